@@ -26,9 +26,9 @@ from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.memory.leaving import choose
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import Walk, price_all_kept
-from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.walk.network_walk import NetworkWalk, network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96
@@ -53,9 +53,7 @@ class Setting:
 
 
 def walk_of(network: Network, width: int = 4, context: tuple[int, int] = CONTEXT) -> NetworkWalk:
-    graph = network.graph()
-    costs = layer_costs(graph, network.bands, context, width)
-    return network_walk(graph, costs, network.bands * context[0] * context[1] * width, width, Speed())
+    return network_walk(tile_walk(network.graph(), network.bands, context, width))
 
 
 def allocated_peak(network: Network, policy: MemoryPolicy) -> int:

@@ -37,11 +37,10 @@ from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.modes.mode_cost import settled
+from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.block_pass import block_walk
 from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.layer_memory import rank_walk
-from tiledseg.planning.walk.network_walk import NetworkWalk
+from tiledseg.planning.walk.network_walk import NetworkWalk, network_walk
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -90,7 +89,7 @@ def part(unet: UNet, axes: Axes, fusion: int) -> Rank:
     rows, cols = settled(graph, decomposition)
     steps = rank_steps(graph, rows, fusion)[position.row], rank_steps(graph, cols, fusion)[position.col]
     walk = rank_walk(graph, unet.bands, *steps, axes.shape.ranks_per_image, 4)
-    return Rank(unet, axes, rows, cols, fusion, block_walk(walk))
+    return Rank(unet, axes, rows, cols, fusion, network_walk(walk))
 
 
 def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]:

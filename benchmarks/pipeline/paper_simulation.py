@@ -15,7 +15,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.stages.balance_choice import choose
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, stage
-from tiledseg.planning.step.cost import layer_costs, step_work
+from tiledseg.planning.step.cost import step_work, tile_walk
 from tiledseg.planning.step.halo_traffic import Sent
 
 BY_HAND_STAGES = 6
@@ -48,8 +48,8 @@ class Simulated:
     def __init__(self, case: Case, measurement: Measurement, machine: Machine, micro_batches: int) -> None:
         self.case, self.machine, self.micro_batches = case, machine, micro_batches
         self.layers = network_graph(case.network, case.model, measurement.base_channels)
-        self.costs = layer_costs(self.layers, BANDS, (case.size, case.size), VALUE_BYTES)
-        self.prices = StagePrices(self.layers, self.costs, VALUE_BYTES)
+        self.prices = StagePrices(tile_walk(self.layers, BANDS, (case.size, case.size), VALUE_BYTES))
+        self.costs = self.prices.costs
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)

@@ -14,10 +14,10 @@ from tiledseg.pipeline.simulation import simulate
 from tiledseg.planning.stages.balance_choice import choose
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
-PRICES = StagePrices(LAYERS, layer_costs(LAYERS, 4, (32, 32), 4), 4)
+PRICES = StagePrices(tile_walk(LAYERS, 4, (32, 32)), 4)
 
 
 def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None, **more: object) -> PipelineCase:

@@ -16,10 +16,9 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.planning.step.halo_traffic import strip_bytes
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.block_pass import block_memory
-from tiledseg.planning.walk.layer_memory import strip_bytes
-from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import block_memory, training_memory
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -32,11 +32,9 @@ from tiledseg.planning.modes.mode_cost import (
     settled,
 )
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.planning.step.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
+from tiledseg.planning.step.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, strip_bytes, tensors_of
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.block_pass import block_memory
-from tiledseg.planning.walk.layer_memory import strip_bytes
-from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import block_memory, training_memory
 
 MACHINE = Machine()
 

@@ -23,7 +23,7 @@ from tiledseg.planning.run.pipeline import (
 )
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 
 UNET = UNet(3, base_channels=8, classes=3)
 LAYERS = UNET.graph()
@@ -55,8 +55,7 @@ def test_measured_messages_decide_too() -> None:
     links = (Link(0.0, per_byte) for per_byte in (1e-12, 1e-6))
     quick, slow = (plan(measured=Measured(forward, backward, link.seconds), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
-    costs = layer_costs(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
-    prices = StagePrices(LAYERS, costs, TILES.value_bytes)
+    prices = StagePrices(tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes))
     assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))
     assert quick.times.sending == pytest.approx([1e-12 * prices.tensor_bytes(quick.balance[0])])
 

@@ -9,7 +9,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.models.network import Tensors, build_modules
 from tiledseg.pipeline.balance import cuts
 from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.step.cost import layer_costs, loss_bytes
+from tiledseg.planning.step.cost import layer_costs, loss_bytes, tile_walk
 from tiledseg.planning.walk.step_memory import training_memory
 
 CONTEXT = (48, 64)
@@ -46,7 +46,7 @@ def test_kept_bytes_of_any_run_are_those_of_autograd(balance: tuple[int, ...], n
     unet = UNet(3, base_channels=4, norm=norm, classes=3)
     layers = unet.graph()
     assert sum(balance) == len(layers)
-    prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT), 4)
+    prices = StagePrices(tile_walk(layers, unet.bands, CONTEXT))
     counted = [prices.memory(*run).activations for run in cuts(balance)]
     counted[-1] -= loss_bytes([prices.costs[-1]], 4)
     assert counted == stage_bytes(unet, balance)
@@ -57,7 +57,7 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
     unet = UNet(4, base_channels=4, norm="instance")
     layers = unet.graph()
     whole = training_memory(layers, unet.bands, CONTEXT, width)
-    prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT, width), width)
+    prices = StagePrices(tile_walk(layers, unet.bands, CONTEXT, width))
     assert prices.memory(0, len(layers)).total(1) == whole.total
     assert prices.memory(0, len(layers)).inputs == unet.bands * CONTEXT[0] * CONTEXT[1] * width
 
@@ -66,7 +66,7 @@ def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:
     unet = UNet(3, base_channels=4)
     layers = unet.graph()
     costs = layer_costs(layers, unet.bands, CONTEXT)
-    prices = StagePrices(layers, costs, 4)
+    prices = StagePrices(tile_walk(layers, unet.bands, CONTEXT))
     (stash1, pop1), (stash0, pop0) = prices.skips
     assert prices.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
     assert prices.received(0, len(layers)) == 0

@@ -20,7 +20,7 @@ from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import Cut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import price
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.memory import with_measured_memory
@@ -104,7 +104,7 @@ def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
     graph, context = network.graph, (96, 112)
     each, more = divmod(len(graph), stages)
     balance = [each + (stage < more) for stage in range(stages)]
-    prices = StagePrices(graph, layer_costs(graph, network.bands, context), 4)
+    prices = StagePrices(tile_walk(graph, network.bands, context))
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", stages), context)
     unseen = prices.costs[-1].output_bytes  # the loss's gradient, which torch's own convolutions copy within
     for run, found in zip(cuts(balance), measured, strict=True):
@@ -129,7 +129,7 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
     """Kept: to the byte, but for batch norm's running statistics, which are there before. The peak within 2 %."""
     unet = UNet(3, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, classes=3)
     layers, context = unet.graph(), CONTEXTS[padding]
-    prices = StagePrices(layers, layer_costs(layers, unet.bands, context), 4)
+    prices = StagePrices(tile_walk(layers, unet.bands, context))
     measured = measured_chunks(build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = prices.memory(*run)
@@ -141,7 +141,7 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
 def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3)
     layers, context, balance = unet.graph(), CONTEXTS["same"], BALANCES[0]
-    prices = StagePrices(layers, layer_costs(layers, unet.bands, context), 4)
+    prices = StagePrices(tile_walk(layers, unet.bands, context))
     measured = measured_chunks(
         build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context, recompute=True
     )
@@ -158,7 +158,7 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
 def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: tuple[int, ...]) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
     graph = unet.graph()
-    prices = StagePrices(graph, layer_costs(graph, unet.bands, CONTEXTS["same"]), 4)
+    prices = StagePrices(tile_walk(graph, unet.bands, CONTEXTS["same"]))
     for run in cuts(balance):
         found, memory = prices.walk(*run), prices.memory(*run)
         kept = found.lying(keep_all(graph))
@@ -174,7 +174,7 @@ def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> N
     unet = UNet(3, base_channels=8, norm=norm, classes=3)
     graph, context = unet.graph(), (64, 96)
     policy = named_policy(graph, unet.bands, word)
-    prices = StagePrices(graph.with_memory(policy), layer_costs(graph, unet.bands, context), 4)
+    prices = StagePrices(tile_walk(graph.with_memory(policy), unet.bands, context))
     network = build_modules(unet, seed=0).follow(policy)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):

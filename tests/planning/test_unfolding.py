@@ -8,8 +8,7 @@ from torch import nn
 
 from benchmarks.planned_peaks import allocator_peak
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
-from tiledseg.planning.step.cost import LayerCost
-from tiledseg.planning.step.unfolding import unfolded_bytes
+from tiledseg.planning.step.cost import LayerCost, unfolded_bytes
 
 CHANNELS, SIDE = 16, 64
 CASES = {

@@ -6,8 +6,8 @@ from tiledseg.planning.memory.choice import StepChoices, speed_with
 from tiledseg.planning.memory.leaving import with_store
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
-from tiledseg.planning.walk.block_pass import block_walk
-from tiledseg.planning.walk.layer_memory import rank_walk
+from tiledseg.planning.step.cost import rank_walk
+from tiledseg.planning.walk.network_walk import network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
 
 
@@ -22,7 +22,7 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     found = []
     for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
         walk = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
-        items = block_walk(walk, speed_with(store))
+        items = network_walk(walk, speed_with(store))
         items = with_store(items, store) if store else items
         found.append(StepChoices(items.without_insides() if overlap else items, fixed + held_besides(task, rank)))
     return found

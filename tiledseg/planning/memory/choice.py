@@ -11,7 +11,7 @@ from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.planning.memory.best import Chosen
 from tiledseg.planning.memory.leaving import choose, held, with_store
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import Walk, price, price_all_kept
 from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
@@ -148,6 +148,5 @@ def step_choices(
 ) -> StepChoices:
     """Of a step on a context of (height, width), of which tensors may leave for `store`; `speed`: at which a rank
     computes, the store's unless given. Raises GeometryError where this is no legal size."""
-    costs, first = layer_costs(graph, bands, context, value_bytes), bands * context[0] * context[1] * value_bytes
-    found = network_walk(graph, costs, first, value_bytes, speed or speed_with(store))
+    found = network_walk(tile_walk(graph, bands, context, value_bytes), speed or speed_with(store))
     return StepChoices(with_store(found, store) if store else found, fixed_memory(graph, bands, value_bytes))

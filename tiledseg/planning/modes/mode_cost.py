@@ -236,7 +236,7 @@ def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tupl
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
     """The walked peak, and what is held besides."""
-    from tiledseg.planning.walk.block_pass import block_memory
+    from tiledseg.planning.walk.step_memory import block_memory
 
     memory = block_memory(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
     return memory.total + held_besides(task, rank)
@@ -244,7 +244,7 @@ def _layer_memory(task: Task, rank: LayerRank) -> int:
 
 def held_besides(task: Task, rank: LayerRank) -> int:
     """The strips, and the block of the input where what the first layer keeps is not that itself."""
-    from tiledseg.planning.walk.layer_memory import strip_bytes
+    from tiledseg.planning.step.halo_traffic import strip_bytes
 
     first = rank.row[0].inputs[0], rank.col[0].inputs[0]
     own = all(step.held == step.read for step in first) and not any(step.moves for step in first)

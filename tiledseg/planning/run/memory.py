@@ -14,7 +14,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.modes.mode_cost import Task
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 from tiledseg.records import dataclass
 
@@ -161,12 +161,11 @@ def plan_offload(
     """
     from tiledseg.planning.memory.store import LEAST, STAYING
     from tiledseg.planning.walk.items import price
-    from tiledseg.planning.walk.network_walk import Speed, network_walk
+    from tiledseg.planning.walk.network_walk import network_walk
 
     context, value = largest.pixels, largest.value_bytes
-    costs = layer_costs(graph, bands, context, value)
-    first = bands * context[0] * context[1] * value
-    walk = network_walk(graph, costs, first, value, Speed()).walk
+    forward = tile_walk(graph, bands, context, value)
+    walk = network_walk(forward).walk
     words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.asked else REBUILD for i in walk.items]
     leaving = [item.bytes for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD]
     kept, small = sum(leaving), sum(item.bytes for item in walk.items if item.asked) - sum(leaving)
@@ -174,7 +173,7 @@ def plan_offload(
     memory = needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
         step = training_memory(graph, bands, context, value)
-        alive = _most_alive(graph, [first, *(cost.output_bytes for cost in costs)])
+        alive = _most_alive(graph, [forward.input_bytes, *(cost.output_bytes for cost in forward.costs)])
         peak = staying + max(price(walk, words).peak, alive)
         memory = min(needed, max(needed, step.total) - step.activations - step.backward + peak)
     memory += (tiles - 1) * (memory - fixed_memory(graph, bands, value))

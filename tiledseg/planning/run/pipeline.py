@@ -21,7 +21,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step.cost import backward_passes, layer_costs
+from tiledseg.planning.step.cost import backward_passes, tile_walk
 from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.records import dataclass
 
@@ -251,7 +251,7 @@ def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes
     """What is worked out for one pipeline serves all others on micro-batches of that size."""
     from tiledseg.planning.stages.cost import StagePrices
 
-    return StagePrices(graph, layer_costs(graph, bands, pixels, value_bytes), value_bytes)
+    return StagePrices(tile_walk(graph, bands, pixels, value_bytes))
 
 
 def pipeline_bytes(

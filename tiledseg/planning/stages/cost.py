@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.planning.step.backward_walk import backward_peak
-from tiledseg.planning.step.cost import LayerCost, Tensor, copied, keep_for_backward, loss_bytes
+from tiledseg.planning.step.cost import ForwardWalk, Tensor, copied, keep_for_backward, loss_bytes
 from tiledseg.planning.walk.step_memory import ADAM_VALUES
 from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
@@ -51,10 +49,11 @@ class StageMemory:
 
 
 class StagePrices:
-    """Prices of runs of nodes (first, stop), half-open, on one micro-batch: a context of `costs`."""
+    """Prices of runs of nodes (first, stop), half-open, on one micro-batch, which goes `forward` so."""
 
-    def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> None:
-        self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
+    def __init__(self, forward: ForwardWalk) -> None:
+        self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
+        self.bytes_per_value, costs, graph = forward.value_bytes, forward.costs, forward.graph
         self._parameters = (0, *accumulate(c.parameters for c in costs))
         self._trained = (0, *accumulate(c.trained for c in costs))
         self._copied = (0, *accumulate(copied(graph, [c.parameters for c in costs])))
@@ -87,11 +86,9 @@ class StagePrices:
 
     def walk(self, first: int, stop: int) -> NetworkWalk:
         """What the run's backward pass asks for, of one micro-batch."""
-        from tiledseg.planning.walk.network_walk import Speed, network_walk
+        from tiledseg.planning.walk.network_walk import network_walk
 
-        return network_walk(
-            self.graph, self.costs, self.tensor_bytes(0), self.bytes_per_value, Speed(), run=(first, stop)
-        )
+        return network_walk(self.forward, run=(first, stop))
 
     def _by_policy(self, policy: MemoryPolicy, first: int, stop: int) -> tuple[int, int]:
         """Bytes that are kept of a micro-batch, and those of its backward pass on top."""
@@ -114,10 +111,7 @@ class StagePrices:
 
     def tensor_bytes(self, tensor: int) -> int:
         """Of a tensor of the graph, whole: its reader crops it."""
-        if tensor:
-            return self.costs[tensor - 1].output_bytes
-        reader = self.graph.readers[0][0]
-        return self.costs[reader].input_bytes[self.graph.sources[reader].index(0)]
+        return self.costs[tensor - 1].output_bytes if tensor else self.forward.input_bytes
 
     def received(self, first: int, stop: int) -> int:
         """Bytes that the run receives in a forward pass: all that enters it."""

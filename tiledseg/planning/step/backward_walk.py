@@ -1,6 +1,6 @@
-"""What the backward pass needs on top of all that is kept for it: gradients on their way, walked node by node.
+"""The bytes of a backward pass on top of all that is kept for it: gradients, walked node by node.
 
-Of a whole network, or of a stage of a pipeline, a run of its nodes. Checked against PyTorch's allocations.
+The walk covers a whole network, or a run of its nodes, a stage. It is checked against PyTorch's allocations.
 """
 
 from __future__ import annotations
@@ -9,65 +9,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.planning.step.cost import LayerCost, loss_bytes, loss_peak
-from tiledseg.planning.step.unfolding import unfolded_bytes
-from tiledseg.records import dataclass
+from tiledseg.planning.step.cost import LayerCost, loss_bytes, loss_peak, unfolded_bytes
 from tiledseg.units.widths import wide_bytes
-
-
-@dataclass(frozen=True)
-class Moved(Layer):
-    """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
-
-    `allocated`: what its backward pass allocates, the gradient that it hands on included, of which so many bytes are
-    `held`: all of its input's where None. `weights`: of a norm.
-    """
-
-    allocated: int
-    weights: int = 0
-    held: int | None = None
-
-    def parameters(self, channels: int) -> int:
-        return self.weights
-
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return self.allocated
-
-    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return input_bytes if self.held is None else self.held
-
-
-@dataclass(frozen=True)
-class Passed(Layer):
-    """A window that the backward pass does not take apart: its gradient goes on as it is, or a part of it, a view."""
-
-    is_part: bool
-
-    @property
-    def gradient(self) -> str:
-        return "parts" if self.is_part else "same"
 
 
 def backward_peak(
     graph: Graph, costs: Sequence[LayerCost], kept: Sequence[int], bytes_per_value: int, first: int = 0
 ) -> int:
-    """Bytes of the backward pass of the nodes from `first` on, at its worst moment, on top of all that they keep.
+    """Return the peak bytes of the backward pass of the nodes from `first` on, on top of what they keep.
 
-    `kept`: of each node of the run, of which there are so many; the loss is the last node's. At each node: what this
-    and earlier ones keep, the gradients of its output, inputs and weights, and those of tensors that wait for their
-    maker. Where a tensor has several readers, their gradients are added up in a new one.
+    `kept`: bytes of each node of the run; the loss is the last node's. Counted at each node are what this and earlier
+    ones keep, the gradients of its output, inputs and weights, and those that wait for the maker of their tensor. The
+    gradients of a tensor's several readers are added up in a new one.
 
     A stage receives a gradient of what it has sent from each node that takes it, as if all were on stages of their own,
-    and holds their sum until the end. So it does the gradients of what it received itself.
+    and holds their sum until the end. It holds the gradients of what it received likewise.
     """
-    stop = first + len(kept)
-    walk = BackwardWalk(graph, costs, bytes_per_value, first, stop)
-    walk.begin(sum(kept))
-    for k in reversed(range(first, stop)):
-        walk.step(k, kept[k - first])
-    walk.end()
-    return walk.peak - walk.at_first
+    walk = BackwardWalk(graph, costs, bytes_per_value, first, first + len(kept))
+    return walk.run(kept) - walk.at_first
 
 
 class Gradients(NamedTuple):
@@ -80,30 +39,39 @@ class Gradients(NamedTuple):
 
 
 def gradients_by_node(
-    graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int = 0, stop: int | None = None
+    graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int
 ) -> list[Gradients]:
-    """Of a network, or of its nodes `first` to `stop`, the gradients alone, by node; last those of the loss, without
-    what this keeps, or those that have come from the stages after."""
-    stop = len(graph) if stop is None else stop
+    """Return the gradients of the nodes `first` to `stop`; last those of the loss, without what this keeps, or those
+    that arrive from later stages."""
     walk = BackwardWalk(graph, costs, bytes_per_value, first, stop)
     walk.begin(0)
-    found = [Gradients(walk.peak - walk.at_first, 0, 0)]
+    last = Gradients(walk.peak - walk.at_first, 0, 0)
+    moments = [last]
     for k in reversed(range(first, stop)):
         before = walk.live + sum(walk.waiting.values())
         walk.during = walk.after = 0
         walk.step(k, 0)
         if k == first:
             walk.end()
-        found.append(Gradients(walk.during, before, walk.after))
-    return found[::-1]
+        moments.append(Gradients(walk.during, before, walk.after))
+    return moments[::-1]
 
 
 class BackwardWalk:
-    """The backward pass on its way from the last node of a run to the first; all in bytes."""
+    """A backward pass from the last node of a run to the first, in bytes. `given`: it begins with gradients of the
+    results, in place of a loss."""
 
-    def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        costs: Sequence[LayerCost],
+        bytes_per_value: int,
+        first: int,
+        stop: int,
+        given: bool = False,
+    ) -> None:
         self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
-        self.first, self.stop = first, stop
+        self.first, self.stop, self.given = first, stop, given
         self.waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
         self.scattered: set[int] = set()  # whose gradients are views of larger ones, or the loss has made
         self.live = self.at_first = 0
@@ -113,29 +81,34 @@ class BackwardWalk:
     def peak(self) -> int:
         return max(self.during, self.after)
 
+    def run(self, kept: Sequence[int]) -> int:
+        """Walk all nodes, which keep so many bytes each, and return the peak."""
+        self.begin(sum(kept))
+        for k in reversed(range(self.first, self.stop)):
+            self.step(k, kept[k - self.first])
+        self.end()
+        return self.peak
+
     def begin(self, kept: int) -> None:
-        """The loss is differentiated, or gradients have come from the stages after."""
+        """Differentiate the loss, or receive gradients of the results, or those of later stages."""
+        self.at_first = self.live = kept
+        if self.given:
+            self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
+            self.during = kept + sum(self.waiting.values())
+            return
         if self.stop == len(self.graph):
             results = [self.costs[tensor - 1] for tensor in self.graph.results]
             self.at_first = kept + loss_bytes(results, self.bytes_per_value)
-            self.live = kept
             self.during = self.at_first + loss_peak(results, self.bytes_per_value)
             self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
             self.scattered.update(self.graph.results)
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]
-        received = {tensor: self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving}
+        received = sum(self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving)
         summed = max((self._bytes(tensor) for tensor in leaving if self._later_readers(tensor) > 1), default=0)
-        self.at_first = kept
-        self.during = kept + sum(received.values()) + summed
+        self.during = kept + received + summed
         self.live = kept + sum(map(self._bytes, leaving))
         self.waiting = dict.fromkeys(leaving, 0)
-
-    def receive(self, kept: int) -> None:
-        """Gradients of the results are there, in place of a loss."""
-        self.at_first = self.live = kept
-        self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
-        self.during = kept + sum(self.waiting.values())
 
     def _later_readers(self, tensor: int) -> int:
         return sum(reader >= self.stop for reader in self.graph.readers[tensor])

@@ -18,15 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.layer import Shape
+from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.receptive_field import output_size
-from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.planning.step.halo_traffic import area, given_back_in_place, made_by_activation, received
+from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
 from tiledseg.records import dataclass
-from tiledseg.units.widths import SINGLE_BYTES, wide_bytes
+from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.losses.edge_objective`
 INDEX_BYTES = 8  # labels of a loss
@@ -56,14 +61,16 @@ class LayerCost:
 
 @dataclass
 class Tensor:
-    """A tensor while the costs of a network are walked; `kept`: whether autograd keeps it already. `stored`: values in
-    memory, where they are fewer than it shows; `view_of`: the tensor whose memory it is."""
+    """A tensor of a forward walk; `kept`: autograd keeps it already. `stored`: values in memory, where they are fewer
+    than it shows; `view_of`: the tensor whose memory it is. `home`: its number in the graph (`memory_policy.homes`),
+    None where it was made for one node alone."""
 
     values: int
     kept: bool = False
     value_bytes: int = SINGLE_BYTES
     stored: int | None = None
     view_of: Tensor | None = None
+    home: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -75,31 +82,228 @@ class Tensor:
         return self.values if self.stored is None else self.stored
 
 
+@dataclass(frozen=True)
+class Moved(Layer):
+    """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a norm over all ranks.
+
+    `allocated`: bytes that its backward pass allocates for the gradient of its input; `held`: those it then holds, all
+    of the input's where None. `weights`: of a norm.
+    """
+
+    allocated: int
+    weights: int = 0
+    held: int | None = None
+
+    def parameters(self, channels: int) -> int:
+        return self.weights
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return self.allocated
+
+    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return input_bytes if self.held is None else self.held
+
+
+@dataclass(frozen=True)
+class Passed(Layer):
+    """A window whose gradient is handed on as it is, or as a part of it, a view."""
+
+    is_part: bool
+
+    @property
+    def gradient(self) -> str:
+        return "parts" if self.is_part else "same"
+
+
+class Ran(NamedTuple):
+    """A node in a forward pass: what it computes from, and what it makes. `moment`: its number among all steps;
+    `first`: of the first step done for it. `fresh`: bytes of what is made for it alone, `noted` of which arrive from
+    other ranks. `over_ranks`: its statistics are of several ranks."""
+
+    first: int
+    moment: int
+    brought: tuple[Tensor, ...]
+    made: Tensor
+    shape: Shape
+    fresh: int
+    noted: int
+    over_ranks: bool
+
+
+class _Made(NamedTuple):
+    """A tensor as the rank has it: the step that made it, and its rows and columns."""
+
+    name: str
+    tensor: Tensor
+    size: tuple[int, int]
+
+
+class ForwardWalk:
+    """A forward pass, node by node, with the cost of each step: of a tile, or of a rank's block or a segment's block,
+    where tensors are also cut, exchanged and padded between nodes. These three are steps too.
+
+    An exchange makes a new tensor, block and halo, which the convolution after it keeps. Where an activation comes
+    between, the window is its output. Padding at the image's border makes a new tensor too.
+    """
+
+    def __init__(self, graph: Graph, bands: int, ranks: int, value_bytes: int) -> None:
+        self.graph, self.ranks, self.value_bytes = graph, ranks, value_bytes
+        self.channels, self._homes = tensor_channels(graph, bands), homes(graph)
+        self.made: dict[int, _Made] = {}
+        self.nodes: list[Node] = []
+        self.costs: list[LayerCost] = []
+        self.ran: list[Ran] = []
+        self._fresh = self._noted = 0  # of the present node
+
+    @cached_property
+    def walked(self) -> Graph:
+        """All steps as a graph: the network's own where nothing is done between its nodes."""
+        if self.ranks == 1 and len(self.nodes) == len(self.graph):
+            return self.graph
+        return Graph(tuple(self.nodes), tuple(self.made[tensor].name for tensor in self.graph.results))
+
+    @property
+    def input_bytes(self) -> int:
+        return self.made[0].tensor.bytes
+
+    def begin(self, values: int, size: tuple[int, int]) -> None:
+        """Start from the network's input of so many values."""
+        self.made[0] = _Made(INPUT, Tensor(values, value_bytes=self.value_bytes, home=0), size)
+
+    def enter(self, tensor: int, name: str, values: Tensor, size: tuple[int, int]) -> None:
+        """Add a tensor made elsewhere, which is held until the end, as its gradient is where it wants one."""
+        wants = self.graph.wants_gradient[tensor]
+        shape = self.channels[tensor], *size
+        self._add(Node(name, Moved(0, int(wants)), (INPUT,)), shape, (0,), 0, 0, values, 0)
+        self.made[tensor] = _Made(name, values, size)
+
+    def step(self, k: int, row: DimStep, col: DimStep) -> None:
+        """Run node `k`, after the steps that bring its inputs."""
+        node, sources = self.graph.nodes[k], self.graph.sources[k]
+        first, self._fresh, self._noted = len(self.nodes), 0, 0
+        brought = [
+            self._bring(k, f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
+            for index, (source, r, c) in enumerate(zip(sources, row.inputs, col.inputs, strict=True))
+        ]
+        shape = self.channels[k + 1], row.computed, col.computed
+        work = node.layer.multiply_adds(self.channels[sources[0]]) * row.computed * col.computed
+        parameters = node.layer.parameters(self.channels[sources[0]])
+        before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
+        layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
+        if any(r.source < r.held or c.source < c.held for r, c in zip(row.inputs, col.inputs, strict=True)):
+            layer = layer.uncropped
+        if made_by_activation(self.graph, k, row.inputs[0], col.inputs[0]):
+            size = before[0] // (brought[0].size[0] * brought[0].size[1]) * row.inputs[0].source * col.inputs[0].source
+            layer = Moved(size, held=size)
+        measured = None if isinstance(layer, Moved) else node.measured
+        walked = replace(node, layer=layer, cols=None, inputs=tuple(b.name for b in brought), measured=measured)
+        self._add(walked, shape, before, parameters, work, tensor, kept)
+        fresh = self._fresh + unfolded_bytes(layer, self.costs[-1], self.value_bytes)
+        taken, over_ranks = tuple(b.tensor for b in brought), self._over_ranks(k)
+        self.ran.append(Ran(first, len(self.nodes) - 1, taken, tensor, shape, fresh, self._noted, over_ranks))
+        tensor.home = self._homes[k + 1] if tensor.home is None else tensor.home
+        made = _Made(node.name, tensor, (row.computed, col.computed))
+        self.made[k + 1] = self._cut(f"{node.name}: given", made, shape[0], (row.given, col.given))
+
+    def _kept(self, k: int, given: list[Tensor], shape: Shape) -> tuple[Layer, int, Tensor]:
+        """Return the layer that node `k` counts as, the bytes that it keeps, and the tensor that it makes."""
+        layer = self.graph.layers[k]
+        if not self._over_ranks(k):
+            return layer, *keep_for_backward(self.graph, k, given, shape, self.value_bytes)
+        kept = 0
+        if self.graph.wants_gradient[k + 1]:
+            kept = layer.kept_besides(shape, self.value_bytes) + sum(keep(given[i]) for i in layer.kept_inputs)
+        width = layer.output_width(given[0].value_bytes, self.value_bytes)
+        # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
+        narrow = copy_bytes(given[0].value_bytes) > 0
+        size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
+        moved = Moved(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
+        return moved, kept, Tensor(math.prod(shape), value_bytes=width)
+
+    def _over_ranks(self, k: int) -> bool:
+        return self.graph.layers[k].statistics is not None and self.ranks > 1
+
+    def _bring(self, k: int, name: str, made: _Made, channels: int, row: InputStep, col: InputStep) -> _Made:
+        """Cut, exchange and pad a tensor that the rank has to the window that node `k` reads."""
+        made = self._cut(f"{name}: cut", made, channels, (row.source, col.source))
+        if row.moves or col.moves:
+            pixel = channels * made.tensor.value_bytes
+            self._noted += pixel * area(received(row.swap, col.swap))
+            is_part = given_back_in_place(self.graph, k, row, col)
+            passed = is_part or made_by_activation(self.graph, k, row, col)
+            layer = Passed(is_part) if passed else Moved(pixel * row.source * col.source)
+            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), layer)
+        if (row.read, col.read) != (row.window, col.window):
+            back = Moved(_bytes(made, channels))
+            made = self._move(f"{name}: padding", made, channels, (row.read, col.read), back)
+        return made
+
+    def _cut(self, name: str, made: _Made, channels: int, after: tuple[int, int]) -> _Made:
+        """Take a view: the tensor stays whole in memory."""
+        if made.size == after:
+            return made
+        return self._moved(name, made, (channels, *after), Moved(_bytes(made, channels)), made.tensor)
+
+    def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], layer: Layer) -> _Made:
+        """Make a new tensor of another size."""
+        tensor = Tensor(channels * after[0] * after[1], value_bytes=made.tensor.value_bytes)
+        self._fresh += tensor.bytes
+        return self._moved(name, made, (channels, *after), layer, tensor)
+
+    def _moved(self, name: str, made: _Made, shape: Shape, layer: Layer, tensor: Tensor) -> _Made:
+        self._add(Node(name, layer, (made.name,)), shape, (_bytes(made, shape[0]),), 0, 0, tensor, 0)
+        return _Made(name, tensor, (shape[1], shape[2]))
+
+    def _add(
+        self, node: Node, shape: Shape, before: tuple[int, ...], parameters: int, work: int, tensor: Tensor, kept: int
+    ) -> None:
+        after, kind = math.prod(shape) * tensor.value_bytes, type(node.layer).__name__
+        self.nodes.append(node)
+        sizes = work, before, after, kept
+        self.costs.append(LayerCost(node.name, kind, shape, parameters, *sizes, node.frozen, node.loss))
+
+
+def _bytes(made: _Made, channels: int) -> int:
+    """Return the bytes of the part of a tensor that the rank has, which may be a view of more."""
+    return channels * made.size[0] * made.size[1] * made.tensor.value_bytes
+
+
+def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> ForwardWalk:
+    """Walk the block of a rank with these steps, one of `ranks` that share the image."""
+    walk = ForwardWalk(graph, bands, ranks, value_bytes)
+    size = row[0].inputs[0].held, col[0].inputs[0].held
+    walk.begin(bands * size[0] * size[1], size)
+    for k, (r, c) in enumerate(zip(row, col, strict=True)):
+        walk.step(k, r, c)
+    return walk
+
+
 @lru_cache(maxsize=256)
+def tile_walk(graph: Graph, bands: int, context: tuple[int, int], value_bytes: int = 4) -> ForwardWalk:
+    """Walk a tile with a context of (height, width). Raises GeometryError where that is no legal size."""
+    for size in context:
+        output_size(graph, size)
+    rows, cols = whole_steps(graph, context[0]), whole_steps(graph.along_columns, context[1])
+    return rank_walk(graph, bands, rows, cols, 1, value_bytes)
+
+
 def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> tuple[LayerCost, ...]:
-    """The cost of each layer for one context of shape (height, width) with `bands` channels.
+    """Return the cost of each layer for one context of (height, width) with `bands` channels.
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    for size in context:
-        output_size(graph, size)
-    shapes = tensor_shapes(graph, bands, *context)
-    costs: list[LayerCost] = []
+    return tuple(tile_walk(graph, bands, context, bytes_per_value).costs)
 
-    def step(k: int, given: list[Tensor]) -> Tensor:
-        layer, shape = graph.layers[k], shapes[k + 1]
-        channels = shapes[graph.sources[k][0]][0]
-        work = layer.multiply_adds(channels) * shape[1] * shape[2]
-        before = tuple(tensor.bytes for tensor in given)
-        kept, made = keep_for_backward(graph, k, given, shape, bytes_per_value)
-        kind = type(layer).__name__
-        node, parameters = graph.nodes[k], layer.parameters(channels)
-        sizes = work, before, made.bytes, kept
-        costs.append(LayerCost(node.name, kind, shape, parameters, *sizes, node.frozen, node.loss))
-        return made
 
-    graph.fold(Tensor(math.prod(shapes[0]), value_bytes=bytes_per_value), step)
-    return tuple(costs)
+def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
+    """Return the bytes that a convolution's kernel lays out for the moment, forward and backward alike.
+
+    oneDNN has no float64 kernels, so PyTorch copies every window of the input into a matrix: of a kernel of 3 x 3 nine
+    times the input. So on a CPU; on a GPU nothing has been measured.
+    """
+    if bytes_per_value != DOUBLE_BYTES:
+        return 0
+    return layer.unfolded(cost.multiply_adds, cost.shape) * bytes_per_value
 
 
 def backward_passes(graph: Graph, k: int) -> int:

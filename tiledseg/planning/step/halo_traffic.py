@@ -175,3 +175,26 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
             values = layer.shared_values(channels[sources[0]], ranks)
             calls, forward, backward = calls + 1, forward + values[0], backward + values[1]
     return Traffic(Sent(calls, forward * STATISTIC_BYTES), Sent(calls, backward * STATISTIC_BYTES))
+
+
+def strip_bytes(
+    graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
+) -> int:
+    """Return the bytes of the strips that a rank's exchanges hold between steps: parts of a block that are no single
+    piece of memory, or are made of others."""
+    inputs = inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))
+    return sum(
+        _strip_pixels(r, c, training and t.has_gradient, made_by_activation(graph, k, r, c)) * t.pixel_bytes
+        for k, r, c, t in inputs
+    )
+
+
+def _strip_pixels(row: InputStep, col: InputStep, comes_back: bool, is_made: bool) -> int:
+    """Count the pixels of strips. Channels last, whole rows and parts of one row are sent in place. Parts that are
+    added to others, or `is_made` of a gradient, are not."""
+    out = sent(row.swap, col.swap)
+    lying = [(height, width) for height, width in out if height == 1 or width == col.held]
+    taken = [(height, width) for height, width in received(row.swap, col.swap) if height > 1 and width != col.window]
+    forward = area(out) - area(lying) + area(taken)
+    back = received(row.swap, col.swap) if is_made else taken
+    return forward + (area(out) + area(back)) * comes_back

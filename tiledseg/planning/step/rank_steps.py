@@ -87,7 +87,11 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
     """The steps of every rank along one axis, in order. Raises GeometryError where the network cannot be so cut."""
     windows = layer_windows(graph, partition, fusion)
     swapped = [[swaps(one.partition, one.read) if one.exchanged else None for one in at.inputs] for at in windows]
-    return [_walk(windows, graph.sources, swapped, index) for index in range(partition.parts)]
+    nodes = range(len(graph))
+    return [
+        dim_steps(graph, nodes, windows, {0: partition.owned(index)}, index, swapped)
+        for index in range(partition.parts)
+    ]
 
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
@@ -110,20 +114,38 @@ def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
     return [Swap(tuple(s), tuple(r), k) for s, r, k in zip(sent, received, kept, strict=True)]
 
 
-def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], swapped: _Swaps, index: int) -> RankSteps:
-    """The steps of rank `index`, as `spatial.network` compiles them."""
-    extents = [windows[0].inputs[0].partition.owned(index)]
+def dim_steps(
+    graph: Graph,
+    nodes: Sequence[int],
+    windows: Sequence[NodeWindows],
+    held: dict[int, Interval],
+    index: int,
+    swapped: _Swaps | None = None,
+) -> RankSteps:
+    """Return the steps of `nodes` on rank or block `index`, which has `held` of the tensors that enter them; what it
+    then has of those that they make is put there too."""
     steps = []
-    for at, tensors, parts in zip(windows, sources, swapped, strict=True):
-        taken = [
-            input_step(at, number, index, extents[tensor], None if part is None else part[index])
-            for number, (tensor, part) in enumerate(zip(tensors, parts, strict=True))
-        ]
+    for place, (k, at) in enumerate(zip(nodes, windows, strict=True)):
+        parts = [None] * len(at.inputs) if swapped is None else swapped[place]
+        taken = tuple(
+            input_step(at, number, index, held[tensor], None if part is None else part[index])
+            for number, (tensor, part) in enumerate(zip(graph.sources[k], parts, strict=True))
+        )
         whole, given = at.output.parts == 1, at.given[index]
         computed = given.size if whole else at.node.layer.computed(taken[0].read, given.size)
-        steps.append(DimStep(tuple(taken), computed, given.size))
-        extents.append(given)
+        steps.append(DimStep(taken, computed, given.size))
+        held[k + 1] = given
     return tuple(steps)
+
+
+def whole_steps(graph: Graph, size: int) -> RankSteps:
+    """Return the steps of a tile of `size` positions, which nobody shares: each node reads its inputs whole."""
+    sizes = graph.fold(size, lambda k, given: graph.layers[k].output_size(*given))
+    taken = {each: InputStep(each, each, False, Swap(kept=each), False, each, each, each) for each in set(sizes)}
+    return tuple(
+        DimStep(tuple(taken[sizes[source]] for source in sources), sizes[k + 1], sizes[k + 1])
+        for k, sources in enumerate(graph.sources)
+    )
 
 
 def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:

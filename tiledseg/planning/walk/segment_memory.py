@@ -1,7 +1,7 @@
 """The memory of a rank that computes its tile in blocks, segment by segment: of one training step, or of a map.
 
-Walked from segment to segment, forward and back: what lies between them (values up to the backward pass of those who
-take them, gradients up to that of who made them), with the largest block at work (`segment_walk`).
+The walk goes from segment to segment, forward and back. It counts the tensors between them (values until the backward
+pass of their last reader, gradients until that of their maker), and the largest block at work.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, block_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.backward_walk import BackwardWalk
+from tiledseg.planning.step.cost import ForwardWalk, Tensor, layer_costs
+from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
-from tiledseg.planning.walk.segment_walk import differentiated
 from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
 from tiledseg.records import dataclass
 from tiledseg.units.widths import norm_work_bytes
 
+Windows = tuple[Sequence[NodeWindows], Mapping[int, Sequence[Interval]]]  # of the nodes; read of what enters
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.disk.shelf` bounds them
 
 
@@ -154,14 +156,14 @@ class _Blocks:
 
     def _sizes(self, segment: Segment) -> dict[int, float]:
         """Bytes of the largest block of each tensor that a segment reads or makes."""
-        rows, cols = (segment_windows(g, cut, segment) for g, cut in zip(self.graphs, self.cuts, strict=True))
+        rows, cols = self._windows(segment)
         read = {t: self.pixel[t] * _most(rows[1][t]) * _most(cols[1][t]) for t in segment.entering}
         nodes = zip(segment.nodes, rows[0], cols[0], strict=True)
         return read | {k + 1: self._largest(k + 1, row, col) for k, row, col in nodes}
 
     def _strips_of(self, segment: Segment) -> dict[int, float]:
         """Bytes of what a segment's blocks read of others, by the tensor."""
-        rows, cols = (segment_windows(g, cut, segment) for g, cut in zip(self.graphs, self.cuts, strict=True))
+        rows, cols = self._windows(segment)
         return {t: self._foreign(t, rows[1][t], cols[1][t]) for t in segment.entering if t}
 
     def _ahead(self, segment: Segment, sizes: Mapping[int, float]) -> int:
@@ -172,10 +174,45 @@ class _Blocks:
         return int(sum(max((each[t] for each in self.strips if t in each), default=0.0) for t in tensors))
 
     def _differentiated(self, segment: Segment, is_last: bool) -> float:
-        """The most bytes at once while a block of a segment is run once more and differentiated."""
-        rows, cols = (segment_windows(g, cut, segment) for g, cut in zip(self.graphs, self.cuts, strict=True))
-        walked = differentiated(self.graph, self.bands, segment, rows, cols, self.bytes_per_value, is_last)
-        return walked + self._norm_work(segment)
+        """Return the peak while the largest block of a segment is recomputed and differentiated, the windows that it
+        reads included. The loss follows the last segment; to others the gradient of what leaves is given."""
+        held, steps = zip(*map(self._largest_block, [segment] * 2, (0, 1)), strict=True)
+        walk = ForwardWalk(self.graph, self.bands, 2, self.bytes_per_value)
+        read = 0
+        for tensor in segment.entering:
+            size = held[0][tensor].size, held[1][tensor].size
+            values = self.channels[tensor] * size[0] * size[1]
+            walk.enter(tensor, f"entering {tensor}", Tensor(values, True, self.bytes_per_value), size)
+            read += values * self.bytes_per_value * (2 if self._is_written_over(segment, tensor) else 1)
+        for k, row, col in zip(segment.nodes, *steps, strict=True):
+            walk.step(k, row, col)
+        results = tuple(walk.made[tensor].name for tensor in segment.leaving)
+        kept = [cost.kept_bytes for cost in walk.costs]
+        back = BackwardWalk(
+            Graph(tuple(walk.nodes), results), walk.costs, self.bytes_per_value, 0, len(walk.nodes), not is_last
+        )
+        return read + back.run(kept) + self._norm_work(segment)
+
+    def _windows(self, segment: Segment) -> list[Windows]:
+        return [segment_windows(g, cut, segment) for g, cut in zip(self.graphs, self.cuts, strict=True)]
+
+    def _largest_block(self, segment: Segment, dim: int) -> tuple[dict[int, Interval], RankSteps]:
+        """Return, along one dim, the positions that the largest block holds of each tensor, and its steps."""
+        windows, entering = self._windows(segment)[dim]
+        count = len(windows[0].given) if windows else len(next(iter(entering.values())))
+        blocks = []
+        for index in range(count):
+            held = {tensor: read[index] for tensor, read in entering.items()}
+            blocks.append((held, dim_steps(self.graph, segment.nodes, windows, held, index)))
+        return max(
+            blocks,
+            key=lambda block: sum(i.size for i in block[0].values()) + sum(n.read for s in block[1] for n in s.inputs),
+        )
+
+    def _is_written_over(self, segment: Segment, tensor: int) -> bool:
+        """True if a layer writes over a tensor that enters, so that a copy is made first."""
+        graph = self.graph
+        return any(graph.layers[k].overwrites and graph.origins[graph.sources[k][0]] == tensor for k in segment.nodes)
 
     def _rows_work(self, tensor: int) -> int:
         height, width = (_most(cut[tensor].blocks) for cut in self.cuts)
