@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.checkpoint.saved import FILES, make_network, state_of, train
-from tiledseg.checkpoint.background import Background
+from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import contents_of, save_checkpoint
-from tiledseg.checkpoint.snapshot import Snapshot
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import WriteError
 from tiledseg.training.preparing.from_config import update_of
@@ -32,19 +31,13 @@ def test_a_copy_has_the_bits_of_its_moment(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "at-once", 2, contents_of(network, optimizer, average), state_of(2), 9)
     snapshot = Snapshot()
     copied = contents_of(network, optimizer, average, snapshot.copy)
-    taken = snapshot.bytes
     train(network, optimizer, 3)
     average["mean"].zero_()
-    snapshot.settle()
     save_checkpoint(tmp_path / "later", 2, copied, state_of(2), 9)
     assert files(tmp_path / "later") == files(tmp_path / "at-once")
 
     again = contents_of(network, optimizer, average, snapshot.copy)
-    snapshot.settle()
     now = contents_of(network, optimizer, average)
-    assert (
-        snapshot.bytes == taken == sum(t.nbytes for d in (now.weights, now.optimizer, now.average) for t in d.values())
-    )
     for held, fresh in zip((again.weights, again.optimizer), (now.weights, now.optimizer), strict=True):
         assert held.keys() == fresh.keys()
         assert all(torch.equal(held[name], fresh[name]) and held[name].is_contiguous() for name in held)

@@ -16,13 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiledseg
-from tests.checkpoint.saved import FILES, save
+from tests.checkpoint.saved import FILES, make_network, save
 from tiledseg.checkpoint import folder as module
 from tiledseg.checkpoint.folder import (
     find_checkpoint,
     newest_checkpoint,
 )
+from tiledseg.checkpoint.loading import load_network, load_optimizer
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
+from tiledseg.training.preparing.from_config import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +110,11 @@ def test_a_pickle_with_the_right_checksum_is_not_run(whole: Path, tmp_path: Path
     manifest["checksums"][name] = module.sha256(path / name)
     manifest["own_checksum"] = module.own_checksum(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
+    network = make_network()
+    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    saved = find_checkpoint(path)
     with pytest.raises(CheckpointError, match=name):
-        find_checkpoint(path)
+        load_network(saved, network) if name == FILES[0] else load_optimizer(saved, optimizer)
     assert not trace.exists()
     os.close(pickle.loads(pickle.dumps(Bomb(trace))))
     assert trace.exists(), "the bomb of this test is none"

@@ -1,77 +1,98 @@
-"""Checkpoints whose checksums are right and whose content is no run's: one line, and no older one in their place."""
+"""Checkpoints whose checksums are right and whose content does not fit, and files that are no files: one line."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.checkpoint.resealed import ALL, IRREGULAR, MANIFESTS, STATES, TENSORS, Change, in_manifest, reseal
-from tests.crash.runs import Material
+from tests.checkpoint.resealed import CHANGES, seal
+from tests.checkpoint.saved import make_network, save
+from tiledseg.checkpoint.check import MODEL, OPTIMIZER
 from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
+from tiledseg.checkpoint.loading import load_network
 from tiledseg.errors import CheckpointError
-from tiledseg.train import main
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of a run of three steps: after the second and at its end."""
-    material = Material.make(tmp_path_factory.mktemp("resealed"))
-    folder = material.root / "run"
-    options = ("--train.epochs", "1", "--train.precision", "fp32")
-    assert main([*material.train_command(folder)[1:], *options]) == 0
-    return folder / "checkpoints"
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """The checkpoints after two and three steps."""
+    save(tmp_path / "checkpoints", 2)
+    save(tmp_path / "checkpoints", 3)
+    return tmp_path / "checkpoints"
 
 
-def broken(whole: Path, tmp_path: Path, change: Change) -> Path:
-    folder = Path(shutil.copytree(whole, tmp_path / "checkpoints"))
-    change(folder / "step-000003")
-    return folder
-
-
-@pytest.mark.parametrize(("name", "change", "words"), ALL, ids=[name for name, _, _ in ALL])
-@pytest.mark.timeout(120)
-def test_one_line_says_what_is_wrong(whole: Path, tmp_path: Path, name: str, change: Change, words: str) -> None:
-    """What somebody wrote there is not taken for damage, over which a run would go, and which it then removes."""
-    folder = broken(whole, tmp_path, change)
-    for path in (folder, folder / "step-000003"):
-        with pytest.raises(CheckpointError) as caught:
-            find_checkpoint(path)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_record_that_does_not_fit_is_refused(checkpoints: Path, name: str) -> None:
+    """It is not taken for damage, past which a run would go on from an older one, and remove it."""
+    change, words = CHANGES[name]
+    seal(checkpoints / "step-000003", change)
+    for find in (lambda: find_checkpoint(checkpoints), lambda: newest_checkpoint(checkpoints)):
+        with pytest.raises(CheckpointError, match="step-000003") as caught:
+            find()
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 600
-    if name.startswith("header") or (name, change, words) in IRREGULAR:
-        found = newest_checkpoint(folder)
-        assert found is not None
-        assert found.saved.step == 2
-        assert len(found.passed_over) == 1
-        assert words in found.passed_over[0]
-    else:
-        with pytest.raises(CheckpointError, match="step-000003"):
-            newest_checkpoint(folder)
 
 
-def test_resealing_alone_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    """Else the edits above would be refused for the seal."""
-    folder = broken(whole, tmp_path, reseal)
-    assert find_checkpoint(folder).state == find_checkpoint(whole).state
-    assert min(map(len, (STATES, MANIFESTS, TENSORS))) > 10
+def test_resealing_alone_changes_nothing(checkpoints: Path) -> None:
+    before = find_checkpoint(checkpoints).state
+    seal(checkpoints / "step-000003", lambda manifest: None)
+    assert find_checkpoint(checkpoints).state == before
 
 
-def test_a_checkpoint_of_a_later_format_is_not_passed_over(whole: Path, tmp_path: Path) -> None:
-    """A run that went on before it, by an older program, would remove it."""
-    folder = broken(whole, tmp_path, in_manifest(lambda manifest: manifest.update(format=2)))
-    with pytest.raises(CheckpointError, match="format 2, this program reads 1"):
-        newest_checkpoint(folder)
+def test_tensors_that_do_not_fit_are_refused_where_they_are_loaded(checkpoints: Path) -> None:
+    tensors = load_file(checkpoints / "step-000003" / MODEL)
+    name = min(tensors)
+    tensors.pop(name)
+    save_file(tensors, checkpoints / "step-000003" / MODEL)
+    seal(checkpoints / "step-000003", lambda manifest: None)
+    with pytest.raises(CheckpointError, match=f"'{name}' is absent there"):
+        load_network(find_checkpoint(checkpoints), make_network())
+
+
+def pipe(path: Path) -> None:
+    """A FIFO with nobody at its other end."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "manifest-a-fifo": (lambda step: pipe(step / "manifest.json"), "manifest.json is a FIFO"),
+    "weights-a-fifo": (lambda step: pipe(step / MODEL), f"{MODEL} is a FIFO"),
+    "weights-a-folder": (lambda step: ((step / MODEL).unlink(), (step / MODEL).mkdir()), f"{MODEL} is a folder"),
+    "optimizer-to-nowhere": (lambda step: link(step / OPTIMIZER, "nowhere"), f"{OPTIMIZER} is missing"),
+    "weights-to-a-device": (lambda step: link(step / MODEL, "/dev/zero"), f"{MODEL} is a character device"),
+    "manifest-to-itself": (lambda step: link(step / "manifest.json", "manifest.json"), "manifest.json"),
+    "manifest-nested": (lambda step: (step / "manifest.json").write_text("[" * 100_000), "manifest.json"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.timeout(120)
+def test_a_file_that_is_none_is_damage(checkpoints: Path, name: str) -> None:
+    change, words = ODD[name]
+    change(checkpoints / "step-000003")
+    with pytest.raises(CheckpointError, match=words):
+        find_checkpoint(checkpoints)
+    older = newest_checkpoint(checkpoints)
+    assert older is not None
+    assert older.saved.step == 2
+    assert words in older.passed_over[0]
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "link"])
 @pytest.mark.timeout(120)
-def test_an_odd_latest(whole: Path, tmp_path: Path, kind: str) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "checkpoints"))
-    latest = folder / "latest"
+def test_an_odd_latest(checkpoints: Path, kind: str) -> None:
+    latest = checkpoints / "latest"
     latest.unlink()
     if kind == "folder":
         latest.mkdir()
@@ -80,4 +101,4 @@ def test_an_odd_latest(whole: Path, tmp_path: Path, kind: str) -> None:
     else:
         latest.symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match="no checkpoint at"):
-        find_checkpoint(folder)
+        find_checkpoint(checkpoints)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoint.resealed import in_manifest
+from tests.checkpoint.resealed import seal
 from tests.checkpoint.saved import make_network, save, train
 from tests.opens import opens
-from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint, sha256
+from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.comm.mesh import Mesh
@@ -34,7 +34,7 @@ def saved(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> 
         path = save(folder, 3)
         weights = load_file(path / MODEL)
         save_file({name: tensor + tensor.ne(0) for name, tensor in weights.items()}, path / AVERAGE)
-        in_manifest(lambda manifest: manifest["checksums"].update({AVERAGE: sha256(path / AVERAGE)}))(path)
+        seal(path, lambda manifest: None)
         return find_checkpoint(path)
 
     return meshes["gloo"].on_root(write)

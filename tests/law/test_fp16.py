@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import LossScale, parse_state
-from tiledseg.checkpoint.typed_json import MalformedError
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config, MemoryConfig, ModelConfig, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
@@ -198,12 +197,5 @@ def test_checkpoints_say_what_the_scale_is_and_older_ones_nothing(shared: Path, 
     manifest = json.loads((find_checkpoint(shared / "fp16").path / "manifest.json").read_text())
     state = manifest["state"]
     assert parse_state(state).loss_scale == LossScale(2.0**18, 4)
-    for wrong in (
-        {"value": 0.5, "good_steps": 0},
-        {"value": math.inf, "good_steps": 0},
-        {"value": 2.0, "good_steps": -1},
-    ):
-        with pytest.raises(MalformedError, match="loss_scale"):
-            parse_state(state | {"loss_scale": wrong})
     del state["loss_scale"]
     assert parse_state(state).loss_scale is None

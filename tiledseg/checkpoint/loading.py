@@ -16,7 +16,7 @@ from torch import nn
 
 from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
 from tiledseg.checkpoint.folder import numbers_of
-from tiledseg.checkpoint.tensors import factors_of
+from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, InputError
 from tiledseg.records import dataclass
@@ -145,6 +145,12 @@ def _check_optimizer(
             f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
             "optimizer.name"
         )
+
+
+def factors_of(saved: SavedState) -> list[dict[str, float]]:
+    """Return the factors of the learning rate of the run as it was begun, and since."""
+    changes = (resumed.changed.get("optimizer.lr_factors") for resumed in saved.resumed)
+    return [saved.config.optimizer.lr_factors, *(change["from"] for change in changes if change)]
 
 
 def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

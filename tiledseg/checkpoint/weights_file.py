@@ -15,7 +15,7 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
-from tiledseg.checkpoint.typed_json import quoted
+from tiledseg.config.checks import shown
 from tiledseg.errors import CheckpointError
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
@@ -79,11 +79,11 @@ def _tensors(path: Path, found: Any) -> dict[str, torch.Tensor]:
     wrapped = [key for key in _WRAPPED if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)]
     state = found[wrapped[0]] if wrapped else found
     if not isinstance(state, Mapping) or not state:
-        raise CheckpointError(f"{path} holds {quoted(type(state).__name__)}, no tensors by name; give a state dict")
+        raise CheckpointError(f"{path} holds '{type(state).__name__}', no tensors by name; give a state dict")
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise CheckpointError(
-                f"{path}: {quoted(name)} is {quoted(type(tensor).__name__)}, no tensor; give the state dict alone"
+                f"{path}: {shown(repr(name))} is '{type(tensor).__name__}', no tensor; give the state dict alone"
             )
     return dict(state)
 

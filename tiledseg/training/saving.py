@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.checkpoint.background import Background
+from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
-from tiledseg.checkpoint.snapshot import Snapshot
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.execution.memory import host_memory
@@ -87,12 +86,7 @@ class Saver:
             return False
         folder, keep, step = self._folder, self._keep, state["step"]
 
-        def write() -> None:
-            if self._snapshot is not None:
-                self._snapshot.settle()
-            save_checkpoint(folder, step, contents, state, keep, best)
-
-        self._background.begin(write)
+        self._background.begin(lambda: save_checkpoint(folder, step, contents, state, keep, best))
         if self._snapshot is None:
             self.wait()
         return True
