@@ -9,9 +9,8 @@ if __name__ == "__main__":
 
 import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
@@ -24,7 +23,6 @@ from tiledseg.config.run import Config, TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.system.claim import claimed
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs
 from tiledseg.user_files.classes import parse_classes, read_classes
@@ -32,12 +30,11 @@ from tiledseg.user_files.classes import parse_classes, read_classes
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.tile_reference import TileReference
-    from tiledseg.raster.tile_store.writer import StorePlan, StoreState
+    from tiledseg.raster.tile_store.writer import StorePlan
 
 
 def build_parser() -> Parser:
-    """The command's options. One that is not given is that of --config, or of the default configuration."""
+    """Return the command's parser. An option left out is that of --config, or of the default configuration."""
     parser = Parser(
         prog="tiledseg tile",
         description="Cut rasters into an HDF5 tile store: each context, halo included, in one piece.",
@@ -72,7 +69,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the store; the exit code (0; 2 for bad input). A run that was killed goes on where it stood."""
+    """Write the store and return the exit code (0; 2 for bad input)."""
 
     def body() -> int:
         options = build_parser().parse_args(argv)
@@ -88,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def resolve(options: argparse.Namespace) -> Config:
-    """The configuration that flags and --config together give. Raises ConfigError."""
+    """Return the configuration of the flags and --config. Raises ConfigError."""
     config = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
     for key in ("images", "labels", "nodata", "references", "label_layer", "label_attribute", "background", "warp"):
         if getattr(options, key) is not None:
@@ -130,9 +127,11 @@ def _number(flag: str, text: str) -> int:
 
 
 def plan_store(config: Config, from_flags: bool = True, classes_given: bool = False) -> tuple[StorePlan, PairReading]:
-    """Everything that can be known, and refused, before a pixel is read, and how pixels are read. `from_flags`: what
-    messages name; `classes_given`: by a flag, where those of a run's file may wait for the run. Raises InputError of
-    some kind."""
+    """Plan the store before a pixel is read, and return how pixels are read.
+
+    `from_flags`: messages name flags, not keys. `classes_given`: a flag names the classes, so some label must need
+    them. Raises an InputError.
+    """
     from tiledseg.raster.finding.sources import as_list, find_sources, pair_sources
     from tiledseg.raster.labels.label_sources import check_used
     from tiledseg.raster.names import is_vector
@@ -159,7 +158,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
 
 
 def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
-    """`draws`: there are polygons, which become class numbers; rasters keep the values that they have."""
+    """Return how images and labels are read. `draws`: polygons become class numbers; rasters keep their values."""
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.label_sources import LabelReading
     from tiledseg.raster.labels.pair_reading import PairReading
@@ -172,7 +171,7 @@ def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
 
 
 def _footprint(config: Config, bands: int) -> Footprint:
-    """Classes do not change what a network asks of a tile."""
+    """Return the network's footprint, which does not depend on the number of classes."""
     from tiledseg.tracing.build import known
 
     network = known(build_network(config.model, bands, classes=2), config.model.freeze_norm)
@@ -180,68 +179,53 @@ def _footprint(config: Config, bands: int) -> Footprint:
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
-    from tiledseg.raster.tile_store.writer import begin_store, store_output
+    """Cut on rank 0: HDF5 files have one writer."""
+    from tiledseg.raster.tile_store.writer import is_cut, store_output
 
-    def begin() -> tuple[StorePlan, PairReading, StoreState]:
+    def cut() -> str:
         plan, reading = plan_store(config, not inputs, classes_given)
         check_outputs([store_output(output, plan)], [*plan.files, *inputs])
-        return plan, reading, begin_store(output, plan)
+        there = is_cut(output, plan)
+        if not there:
+            _write(config, output, plan, reading)
+        return _summary(output, plan, there)
 
-    plan, reading, store = mesh.on_root(begin)
-    with ExitStack() as held:
-        mesh.on_root(lambda: held.enter_context(claimed(Path(store.partial), store.path)))
-        _fill(config, plan, reading, store, mesh)
+    summary = mesh.on_root(cut)
     if mesh.is_root and config.run.verbosity:
-        answer(_summary(plan, store))
+        answer(summary)
 
 
-def _fill(config: Config, plan: StorePlan, reading: PairReading, store: StoreState, mesh: Mesh) -> None:
-    """The store's missing tiles, and its final name."""
+def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -> None:
+    from tiledseg.execution.progress import StepProgress
     from tiledseg.raster.finding.sources import as_list, left_out
     from tiledseg.raster.georeferencing import code_notes
     from tiledseg.raster.info import reference_notes
-    from tiledseg.raster.samples.sampling import deal
-    from tiledseg.raster.tile_store.writer import publish_store
+    from tiledseg.raster.tile_store.writer import write_store
 
-    if mesh.is_root and config.run.verbosity:
+    images, labels = plan.images, plan.labels or ()
+    if config.run.verbosity:
         warn(left_out(as_list(config.data.images), "--images"))
-        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
-    share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
-    _write_share(plan, reading, store, share, config.run.verbosity if mesh.is_root else 0)
-    mesh.communicator.barrier()
-    mesh.on_root(lambda: publish_store(store, plan))
-
-
-def _write_share(
-    plan: StorePlan, reading: PairReading, store: StoreState, share: Sequence[TileReference], verbosity: int
-) -> None:
-    """This rank's tiles; progress is that of its own share."""
-    from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.tile_store.writer import write_tiles
-
-    needed = {n: plan.images[n] for n in sorted({tile.image for tile in share})}
-    with ExitStack() as stack:
-        images = {n: stack.enter_context(reading.open_as(info.path, info)) for n, info in needed.items()}
-        labels = None
-        if plan.labels is not None:
-            paths = {n: plan.labels[n].path for n in needed}
-            labels = {n: stack.enter_context(reading.labels.open(path, plan.images[n])) for n, path in paths.items()}
-        progress = stack.enter_context(closing(StepProgress(len(share), 0, verbosity)))
+        warn([*reference_notes((*images, *labels)), *code_notes(images)])
+    with closing(StepProgress(plan.tiles, 0, config.run.verbosity)) as progress, doing("writing tiles"):
         done = count(1)
-        stack.enter_context(doing("writing tiles"))
 
-        def advance(tile: TileReference) -> None:
+        def advance(image: int) -> None:
             tick()
-            progress.advance(next(done), f"image {tile.image}")
+            progress.advance(next(done), f"image {image}")
 
-        write_tiles(store, images, labels, plan.tilings, share, advance)
+        write_store(
+            output,
+            plan,
+            lambda number: reading.open_as(images[number].path, images[number]),
+            lambda number: reading.labels.open(labels[number].path, images[number]),
+            advance,
+        )
 
 
-def _summary(plan: StorePlan, store: StoreState) -> str:
-    tiles = sum(len(tiling) for tiling in plan.tilings)
+def _summary(output: str, plan: StorePlan, there: bool) -> str:
     height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
-    written = len(store.missing)
     return (
-        f"{store.path}: {counted(len(plan.images), 'image')}, {counted(tiles, 'tile')} ({written} written now), "
-        f"contexts of up to {height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
+        f"{output}: {counted(len(plan.images), 'image')}, {counted(plan.tiles, 'tile')} "
+        f"({0 if there else plan.tiles} written now), contexts of up to {height} x {width} px, "
+        f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
     )

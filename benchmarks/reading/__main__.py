@@ -34,7 +34,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.tile_store.writer import StorePlan, begin_store, publish_store, write_tiles
+from tiledseg.raster.tile_store.writer import StorePlan, is_cut, write_store
 from tiledseg.scene import main as scene
 
 HALO = 96
@@ -118,9 +118,8 @@ def make_files(folder: Path, size: Size) -> dict[str, str]:
 def make_store(path: str, source: str, tiling: Tiling) -> None:
     with open_raster(source) as reader:
         plan = StorePlan((reader.info,), None, (tiling,))
-        store = begin_store(path, plan)
-        write_tiles(store, {0: reader}, None, [tiling], store.missing)
-        publish_store(store, plan)
+        if not is_cut(path, plan):
+            write_store(path, plan, lambda _: open_raster(source), lambda _: open_raster(source), lambda _: None)
 
 
 def through_reader(path: str, windows: Sequence[Box], threads: int) -> Iterator[tuple[int, ...]]:

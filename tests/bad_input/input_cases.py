@@ -57,14 +57,16 @@ _PLACES = (
 _STORE = "--data.labels [] --data.images"
 
 _STORES = (
-    train("store-with-a-flipped-pixel", f"{_STORE} ROOT/flipped.h5", "flipped.h5#0", "tile 2", "checksum", "copy"),
-    train("store-with-flipped-labels", f"{_STORE} ROOT/flipped-labels.h5", "flipped-labels.h5#0:labels", "tile 0"),
-    train("store-with-a-moved-core", f"{_STORE} ROOT/moved.h5", "moved.h5", "changed or damaged", "cut it again"),
-    train("store-linked-to-another", f"{_STORE} ROOT/linked.h5", "linked.h5", "changed or damaged", "cut it again"),
+    train("store-with-a-flipped-pixel", f"{_STORE} ROOT/flipped.h5", "flipped.h5#0", "filter", "copy it again"),
+    train("store-with-flipped-labels", f"{_STORE} ROOT/flipped-labels.h5", "flipped-labels.h5#0:labels", "filter"),
+    train(
+        "store-of-a-changed-grid", f"{_STORE} ROOT/regridded.h5", "regridded.h5", "4 tiles", "[2, 3]", "cut it again"
+    ),
+    train("store-linked-to-another", f"{_STORE} ROOT/linked.h5", "linked.h5", "links", "cut it again"),
     train("store-of-an-older-version", f"{_STORE} ROOT/old.h5", "old.h5", "version 2", "remove it and cut it again"),
-    predict("store-with-a-moved-core", "--image ROOT/moved.h5", "moved.h5", "changed or damaged", "cut it again"),
-    _tile("store-with-a-moved-core", "--images ROOT/moved.h5#0", "moved.h5", "changed or damaged", "cut it again"),
-    _tile("output-is-an-edited-store", "--output ROOT/moved.h5", "moved.h5", "changed or damaged", "cut it again"),
+    predict("store-of-a-changed-grid", "--image ROOT/regridded.h5", "regridded.h5", "4 tiles", "cut it again"),
+    _tile("store-of-a-changed-grid", "--images ROOT/regridded.h5#0", "regridded.h5", "4 tiles", "cut it again"),
+    _tile("output-is-an-edited-store", "--output ROOT/regridded.h5", "regridded.h5", "4 tiles", "cut it again"),
     _evaluate("store-of-an-older-version", "--labels ROOT/old.h5", "old.h5", "version 2", "cut it again"),
 )
 

@@ -36,20 +36,23 @@ def make_inputs(root: Path) -> None:
 
 def make_edited_stores(root: Path) -> None:
     """Copies of the tile store `root`/good.h5 that were edited. One rank calls it."""
-    for name, kind, edit in (
-        ("flipped", "images", lambda group: _add_one(group["pixels"], (2, 1, 9, 9))),
-        ("flipped-labels", "labels", lambda group: _add_one(group["pixels"], (0, 0, 9, 9))),
-        ("moved", "images", lambda group: _add_one(group["boxes"], (1, 0))),
-        ("linked", "images", _link_pixels),
-    ):
+    for name, edit in (("regridded", _cut_otherwise), ("linked", _link_pixels)):
         with h5py.File(shutil.copy(root / "good.h5", root / f"{name}.h5"), "r+") as file:
-            edit(file[kind]["00000"])
-    with h5py.File(root / "old.h5", "w") as file:
-        file.attrs.update(format="tiledseg tiles", version=1, images=1)
+            edit(file["images/00000"])
+    with h5py.File(root / "good.h5", "r") as file:
+        places = {kind: file[f"{kind}/00000/pixels"].id.get_chunk_info(2).byte_offset for kind in ("images", "labels")}
+    for name, kind in (("flipped", "images"), ("flipped-labels", "labels")):
+        data = bytearray((root / "good.h5").read_bytes())
+        data[places[kind] + 9] ^= 1
+        (root / f"{name}.h5").write_bytes(data)
+    with h5py.File(root / "old.h5", "w", userblock_size=512) as file:
+        file.attrs.update(format="tiledseg tiles", version=2, images=1)
+    with open(root / "old.h5", "r+b") as raw:
+        raw.write(b"tiledseg tiles 2 000000000100 ")
 
 
-def _add_one(dataset: h5py.Dataset, at: tuple[int, ...]) -> None:
-    dataset[at] = dataset[at] + 1
+def _cut_otherwise(group: h5py.Group) -> None:
+    group.attrs["raster"] = group.attrs["raster"].replace('"grid": [2, 2]', '"grid": [2, 3]')
 
 
 def _link_pixels(group: h5py.Group) -> None:

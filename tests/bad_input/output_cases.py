@@ -96,8 +96,8 @@ OTHERS = (
     Case(
         "input-at-the-partial-name",
         "tile",
-        f"{_TILE} --images ROOT/own.h5.partial --output ROOT/own.h5",
-        ("own.h5", "own.h5.partial", "is the input"),
+        f"{_TILE} --images ROOT/.own.h5.part --output ROOT/own.h5",
+        ("own.h5", ".own.h5.part", "is the input"),
     ),
 )
 

@@ -21,7 +21,7 @@ def make_outputs(root: Path) -> None:
     square = shapely.to_wkb(np.array([shapely.box(0, 0, 1, 1)], object))
     pyogrio.raw.write(root / "parcels.gpkg", square, [], [], layer="mine", geometry_type="Polygon", crs="EPSG:32611")
     (root / "folder.png").mkdir()
-    for name in (".own.tif.part", "mask.tif.msk", "own.h5.partial"):
+    for name in (".own.tif.part", "mask.tif.msk", ".own.h5.part"):
         shutil.copy(root / "image.tif", root / name)
     _make_taken_folders(root / "taken")
     shutil.copy(root / "image.png", root / "taken" / "image" / "progress.png")

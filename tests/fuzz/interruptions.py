@@ -17,7 +17,7 @@ from tests.fuzz.trial import Trial, finished_run, same_file, same_weights
 COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "train": (["--config", "run.yaml"], ("run",)),
     "predict": (MAP, ("map.tif",)),
-    "tile": ([*STORE, "--output", "new.h5"], ("new.h5", "new.h5.partial")),  # from which the next one goes on
+    "tile": ([*STORE, "--output", "new.h5"], ("new.h5",)),
     "scene": (
         ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"],
         ("scene.tif", "classes.tif"),
@@ -33,8 +33,6 @@ def draw_trial(draw: random.Random, folder: Path) -> Trial:
     if command == "train":
         shutil.rmtree(folder / "run")
     interruption = draw_interruption(draw, command)
-    killed = ("new.h5.partial.new",) if interruption.signal == "SIGKILL" else ()
-    outputs = (*outputs, *killed)
     return Trial(command, arguments, f"{command}: {interruption}", outputs, interruption=interruption)
 
 
@@ -59,7 +57,7 @@ def aftermath(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
 
 
 def _torn(command: str, folder: Path, outcome: Outcome) -> list[str]:
-    final = [name for name in COMMANDS[command][1] if (folder / name).is_file() and not name.endswith(".partial")]
+    final = [name for name in COMMANDS[command][1] if (folder / name).is_file()]
     if command != "train":
         if outcome.code == 0:
             return _whole(command, folder)

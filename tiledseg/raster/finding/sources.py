@@ -13,8 +13,7 @@ from tiledseg.raster.finding.pairing import is_pattern, labels_for, matched
 from tiledseg.raster.finding.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
 from tiledseg.raster.names import REFERENCES, is_named, is_vector
 from tiledseg.raster.remote.s3_store import parse_s3
-from tiledseg.raster.tile_store.header import is_tile_store
-from tiledseg.raster.tile_store.store import parse_store_name, store_images
+from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.console import counted
 from tiledseg.system.files import irregular_kind
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from tiledseg.config.arguments import checked
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reading.gdal_reader import GdalReader
-from tiledseg.raster.tile_store.header import is_tile_store
-from tiledseg.raster.tile_store.store import parse_store_name
+from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name
 
 __all__ = ["RasterReader", "open_raster"]
 

@@ -1,53 +1,43 @@
-"""A tile store: an HDF5 file in which each context lies in one piece, halo included.
+"""A tile store: an HDF5 file that holds each tile's context, halo included, in one slot.
 
-    (user block)         the header that reading needs, see `store_header`
-    /                    attributes format, version, images, labels (their numbers)
+    /                    attributes format, version, done (written last)
     /images/00000        attribute raster: JSON of the source raster and of its tiling
-        boxes            int64 (tiles, 3, 4): core, context, output as (row start, row stop, col start, col stop)
         pixels           (tiles, C, H, W), the context at [:, :height, :width] of its slot
-        invalid          uint8 (tiles, H, W), 1 where a pixel does not count; never written where state is 1
-        state            uint8 (tiles): 0 absent, 1 every pixel is valid, 2 some are not
-        checksums        uint32 (tiles): CRC-32 of a tile's number, state, slot of pixels and, in state 2, of invalid
+        invalid          uint8 (tiles, H, W), 1 where a pixel does not count; nothing is stored where every pixel counts
     /labels/00000        the same for the cores of the labels, raw values; absent without labels
 
-All arrays are contiguous and uncompressed, so a tile is one run of bytes at a known place: it is read with one `pread`,
-by any number of threads, past the HDF5 library and its global lock, and compared with its checksum each time. A store
-that does not agree with itself is refused. docs/decisions tells why.
-
+Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata, so damage is an error.
 A store `tiles.h5` holds rasters named `tiles.h5#0`, `tiles.h5#1`, ... and their labels `tiles.h5#0:labels`, ...
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from affine import Affine
-from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.georeferencing import named_crs
 from tiledseg.raster.ground_control import as_json, from_json
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.tile_store.header import CHANGED, Header, Raster, changed, is_tile_store, read_header
 from tiledseg.raster.unforeseen import reading
-from tiledseg.records import dataclass
 
-ABSENT, ALL_VALID, SOME_INVALID = 0, 1, 2
-FILLED = ("state", "checksums", "pixels", "invalid")
-"""The datasets that are filled tile by tile; all else of a file is sealed once it is laid out."""
+if TYPE_CHECKING:
+    import h5py
+
+FORMAT = "tiledseg tiles"
+VERSION = 3
+DAMAGED = "copy the store again, or cut it again with tiledseg tile"
 
 _NAME = re.compile(r"(?P<store>.+)#(?P<index>\d+)(?P<labels>:labels)?")
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class StoreName(NamedTuple):
@@ -58,110 +48,115 @@ class StoreName(NamedTuple):
     labels: bool
 
     def __str__(self) -> str:
-        return f"{self.store}#{self.key}"
+        return f"{self.store}#{self.number}{':labels' if self.labels else ''}"
 
     @property
-    def key(self) -> str:
-        """The raster's name in the header: "3", "3:labels"."""
-        return f"{self.number}{':labels' if self.labels else ''}"
+    def kind(self) -> str:
+        return "labels" if self.labels else "images"
+
+    @property
+    def group(self) -> str:
+        return f"{self.kind}/{self.number:05d}"
+
+
+def is_tile_store(path: str) -> bool:
+    """Return True for a local file that is a tile store of any version, or an HDF5 file by its name."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            first = file.read(len(FORMAT))
+    except OSError:
+        return False
+    return first == FORMAT.encode() or (first.startswith(_SIGNATURE) and path.endswith((".h5", ".hdf5")))
 
 
 def parse_store_name(path: str) -> StoreName | None:
-    """The raster that `tiles.h5#3` or `tiles.h5#3:labels` names; None for any other path."""
+    """Return the raster that `tiles.h5#3` or `tiles.h5#3:labels` names; None for any other path."""
     match = _NAME.fullmatch(path)
     if match is None or os.path.exists(path) or not is_tile_store(match["store"]):
         return None
     return StoreName(match["store"], int(match["index"]), bool(match["labels"]))
 
 
-def parse_key(key: str) -> tuple[int, bool]:
-    """(number, whether labels) of a raster's name in the header."""
-    number, _, labels = key.partition(":")
-    return int(number), bool(labels)
+def open_store(path: str) -> h5py.File:
+    """Open a store for reading. Raises RasterError for a file that is no finished store of this version."""
+    import h5py
+
+    with reading(f"open the tile store {path}", DAMAGED):
+        file = h5py.File(path, "r", locking="best-effort")
+        try:
+            written = [file.attrs.get(key) for key in ("format", "version", "done")]
+        except BaseException:
+            file.close()
+            raise
+    if written == [FORMAT, VERSION, True]:
+        return file
+    file.close()
+    if written[0] != FORMAT:
+        raise RasterError(f"{path} is no tile store: it lacks the attribute format; cut one with tiledseg tile")
+    if written[1] != VERSION:
+        raise RasterError(
+            f"tile store {path} has version {written[1]}, this program reads version {VERSION}; remove it and cut it "
+            "again with tiledseg tile"
+        )
+    raise RasterError(f"tile store {path} is unfinished; remove it and cut it again with tiledseg tile")
 
 
 def store_images(path: str) -> tuple[StoreName, ...]:
-    """The names of all images of the store. Raises RasterError where it cannot be read."""
-    rasters = read_header(path).rasters
-    return tuple(StoreName(path, number, labels=False) for number in range(count(rasters, labels=False)))
+    """Return the names of all images of the store. Raises RasterError where it cannot be read."""
+    with open_store(path) as file, reading(f"open the tile store {path}", DAMAGED):
+        return tuple(StoreName(path, number, labels=False) for number in range(count_rasters(file, "images")))
 
 
-def count(rasters: Iterable[str], labels: bool) -> int:
-    """How many images, or labels, there are among the names of a header."""
-    return sum(name.endswith(":labels") == labels for name in rasters)
+def count_rasters(file: h5py.File, kind: str) -> int:
+    """Return how many "images" or "labels" a store holds."""
+    return len(file[kind]) if kind in file else 0
 
 
-@dataclass(frozen=True)
-class Slots:
-    """Where the tiles of one raster lie in the file: slot `i`, of `shape` (C, H, W), holds the pixels of `boxes[i]`.
-
-    `at` is the first byte of each dataset in `FILLED`."""
-
-    info: RasterInfo
-    tiling: Tiling
-    boxes: tuple[Box, ...]
-    shape: tuple[int, int, int]
-    at: Mapping[str, int]
-    states: NDArray[np.uint8]
-    checksums: NDArray[np.uint32]
-
-    @property
-    def pixels_bytes(self) -> int:
-        return int(np.prod(self.shape)) * np.dtype(self.info.dtype).itemsize
-
-    @property
-    def invalid_bytes(self) -> int:
-        return self.shape[1] * self.shape[2]
-
-    def pixels_of(self, index: int) -> int:
-        return self.at["pixels"] + index * self.pixels_bytes
-
-    def invalid_of(self, index: int) -> int:
-        return self.at["invalid"] + index * self.invalid_bytes
+def described(file: h5py.File, name: StoreName) -> str:
+    """Return the JSON of a raster and of its tiling. Raises RasterError where the store lacks the raster."""
+    if name.group not in file:
+        count = count_rasters(file, name.kind)
+        raise RasterError(f"{name} does not exist: {name.store} holds {count} {name.kind}, counted from 0")
+    return str(file[name.group].attrs["raster"])
 
 
-def load_slots(header: Header, name: StoreName) -> Slots:
-    """What is to be known of one raster before its tiles are read. Raises RasterError where the store lacks it, or does
-    not agree with itself."""
-    described = header.rasters.get(name.key)
-    if described is None:
-        kind = "labels" if name.labels else "images"
-        raise RasterError(
-            f"{name} does not exist: {name.store} holds {count(header.rasters, name.labels)} {kind}, counted from 0"
-        )
-    with reading(f"open the tile store {name}", CHANGED):
-        tiling, info = _decode(described, name, header.size)
-        shape = slot_shape(name.labels, info, tiling)
-        sizes = {key: stop - start for key, (start, stop) in described.places.items()}
-        wanted = {key: math.prod(s) * np.dtype(t).itemsize for key, (s, t) in layouts(info, len(tiling), shape).items()}
-        if sizes != {key: wanted[key] for key in FILLED}:
-            raise changed(str(name), "the size of its tiles")
-        at = {key: start for key, (start, _) in described.places.items()}
-        states = np.fromfile(name.store, np.uint8, len(tiling), offset=at["state"])
-        checksums = np.fromfile(name.store, "<u4", len(tiling), offset=at["checksums"])
-    boxes = tuple(tile.core if name.labels else tile.context for tile in tiling.tiles)
-    info = replace(info, block_shape=shape[1:], has_mask=bool((states == SOME_INVALID).any()))
-    return Slots(info, tiling, boxes, shape, at, states, checksums)
+def load_info(file: h5py.File, name: StoreName) -> RasterInfo:
+    """Return one raster of a store, its tiling included. Raises RasterError where datasets do not fit the JSON."""
+    with reading(f"open the tile store {name}", DAMAGED):
+        raster = json.loads(described(file, name))
+        pixels, invalid = slots(file, name)
+        shape, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
+        if grid[0] * grid[1] != len(pixels):
+            raise RasterError(f"{name} holds {len(pixels)} tiles, but its grid is {list(grid)}; {DAMAGED}")
+        tiling = make_tiling(shape, grid, Footprint(**raster["footprint"]))
+        info = _decode(raster, str(name), tiling, bool(invalid.id.get_storage_size()))
+        wanted = [(len(tiling), *slot_shape(name.labels, info, tiling)), info.dtype]
+        if [pixels.shape, pixels.dtype.name] != wanted or invalid.shape != (len(tiling), *wanted[0][2:]):
+            raise RasterError(f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {wanted}; {DAMAGED}")
+        return info
+
+
+def slots(file: h5py.File, name: StoreName) -> tuple[h5py.Dataset, h5py.Dataset]:
+    """Return a raster's pixels and invalid pixels. Raises RasterError where they lie in another file or place."""
+    import h5py
+
+    paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
+    found = file[paths[2]], file[paths[3]]
+    own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
+    if not own or any(dataset.chunks is None for dataset in found):
+        raise RasterError(f"{name} links to pixels elsewhere, which no cut store does; {DAMAGED}")
+    return found
 
 
 def slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
-    """(C, H, W) of each slot: the largest context, or core of labels."""
+    """Return (C, H, W) of each slot: the largest context, or core of labels."""
     return (info.bands, *(tiling.core_max if labels else tiling.context_max))
 
 
-def layouts(info: RasterInfo, tiles: int, shape: tuple[int, int, int]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of each dataset of a raster."""
-    return {
-        "boxes": ((tiles, 3, 4), "<i8"),
-        "state": ((tiles,), "|u1"),
-        "checksums": ((tiles,), "<u4"),
-        "pixels": ((tiles, *shape), np.dtype(info.dtype).newbyteorder("<").str),
-        "invalid": ((tiles, *shape[1:]), "|u1"),
-    }
-
-
 def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
-    """One raster and its tiling as JSON: what a store keeps, and what two cuts must share to be the same."""
+    """Return one raster and its tiling as JSON. Two cuts with equal JSON are the same."""
     drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
     return json.dumps(
         {
@@ -183,42 +178,24 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
     )
 
 
-def encode_boxes(tiling: Tiling) -> NDArray[np.int64]:
-    """Core, context and output of each tile, int64 (tiles, 3, 4)."""
-    return np.array([[_edges(box) for box in (t.core, t.context, t.output)] for t in tiling.tiles], np.int64)
-
-
-def _decode(described: Raster, name: StoreName, size: int) -> tuple[Tiling, RasterInfo]:
-    raster = json.loads(described.raster)
-    rows, cols = raster["grid"]
-    if rows * cols > size:  # a byte a tile at least
-        raise changed(str(name), f"its grid of {raster['grid']}")
-    boxes = np.fromfile(name.store, "<i8", rows * cols * 12, offset=described.boxes).reshape(-1, 3, 4)
-    tiles = tuple(
-        Tile(i, divmod(i, cols), *(Box(Interval(a, b), Interval(c, d)) for a, b, c, d in edges))
-        for i, edges in enumerate(boxes.tolist())
-    )
-    shape = raster["height"], raster["width"]
-    tiling = Tiling(shape, (rows, cols), Footprint(**raster["footprint"]), tiles)
+def _decode(raster: dict[str, Any], name: str, tiling: Tiling, has_mask: bool) -> RasterInfo:
     palette = raster["palette"]
-    info = RasterInfo(
-        str(name),
-        *shape,
+    return RasterInfo(
+        name,
+        *tiling.raster,
         raster["bands"],
-        raster["dtype"],
-        crs=named_crs(str(name), raster["crs"]) if raster["crs"] else None,
+        str(np.dtype(raster["dtype"])),
+        crs=named_crs(name, raster["crs"]) if raster["crs"] else None,
         transform=Affine(*raster["transform"]) if raster["transform"] else None,
         ground=from_json(raster["ground"]),
         nodata=raster["nodata"],
+        block_shape=tiling.context_max,
+        has_mask=has_mask,
         band_numbers=tuple(raster["band_numbers"]),
         driver="tiles",
         palette=tuple((index, tuple(colour)) for index, colour in palette) if palette else None,
         tiling=tiling,
+        files=(name.rpartition("#")[0],),
         class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
         holds_classes="class_names" in raster,
     )
-    return tiling, info
-
-
-def _edges(box: Box) -> tuple[int, int, int, int]:
-    return box.row.start, box.row.stop, box.col.start, box.col.stop
