@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.tiling import Tiling, make_tiling, tiling_efficiency
 
 BANDS, CLASSES, IGNORED = 4, 5, 255
 END = "end\n"  # mpirun does not pass on that its standard input is closed

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
-from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.halo import Footprint, paper_efficiency, paper_efficiency_linear
+from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
 
 
 def test_the_papers_optimum() -> None:

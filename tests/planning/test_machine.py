@@ -7,7 +7,7 @@ import pytest
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.step.halo_traffic import Sent
-from tiledseg.units.byte_sizes import parse_bytes
+from tiledseg.units.quantities import parse_bytes
 from tiledseg.user_files.machine import find_machine
 
 

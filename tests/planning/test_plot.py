@@ -7,8 +7,8 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import WriteError
-from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
+from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.stages import ask_stages, stage_pipeline
 from tiledseg.planning.question import Question

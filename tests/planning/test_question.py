@@ -5,7 +5,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.planning.question import Question
-from tiledseg.units.byte_sizes import parse_bytes
+from tiledseg.units.quantities import parse_bytes
 
 
 @pytest.mark.parametrize(

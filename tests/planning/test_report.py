@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear
+from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
 from tiledseg.planning.answer.report import by_stage, paper_part, plan
 from tiledseg.planning.question import Question
 

@@ -10,7 +10,7 @@ from rasterio.crs import CRS
 from tiledseg.errors import ConfigError
 from tiledseg.raster.ground_size import along
 from tiledseg.raster.info import RasterInfo
-from tiledseg.units.lengths import Length, blocks_of, parse_length
+from tiledseg.units.quantities import Length, blocks_of, parse_length
 
 PLACES = {
     "north above": Affine(0.5, 0, 7e5, 0, -0.5, 5e6),

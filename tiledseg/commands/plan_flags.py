@@ -26,7 +26,7 @@ from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
-from tiledseg.units.byte_sizes import parse_bytes
+from tiledseg.units.quantities import parse_bytes
 
 _SEARCHED = (
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",

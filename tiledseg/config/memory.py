@@ -9,7 +9,7 @@ from tiledseg.config.checks import AUTO, check_values, number, one_of, rows_cols
 from tiledseg.config.schedules import IN_STAGES
 from tiledseg.config.schedules import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
-from tiledseg.units.byte_sizes import MOST_BYTES, parse_bytes
+from tiledseg.units.quantities import MOST_BYTES, parse_bytes
 
 NONE = "none"
 RECOMPUTE = (AUTO, NONE, "compact", "all")

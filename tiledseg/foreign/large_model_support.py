@@ -26,7 +26,7 @@ from tiledseg.memory.movers import mover_to
 from tiledseg.memory.offload import Offload
 from tiledseg.memory.rerun.recomputing import Recomputing
 from tiledseg.system.console import say
-from tiledseg.units.byte_sizes import parse_bytes
+from tiledseg.units.quantities import parse_bytes
 
 _NO_LIMIT = 1 << 62
 

@@ -19,8 +19,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.measured import Measured
+from tiledseg.geometry.layers.layer import Layer, Measured
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes, MemoryPolicy
 from tiledseg.records import dataclass
 
@@ -153,7 +152,7 @@ class Graph:
         )
 
     def _is_free(self, tensor: int) -> bool:
-        """Whether nobody needs the values that a tensor was made with: not the caller's, no layer's that keeps them."""
+        """True if nobody needs the values that a tensor was made with: not the caller's, no layer's that keeps them."""
         return tensor > 0 and not self.layers[tensor - 1].protects_output
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:

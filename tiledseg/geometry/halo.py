@@ -6,6 +6,7 @@ P padding, N image side, d what one convolution takes off, epsilon the halo.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tiledseg.errors import GeometryError
@@ -32,6 +33,17 @@ def paper_halo(levels: int, convs_per_level: int, shrink: float) -> float:
     return (3 * 2.0 ** (levels - 2) - 1) * shrink * convs_per_level
 
 
+def paper_efficiency(size: tuple[int, int], grid: tuple[int, int], halo: float) -> float:
+    """Return the paper's efficiency E = T^2 / T'^2 with T = T' + 2 epsilon, of sides that may differ."""
+    tiles = [side / q for side, q in zip(size, grid, strict=True)]
+    return math.prod((tile + 2 * halo) / tile for tile in tiles)
+
+
+def paper_efficiency_linear(size: tuple[int, int], grid: tuple[int, int], halo: float) -> float:
+    """Return the linear form of the paper's efficiency, E ~ 1 + q * 4 epsilon / N."""
+    return 1 + 2 * halo * sum(q / side for side, q in zip(size, grid, strict=True))
+
+
 @dataclass(frozen=True)
 class Footprint:
     """What a network asks of a tile, along either dim.
@@ -56,7 +68,7 @@ class Footprint:
 
 
 def is_padded(graph: Graph) -> bool:
-    """Whether the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
+    """True if the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
     size = total_stride(graph) * 64
     return is_legal_size(graph, size) and all(output_size(each, size) == size for each in _dims(graph))
 

@@ -71,13 +71,13 @@ def asked(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def can_rebuild(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor can be computed once more: it is not the network's input, nor a sum over an image."""
+    """True if a tensor can be computed once more: it is not the network's input, nor a sum over an image."""
     nodes = makers(graph)[homes(graph)[tensor]]
     return bool(nodes) and all(graph.layers[k].can_rebuild for k in nodes)
 
 
 def is_cheap(graph: Graph, home: int) -> bool:
-    """Whether computing it once more costs a few operations a value."""
+    """True if computing it once more costs a few operations a value."""
     return can_rebuild(graph, home) and all(graph.layers[k].is_cheap for k in makers(graph)[home])
 
 

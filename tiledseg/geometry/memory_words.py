@@ -39,5 +39,5 @@ class MemoryPolicy:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is done: autograd keeps what it keeps."""
+        """True if nothing is done: autograd keeps what it keeps."""
         return {*self.tensors, *self.inside} <= {KEEP}

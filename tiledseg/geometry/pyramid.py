@@ -24,17 +24,12 @@ class PooledBranch(Enlarging):
     aligned: bool
     factor: int = 1
 
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+
     @property
     def times(self) -> int:
         return self.factor
-
-    @property
-    def statistics(self) -> str | None:
-        return "image"
-
-    @property
-    def can_rebuild(self) -> bool:
-        return False  # a sum over all ranks
 
     def in_words(self, module: str | None) -> str:
         return f"{'the network' if module is None else repr(module)} takes means of parts of an image"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import lcm
+from typing import NamedTuple
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
@@ -68,7 +69,7 @@ def output_size(graph: Graph, size: int) -> int:
 
 
 def is_legal_size(graph: Graph, size: int) -> bool:
-    """Whether the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
+    """True if the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
     try:
         output_size(graph, size)
         output_size(graph.along_columns, size)
@@ -113,3 +114,33 @@ def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str 
             "the ranks' edges"
         )
     return Node(name, Upsample(mode, int(factor)) if factor > 1 else Mark(), (source,))
+
+
+class Part(NamedTuple):
+    """The positions `at` of a tile's tensor along one dim, of `size` in the whole image."""
+
+    at: Interval
+    size: int
+
+
+@lru_cache(maxsize=256)
+def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[Part, ...]:
+    """Return the part of each tensor that a network makes of `context` along rows, where the image is `whole`. For
+    columns give `graph.along_columns`.
+
+    Raises GeometryError where the context does not begin a whole number of coarse pixels after the image.
+    """
+    ahead = context.start - whole.start
+    sizes, own = (
+        graph.fold(dim.size, lambda k, given: graph.layers[k].output_size(*given)) for dim in (whole, context)
+    )
+    found = []
+    for name, step, size, count in zip(graph.names, scales(graph), sizes, own, strict=True):
+        start = ahead / step
+        if start.denominator > 1:
+            raise GeometryError(
+                f"a tile begins {ahead} pixels after the image, which is no whole number of pixels of '{name}', each "
+                f"{step} wide; begin tiles at multiples of the network's alignment"
+            )
+        found.append(Part(Interval(int(start), int(start) + count), size))
+    return tuple(found)

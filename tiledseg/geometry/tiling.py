@@ -174,3 +174,8 @@ def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint
         return _Span(core, clipped, clipped)
     start = context.start + footprint.offset
     return _Span(core, context, Interval(start, aligned.stop + footprint.surplus))
+
+
+def tiling_efficiency(tiling: Tiling) -> float:
+    """Return the efficiency E of a raster: context pixels over core pixels, computed over owned. Ideally 1."""
+    return sum(t.context.area for t in tiling.tiles) / sum(t.core.area for t in tiling.tiles)

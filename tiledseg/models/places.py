@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.places import Part, parts
+from tiledseg.geometry.receptive_field import Part, parts
 from tiledseg.models.layers.block import DimPlace, Place
 
 Places = Mapping[int, Place]  # by the node's number
@@ -15,7 +15,7 @@ Places = Mapping[int, Place]  # by the node's number
 def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
     """Of each node that asks for its place: what it reads and gives on a tile of `context` of the image `whole`.
 
-    Raises GeometryError as `geometry.places.parts`.
+    Raises GeometryError as `geometry.receptive_field.parts`.
     """
     asking = [k for k, layer in enumerate(graph.layers) if layer.asks_place]
     if not asking:

@@ -13,7 +13,7 @@ from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.units.byte_sizes import MOST_BYTES
+from tiledseg.units.quantities import MOST_BYTES
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 

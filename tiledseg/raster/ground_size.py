@@ -7,7 +7,7 @@ import math
 from tiledseg.errors import ConfigError
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import RasterInfo
-from tiledseg.units.lengths import Length
+from tiledseg.units.quantities import Length
 
 
 def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:

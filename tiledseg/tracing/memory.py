@@ -16,8 +16,7 @@ from torch import nn
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.measured import Measured
+from tiledseg.geometry.layers.layer import Layer, Measured
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm

@@ -10,30 +10,17 @@ from tiledseg.records import dataclass
 class ZeroAtZero(Layer):
     """A function of single values that is zero at zero."""
 
-    @property
-    def keeps_zero(self) -> bool:
-        return True
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0,)
+    keeps_zero = True
+    kept_inputs = (0,)
 
 
 @dataclass(frozen=True)
 class Mark(Layer):
     """A place of its own for a tensor that a later layer takes up: it hands its input on."""
 
-    @property
-    def keeps_zero(self) -> bool:
-        return True
-
-    @property
-    def hands_on(self) -> bool:
-        return True
-
-    @property
-    def gradient(self) -> str:
-        return "same"
+    keeps_zero = True
+    hands_on = True
+    gradient = "same"
 
 
 @dataclass(frozen=True)
@@ -42,9 +29,7 @@ class Dropout(Layer):
 
     probability: float = 0.0
 
-    @property
-    def keeps_zero(self) -> bool:
-        return True
+    keeps_zero = True
 
     @property
     def hands_on(self) -> bool:
@@ -67,27 +52,14 @@ class Activation(Layer):
 
     negative_slope: float = 0.01
 
-    @property
-    def speed(self) -> str:
-        return "activation"
-
-    @property
-    def keeps_zero(self) -> bool:
-        return True
-
-    @property
-    def overwrites(self) -> bool:
-        return True
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0,)
+    speed = "activation"
+    keeps_zero = True
+    overwrites = True
+    kept_inputs = (0,)
 
 
 @dataclass(frozen=True)
 class Sigmoid(Layer):
     """1 / (1 + exp(-x)): what a gate multiplies by."""
 
-    @property
-    def keeps_output(self) -> bool:
-        return True
+    keeps_output = True

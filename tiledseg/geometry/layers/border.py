@@ -23,6 +23,8 @@ class Border(Layer):
     value: float = 0.0
     mode: str = "constant"
 
+    is_padded = True  # or cut on purpose: what it loses at the ends is no remainder
+
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         return out.shift(-self.before)
 
@@ -47,10 +49,6 @@ class Border(Layer):
 
     def output_edge(self, edge: int, *others: int) -> int:
         return edge + self.before
-
-    @property
-    def is_padded(self) -> bool:
-        return True  # or cut on purpose: what it loses at the ends is no remainder
 
     @property
     def padding_after(self) -> int:

@@ -36,25 +36,10 @@ class SlidingWindow(Layer):
 class _Weighted(Layer):
     """What convolutions keep, and in what they compute."""
 
-    @property
-    def speed(self) -> str:
-        return "convolution"
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0,)
-
-    @property
-    def owns_gradient(self) -> bool:
-        return True
-
-    @property
-    def straightens_gradient(self) -> bool:
-        return True
-
-    @property
-    def is_cheap(self) -> bool:
-        return False
+    kept_inputs = (0,)
+    owns_gradient = True
+    straightens_gradient = True
+    is_cheap = False
 
     def unfolded(self, work: int, shape: Shape) -> int:
         """Each window's values, of one group at a time."""
@@ -84,13 +69,11 @@ class Convolution(SlidingWindow, _Weighted):
     groups: int = 1
     across: int | None = None
 
+    pads_with_zeros = True
+
     @property
     def sliding(self) -> tuple[int, int, int]:
         return self.stride, self.padding, self.dilation * (self.kernel - 1)
-
-    @property
-    def pads_with_zeros(self) -> bool:
-        return True
 
     def output_size(self, size: int, *others: int) -> int:
         return (size + 2 * self.padding + self.extra - self.sliding[2] - 1) // self.stride + 1
@@ -119,6 +102,9 @@ class FixedFilters(SlidingWindow, _Weighted):
 
     filters: tuple[tuple[tuple[float, ...], ...], ...]
 
+    speed = "convolution"
+    pads_with_zeros = True
+
     @property
     def kernel(self) -> int:
         return len(self.filters[0])
@@ -126,10 +112,6 @@ class FixedFilters(SlidingWindow, _Weighted):
     @property
     def sliding(self) -> tuple[int, int, int]:
         return 1, self.kernel // 2, self.kernel - 1
-
-    @property
-    def pads_with_zeros(self) -> bool:
-        return True
 
     def output_channels(self, channels: int, *others: int) -> int:
         return channels * len(self.filters)
@@ -151,6 +133,8 @@ class TransposedConvolution(_Weighted):
     dilation: int = 1
     groups: int = 1
     across: int | None = None
+
+    speed = "transposed"
 
     @property
     def step(self) -> int:
@@ -189,10 +173,6 @@ class TransposedConvolution(_Weighted):
 
     def multiply_adds(self, channels: int) -> int:
         return self._weights(channels) // self.step**2
-
-    @property
-    def speed(self) -> str:
-        return "transposed"
 
     def unfolded(self, work: int, shape: Shape) -> int:
         """What each input becomes, before what falls on one place is added up."""

@@ -52,16 +52,11 @@ class Join(Layer):
 class Concatenate(Join):
     """Along channels, in the order of the inputs."""
 
-    @property
-    def speed(self) -> str:
-        return "concatenate"
+    speed = "concatenate"
+    gradient = "parts"
 
     def output_channels(self, channels: int, *others: int) -> int:
         return channels + sum(others)
-
-    @property
-    def gradient(self) -> str:
-        return "parts"
 
     def output_width(self, at_hand: int, width: int) -> int:
         return width
@@ -71,25 +66,21 @@ class Concatenate(Join):
 class Add(Join):
     """The sum: what a residual block gives."""
 
+    gradient = "same"
+
     def output_channels(self, channels: int, *others: int) -> int:
         return equal_channels(channels, *others)
-
-    @property
-    def gradient(self) -> str:
-        return "same"
 
 
 @dataclass(frozen=True)
 class Multiply(Join):
     """The product of two tensors; one of them may have one channel, which then gates all of the other's."""
 
+    kept_inputs = (0, 1)
+
     def output_channels(self, channels: int, *others: int) -> int:
         every = (channels, *others)
         return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0, 1)
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
         """A gate's gradient is first one for each channel."""
@@ -109,13 +100,11 @@ class ImageMean(Layer):
 
     total: bool = False
 
-    @property
-    def speed(self) -> str:
-        return "pool"
-
-    @property
-    def statistics(self) -> str | None:
-        return "image"
+    speed = "pool"
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+    protects_output = True
+    is_flat = True
 
     def in_words(self, module: str | None) -> str:
         return f"{'the network' if module is None else repr(module)} takes the mean of an image"
@@ -123,18 +112,6 @@ class ImageMean(Layer):
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Sums and a count; backward sums."""
         return channels + 1, channels
-
-    @property
-    def can_rebuild(self) -> bool:
-        return False  # a sum over all ranks
-
-    @property
-    def protects_output(self) -> bool:
-        return True
-
-    @property
-    def is_flat(self) -> bool:
-        return True
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.held_bytes(input_bytes, shape)
@@ -150,9 +127,10 @@ class ImageMax(Layer):
 
     even: bool = False
 
-    @property
-    def statistics(self) -> str | None:
-        return "image"
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+    protects_output = True
+    is_flat = True
 
     def in_words(self, module: str | None) -> str:
         return f"{'the network' if module is None else repr(module)} takes the maximum of an image"
@@ -164,15 +142,3 @@ class ImageMax(Layer):
     @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,) if self.even else ()
-
-    @property
-    def can_rebuild(self) -> bool:
-        return False  # a sum over all ranks
-
-    @property
-    def protects_output(self) -> bool:
-        return True
-
-    @property
-    def is_flat(self) -> bool:
-        return True

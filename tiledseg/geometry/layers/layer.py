@@ -14,9 +14,12 @@ pixel by pixel; the layers stand in the files beside this one, and say where the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import ClassVar
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.records import dataclass
+from tiledseg.units.widths import SINGLE_BYTES
 
 Shape = tuple[int, int, int]  # (channels, height, width)
 
@@ -24,6 +27,14 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 @dataclass(frozen=True)
 class Layer:
     """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights."""
+
+    asks_place: ClassVar[bool] = False  # its weights differ from place to place, so it must know where a part lies
+    overwrites: ClassVar[bool] = False  # it can write its output over its input, and then keeps this one tensor
+    keeps_output: ClassVar[bool] = False  # the backward pass needs its output
+    owns_gradient: ClassVar[bool] = False  # its backward pass makes new gradients of its inputs, which may be added to
+    straightens_gradient: ClassVar[bool] = False  # its backward pass copies an output's gradient of another layout
+    can_rebuild: ClassVar[bool] = True  # one rank alone can recompute its output; of norms the statistics are kept
+    is_flat: ClassVar[bool] = False  # all pixels of its output are one in memory
 
     @property
     def arity(self) -> int:
@@ -40,11 +51,6 @@ class Layer:
         """What it takes of an input of `size` positions where it reads `read`, which may reach beyond its ends."""
         return read.clip(Interval(0, size))
 
-    @property
-    def asks_place(self) -> bool:
-        """Whether it must know where in the whole input a part of it lies: its weights differ from place to place."""
-        return False
-
     def output_size(self, size: int, *others: int) -> int:
         """How many outputs inputs of these sizes give. Raises GeometryError where the sizes do not fit each other."""
         return size
@@ -53,7 +59,7 @@ class Layer:
         return edge
 
     def fits_edge(self, *edges: int) -> bool:
-        """Whether inputs cut at these edges are cut where nothing but the halos of convolutions has to travel."""
+        """True if inputs cut at these edges are cut where nothing but the halos of convolutions has to travel."""
         return True
 
     def computed(self, read: int, given: int) -> int:
@@ -62,7 +68,7 @@ class Layer:
 
     @property
     def is_padded(self) -> bool:
-        """Whether it pads: it then may lose positions at the end of its input, which are padding as well."""
+        """True if it pads: it then may lose positions at the end of its input, which are padding as well."""
         return False
 
     @property
@@ -72,17 +78,17 @@ class Layer:
 
     @property
     def pads_with_zeros(self) -> bool:
-        """Whether what it reads beyond the tensor's ends is zero, or would be if it padded."""
+        """True if what it reads beyond the tensor's ends is zero, or would be if it padded."""
         return False
 
     @property
     def clamps(self) -> bool:
-        """Whether it makes what lies beyond the tensor's ends by itself, of what lies within: it reads no others."""
+        """True if it makes what lies beyond the tensor's ends by itself, of what lies within: it reads no others."""
         return False
 
     @property
     def keeps_zero(self) -> bool:
-        """Whether it works pixel by pixel and makes zeros of zeros: it may then come after zero padding."""
+        """True if it works pixel by pixel and makes zeros of zeros: it may then come after zero padding."""
         return False
 
     def crop(self, index: int) -> int:
@@ -121,12 +127,12 @@ class Layer:
 
     @property
     def tracks(self) -> bool:
-        """Whether training moves running statistics, which are constants where the network is mapped."""
+        """True if training moves running statistics, which are constants where the network is mapped."""
         return False
 
     @property
     def is_still(self) -> bool:
-        """Whether running statistics are constants in training too."""
+        """True if running statistics are constants in training too."""
         return False
 
     @property
@@ -136,7 +142,7 @@ class Layer:
 
     @property
     def needs_pixels(self) -> bool:
-        """Whether a single pixel of a channel is too little for its statistics."""
+        """True if a single pixel of a channel is too little for its statistics."""
         return False
 
     def in_words(self, module: str | None) -> str:
@@ -151,12 +157,7 @@ class Layer:
 
     @property
     def hands_on(self) -> bool:
-        """Whether its output is its input, the same tensor."""
-        return False
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether it can write its output over its input, and then keeps this one tensor."""
+        """True if its output is its input, the same tensor."""
         return False
 
     @property
@@ -165,13 +166,8 @@ class Layer:
         return ()
 
     @property
-    def keeps_output(self) -> bool:
-        """Whether the backward pass needs its output."""
-        return False
-
-    @property
     def protects_output(self) -> bool:
-        """Whether no other layer may write over its output."""
+        """True if no other layer may write over its output."""
         return self.keeps_output or self.overwrites
 
     @property
@@ -181,30 +177,13 @@ class Layer:
         return "new"
 
     @property
-    def owns_gradient(self) -> bool:
-        """Whether its backward pass makes the gradients of its inputs itself, so that nobody else has them: they may be
-        added to."""
-        return False
-
-    @property
-    def straightens_gradient(self) -> bool:
-        """Whether its backward pass copies its output's gradient where that does not lie channels last in one piece."""
-        return False
-
-    @property
     def returns_view(self) -> bool:
-        """Whether its output is a view of another tensor: what is written over it is copied in the backward pass."""
+        """True if its output is a view of another tensor: what is written over it is copied in the backward pass."""
         return False
 
     @property
     def is_cheap(self) -> bool:
-        """Whether computing it once more takes a few operations a value."""
-        return True
-
-    @property
-    def can_rebuild(self) -> bool:
-        """Whether its output can be computed once more from its inputs by one rank alone. Norms can: their statistics
-        are kept."""
+        """True if computing it once more takes a few operations a value."""
         return True
 
     def kept_besides(self, shape: Shape, width: int) -> int:
@@ -228,11 +207,6 @@ class Layer:
         `work` of so many multiply-adds to an output of `shape`."""
         return 0
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether all pixels of its output are one in memory."""
-        return False
-
     def input_width(self, at_hand: int, width: int) -> int:
         """Bytes of a value that it computes from, where its input has `at_hand` and the precision has `width`."""
         return at_hand
@@ -240,3 +214,25 @@ class Layer:
     def output_width(self, at_hand: int, width: int) -> int:
         """Bytes of a value of its output."""
         return at_hand
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes a pixel that autograd keeps and allocates for a node, measured in float32.
+
+    `kept_inputs` and `keeps_output`: the tensors that autograd keeps; `besides`: others. `view_of`: the input whose
+    memory the output shares. `flat`: all pixels of the output are one in memory. `gradients`: of each input; None where
+    it shares the memory of the output's, or there is none. `transient`: allocated besides, while they are made.
+    """
+
+    kept_inputs: tuple[int, ...] = ()
+    keeps_output: bool = False
+    besides: float = 0.0
+    view_of: int | None = None
+    flat: bool = False
+    gradients: Sequence[float | None] = ()
+    transient: float = 0.0
+
+    def bytes_of(self, each: float, shape: Shape, width: int) -> int:
+        """Of so many bytes a pixel, on `shape` and for values of `width` bytes."""
+        return round(each * prod(shape[1:])) * width // SINGLE_BYTES

@@ -70,6 +70,10 @@ class Pixelwise(Layer):
     weights: tuple[tuple[int, ...], ...] = ()
     part: int | None = None  # of a function that gives several tensors
 
+    protects_output = (
+        True  # a view, or all pixels one in memory, or needed by the backward pass: only the function knows
+    )
+
     @property
     def arity(self) -> int:
         return len(self.before)
@@ -99,10 +103,6 @@ class Pixelwise(Layer):
     def is_cheap(self) -> bool:
         return not self.weights
 
-    @property
-    def protects_output(self) -> bool:
-        return True  # a view, or all pixels one in memory, or needed by the backward pass: only the function knows
-
 
 @dataclass(frozen=True)
 class OfOnePixel(Layer):
@@ -111,19 +111,14 @@ class OfOnePixel(Layer):
     out_channels: int
     weights: int = 0
 
+    protects_output = True
+    is_flat = True
+
     def output_channels(self, channels: int, *others: int) -> int:
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
         return self.weights
-
-    @property
-    def protects_output(self) -> bool:
-        return True
-
-    @property
-    def is_flat(self) -> bool:
-        return True
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -22,9 +22,7 @@ class Pool(SlidingWindow):
     padding: int = 0
     dilation: int = 1
 
-    @property
-    def speed(self) -> str:
-        return "pool"
+    speed = "pool"
 
     @property
     def sliding(self) -> tuple[int, int, int]:
@@ -40,7 +38,7 @@ class Pool(SlidingWindow):
         return (size + 2 * padding - reach - 1) // stride + 1
 
     def fits_edge(self, *edges: int) -> bool:
-        """Whether no window lies across the edge."""
+        """True if no window lies across the edge."""
         after = self.output_edge(edges[0])
         return self.required_input(Interval(after, after + 1)).start == edges[0]
 
@@ -49,9 +47,7 @@ class Pool(SlidingWindow):
 class MaxPool(Pool):
     """Max pooling; padding counts as minus infinity."""
 
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0,)
+    kept_inputs = (0,)
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         """Indices are found again, and let go."""
@@ -62,13 +58,8 @@ class MaxPool(Pool):
 class AveragePool(Pool):
     """Average pooling; padding counts as zeros, or not at all."""
 
-    @property
-    def pads_with_zeros(self) -> bool:
-        return True
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (0,)
+    pads_with_zeros = True
+    kept_inputs = (0,)
 
 
 @dataclass(frozen=True)
@@ -78,15 +69,13 @@ class MaxIndices(Pool):
     Nothing is differentiated through it. Raises GeometryError for windows of more positions than a byte counts.
     """
 
+    gradient = "none"
+
     def __post_init__(self) -> None:
         if self.kernel > 16:
             raise GeometryError(
                 f"indices in windows of {self.kernel} x {self.kernel} do not fit a byte; give at most 16"
             )
-
-    @property
-    def gradient(self) -> str:
-        return "none"
 
     def output_width(self, at_hand: int, width: int) -> int:
         return 1
@@ -124,13 +113,12 @@ class MaxUnpool(Enlarging):
 
     kernel: int = 2
 
+    arity = 2
+    kept_inputs = (1,)
+
     @property
     def times(self) -> int:
         return self.kernel
-
-    @property
-    def arity(self) -> int:
-        return 2
 
     def output_size(self, size: int, *others: int) -> int:
         if others != (size,):
@@ -139,10 +127,6 @@ class MaxUnpool(Enlarging):
 
     def fits_edge(self, *edges: int) -> bool:
         return edges[0] == edges[1]
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return (1,)
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
         """Which values lie at a place of their window: a byte each."""
@@ -155,6 +139,8 @@ class Upsample(Enlarging):
 
     mode: str = "nearest"
     factor: int = 2
+
+    clamps = True
 
     @property
     def speed(self) -> str:
@@ -174,10 +160,6 @@ class Upsample(Enlarging):
         """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
         return (2 * position + 1 - self.factor) // (2 * self.factor)
 
-    @property
-    def clamps(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class AlignedUpsample(Enlarging):
@@ -189,20 +171,15 @@ class AlignedUpsample(Enlarging):
 
     factor: int = 2
 
+    clamps = True
+    asks_place = True
+
     @property
     def times(self) -> int:
         return self.factor
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         return Interval((out.start - self.factor + 1) // self.factor, (out.stop - 1) // self.factor + 2)
-
-    @property
-    def clamps(self) -> bool:
-        return True
-
-    @property
-    def asks_place(self) -> bool:
-        return True
 
     def computed(self, read: int, given: int) -> int:
         return given

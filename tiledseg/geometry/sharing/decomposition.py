@@ -101,7 +101,7 @@ class WindowExchange:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the rank's own block is its window and nobody needs any of it."""
+        """True if the rank's own block is its window and nobody needs any of it."""
         return self.owned == self.window and not self.sends
 
     @property

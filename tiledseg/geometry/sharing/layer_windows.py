@@ -65,7 +65,7 @@ class NodeWindows:
 
     @property
     def exchanges(self) -> bool:
-        """Whether halos travel before it."""
+        """True if halos travel before it."""
         return any(one.exchanged for one in self.inputs)
 
 
@@ -211,7 +211,7 @@ def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | Non
 
 
 def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
-    """Whether some rank needs more of an input than it owns, for its own block of the output."""
+    """True if some rank needs more of an input than it owns, for its own block of the output."""
     source, layer = partitions[graph.sources[k][index]], graph.layers[k]
     wanted = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
     return source.parts > 1 and any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))

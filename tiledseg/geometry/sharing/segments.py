@@ -72,7 +72,7 @@ class _Way:
 
 
 def _ends(graph: Graph, tensor: int, way: _Way) -> bool:
-    """Whether a tensor is stored, of which no statistics are taken."""
+    """True if a tensor is stored, of which no statistics are taken."""
     readers = [k for k in graph.readers[tensor] if k < len(graph)]
     if not readers:
         return False
@@ -98,7 +98,7 @@ def _segment(graph: Graph, leaving: tuple[int, ...], known: set[int]) -> Segment
 
 
 def _is_wide(layer: Layer) -> bool:
-    """Whether it is a convolution that sees more than a pixel."""
+    """True if it is a convolution that sees more than a pixel."""
     return _is_weighted(layer) and layer.required_input(_PIXEL).size > 1
 
 
@@ -107,13 +107,13 @@ def _is_weighted(layer: Layer) -> bool:
 
 
 def _goes_on(layer: Layer) -> bool:
-    """Whether a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures none."""
+    """True if a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures none."""
     fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
     return layer.statistics is None and (_is_cheap(layer) or fewer)
 
 
 def _is_cheap(layer: Layer) -> bool:
-    """Whether it takes one tensor, pixel by pixel, without weights but a norm's."""
+    """True if it takes one tensor, pixel by pixel, without weights but a norm's."""
     return layer.arity == 1 and not _is_weighted(layer) and layer.required_input(_PIXEL) == _PIXEL
 
 

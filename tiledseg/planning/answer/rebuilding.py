@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
+from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of

@@ -13,9 +13,16 @@ from typing import Any, NamedTuple
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
-from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, paper_halo, paper_shrink
-from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
+from tiledseg.geometry.halo import (
+    Footprint,
+    minimum_halo,
+    network_footprint,
+    paper_efficiency,
+    paper_efficiency_linear,
+    paper_halo,
+    paper_shrink,
+)
+from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part

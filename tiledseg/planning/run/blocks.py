@@ -1,4 +1,4 @@
-"""Whether a rank computes its tiles in blocks, how many, and what they take of its memory."""
+"""True if a rank computes its tiles in blocks, how many, and what they take of its memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Parallelism:
 
     @property
     def shares_layers(self) -> bool:
-        """Whether the ranks of an image are to compute each layer together."""
+        """True if the ranks of an image are to compute each layer together."""
         return self.halo == "layer"
 
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
-from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.tiling import Tiling, make_tiling, tiling_efficiency
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME
@@ -167,7 +166,7 @@ def _other_settings(base: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
 
 
 def _is_weighed(question: RunQuestion, plan: RunPlan) -> bool:
-    """Whether a plan that fits may take longer than blocks would."""
+    """True if a plan that fits may take longer than blocks would."""
     finer = question.grid is None and max(map(len, plan.tilings)) > question.ranks
     return question.budgeted and not question.windows and (plan.rebuilt is not None or finer)
 

@@ -34,12 +34,12 @@ class Spread:
 
     @property
     def shares_images(self) -> bool:
-        """Whether the ranks of a replica own parts of one image, and send each other its halos."""
+        """True if the ranks of a replica own parts of one image, and send each other its halos."""
         return self.mode != "read"
 
     @property
     def shares_layers(self) -> bool:
-        """Whether they compute each layer together, on their blocks of its tensors."""
+        """True if they compute each layer together, on their blocks of its tensors."""
         return self.mode == "layer"
 
     @property
@@ -107,7 +107,7 @@ def choose_spread(
 def goes_together(
     parallel: Parallelism, graph: Graph, images_per_step: int, whole_images_in_blocks: bool = False
 ) -> bool:
-    """Whether all images of a step go through the network together: layer by layer, or segment by segment."""
+    """True if all images of a step go through the network together: layer by layer, or segment by segment."""
     alone = not (parallel.shares_layers or whole_images_in_blocks) or parallel.stages > 1
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 

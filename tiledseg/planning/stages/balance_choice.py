@@ -106,7 +106,7 @@ def _apply(balance: Balance, shifts: Shifts, places: Sequence[int]) -> Balance |
 
 
 def _fits(case: PipelineCase, balance: Balance) -> bool:
-    """Whether a balance keeps to the limit, and a folded one its skips on their ranks."""
+    """True if a balance keeps to the limit, and a folded one its skips on their ranks."""
     return not torn_skips(case, balance) and (case.limit is None or max(case.rank_bytes(balance)) <= case.limit)
 
 

@@ -47,11 +47,11 @@ class PipelineCase:
 
     @property
     def folds(self) -> bool:
-        """Whether ranks hold a part of the way down and its mirror on the way up, and skips have to stay on them."""
+        """True if ranks hold a part of the way down and its mirror on the way up, and skips have to stay on them."""
         return len(self.ranks) > self.stages and self.ranks == self.ranks[::-1]
 
     def recomputes(self, rank: int) -> bool:
-        """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
+        """True if a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
         return self.modes[rank] == "always" or (self.modes[rank] == "except_last" and self.micro_batches > 1)
 
     def memory(self) -> Callable[[int, int, int], int]:

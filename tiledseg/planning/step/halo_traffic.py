@@ -120,13 +120,13 @@ def inputs_by_node(
 
 
 def made_by_activation(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
-    """Whether the activation `k` writes the window of an exchange in place of copying the block into it, and the
+    """True if the activation `k` writes the window of an exchange in place of copying the block into it, and the
     gradient of the block in place of the window's."""
     return graph.overwrites[k] and (row.moves or col.moves) and (row.read, col.read) == (row.window, col.window)
 
 
 def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
-    """Whether the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
+    """True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
     stays = row.source == row.swap.kept and col.source == col.swap.kept
     whole = (row.read, col.read) == (row.window, col.window)
     return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole

@@ -56,7 +56,7 @@ def _names(graph: Graph) -> list[str]:
 
 
 def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
-    """Whether kernels take every tensor of the network on a context."""
+    """True if kernels take every tensor of the network on a context."""
     return largest_tensor(graph, bands, context).values <= MOST_VALUES
 
 

@@ -65,7 +65,7 @@ class Item:
         return self.after + 1 if self.asked else self.after
 
     def is_there(self, moment: int) -> bool:
-        """Whether it is there at a moment at which it does not lie."""
+        """True if it is there at a moment at which it does not lie."""
         return self.asked and moment <= self.after
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.places import parts
+from tiledseg.geometry.receptive_field import parts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import block_partition
 from tiledseg.geometry.sharing.segments import Segment

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.places import Part
+from tiledseg.geometry.receptive_field import Part
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import leaving_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments

@@ -12,7 +12,7 @@ from tiledseg.planning.run.norms import measuring, said
 from tiledseg.raster.ground_size import along
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.samples.spatial_split import Cut, SpatialSplit
-from tiledseg.units.lengths import Length, blocks_of, parse_length
+from tiledseg.units.quantities import Length, blocks_of, parse_length
 
 
 class SplitAsked(NamedTuple):

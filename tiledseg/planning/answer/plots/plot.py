@@ -12,9 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
-from tiledseg.geometry.halo import paper_halo, paper_shrink
-from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid
+from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, paper_halo, paper_shrink
+from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, tiling_efficiency
 from tiledseg.planning.answer.plots.schedule_plot import draw_schedule
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.question import Question

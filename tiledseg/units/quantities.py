@@ -1,9 +1,10 @@
-"""Numbers of bytes in words: 16GiB, 512 MB, a plain number."""
+"""Quantities as configurations write them: lengths (`250 m`, `512 px`) and numbers of bytes (`16GiB`)."""
 
 from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 
@@ -11,6 +12,29 @@ MOST_BYTES = 2**63 - 1
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
+
+
+class Length(NamedTuple):
+    """A length in pixels, or in metres."""
+
+    number: float
+    metres: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number:g} {'m' if self.metres else 'px'}"
+
+
+def parse_length(text: str) -> Length | None:
+    """Parse a number that is not negative with its unit; pixels are whole. Return None for other text."""
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(m|px)\s*", text)
+    if found is None or (found[2] == "px" and "." in found[1]):
+        return None
+    return Length(float(found[1]), found[2] == "m")
+
+
+def blocks_of(size: int, side: float) -> int:
+    """Return the number of equal blocks of `size` pixels that come nearest to `side` pixels each, one at least."""
+    return max(1, math.floor(size / side + 0.5))
 
 
 def parse_bytes(text: str) -> int:
