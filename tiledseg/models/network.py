@@ -16,7 +16,6 @@ from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
-from tiledseg.models.layers.activated import Activated
 from tiledseg.models.places import Places
 from tiledseg.records import dataclass
 
@@ -182,10 +181,7 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        way = self.by_policy(self.graph, compute)
-        if way is compute and not torch.compiler.is_compiling():
-            way = Activated(self.graph, compute, modules, stop)
-        run_nodes(self.graph, way, tensors, first, stop)
+        run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
 
 
 class _NoGradients(torch.autograd.Function):

@@ -18,7 +18,6 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layers.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.activated import is_watched
 from tiledseg.models.layers.block import BlockModule, Place
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
@@ -32,7 +31,7 @@ from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
-from tiledseg.spatial.written import Written, written
+from tiledseg.spatial.written import Written, is_watched, written
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
 # torch differentiates them by their output, so they can write it over their input.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 aten: Any = torch.ops.aten
 SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946  # alpha and scale, as torch has them
@@ -20,6 +21,12 @@ class Written(NamedTuple):
 
     apply: Callable[..., Any]
     gradient: Callable[..., Any]
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return True if hooks see what goes through the module, or through all modules."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own) or bool(_has_any_global_hook())
 
 
 def written(module: nn.Module) -> Written | None:

@@ -1,14 +1,13 @@
 """A convolution that gives a pixel the same bits whatever the size of the tile around it.
 
-torch takes one of two kernels for a float32 convolution on a CPU: for tensors of up to 20480 values a matrix product of
-its BLAS, for larger ones oneDNN's. They add in different orders, and some BLAS do so even from one pixel to the next:
-MKL's, on processors that are not Intel's, by where in memory a pixel's values begin. oneDNN's adds in one order for all
-pixels, so it is taken for every size (decision 0002).
+For a float32 convolution on a CPU torch takes its BLAS up to 20480 values, and oneDNN above. The two add in different
+orders. oneDNN adds in one order for all pixels and all sizes, so it is taken for every size (decision 0002).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +16,9 @@ from torch.nn import functional
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
-from tiledseg.models.layers.on_cpu.followed import is_followed
-from tiledseg.models.layers.on_cpu.how import How, Pair
-from tiledseg.models.layers.on_cpu.one_dnn import activated, convolved
 from tiledseg.models.normalise import Ranks
 
+Pair = tuple[int, ...]
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
 
 
@@ -34,11 +31,15 @@ def convolve(
     dilation: Pair,
     groups: int,
 ) -> torch.Tensor:
-    """As `functional.conv2d`, by the kernel that does not look at the tensor's size where there is one."""
+    """Convolve as `functional.conv2d` does, by oneDNN for any size where it can."""
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return by_torch(x_BCHW, weight, bias, stride, padding, dilation, groups)
-    x_BCHW, weight, stride = _as_seen(x_BCHW, weight, stride, padding)
-    return convolved(x_BCHW, weight, bias, How(stride, padding, dilation))
+    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
+    if x_BCHW.shape[1] == 1:
+        # One channel is the same memory in both layouts, and oneDNN takes the other one: two copies at half the weight.
+        x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), (weight / 2).repeat(1, 2, 1, 1)
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
 
 
 def convolve_transposed(
@@ -51,21 +52,47 @@ def convolve_transposed(
     groups: int,
     dilation: Pair,
 ) -> torch.Tensor:
-    """As `functional.conv_transpose2d`, to the last bit; its gradients to rounding."""
+    """Convolve as `functional.conv_transpose2d` does, by oneDNN for any size where it can."""
     if groups > 1 or any(output_padding) or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv_transpose2d(x_BCHW, weight, bias, stride, padding, output_padding, groups, dilation)
-    return convolved(x_BCHW, weight, bias, How(stride, padding, dilation, transposed=True))
+    made: torch.Tensor = _Transposed.apply(x_BCHW, weight, bias, stride, padding, dilation)
+    return made
 
 
-def _as_seen(
-    x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str
-) -> tuple[torch.Tensor, torch.Tensor, Pair]:
-    """Input, weight and stride, as oneDNN is given them."""
-    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
-    if x_BCHW.shape[1] == 1:
-        # One channel lies alike in both layouts and is taken for the other one: it is seen twice, at half its weight.
-        x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), _seen_twice(weight)
-    return x_BCHW, weight, stride
+class _Transposed(torch.autograd.Function):
+    """oneDNN's transposed convolution of one group. Its gradients are those of the convolution that it is the adjoint
+    of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+    ) -> torch.Tensor:
+        ctx.options = padding, stride, dilation
+        ctx.save_for_backward(x_BCHW, weight)
+        convolution = torch.ops.mkldnn._convolution_transpose_pointwise
+        made: torch.Tensor = convolution(x_BCHW, weight, bias, padding, (0, 0), stride, dilation, 1, "none", [], "")
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x_BCHW, weight), (padding, stride, dilation) = ctx.saved_tensors, ctx.options
+        g_BCHW = g_BCHW.contiguous(memory_format=torch.channels_last)
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        dx_BCHW = dweight = None
+        if wants_input:
+            dx_BCHW = torch.mkldnn_convolution(g_BCHW, weight, None, padding, stride, dilation, 1)
+        if wants_weight:
+            options = list(stride), list(padding), list(dilation), False, [0, 0], 1
+            gradients = torch.ops.aten.convolution_backward
+            dweight = gradients(x_BCHW, g_BCHW, weight, None, *options, [False, True, False])[1]
+        return dx_BCHW, dweight, g_BCHW.sum((0, 2, 3)) if wants_bias else None, None, None, None
 
 
 def by_torch(
@@ -111,10 +138,6 @@ def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
     return on and single and x_BCHW.device.type == "cpu"
 
 
-def _seen_twice(weight: torch.Tensor) -> torch.Tensor:
-    return (weight / 2).repeat(1, 2, 1, 1).contiguous(memory_format=torch.channels_last)
-
-
 class ChosenConvolution(nn.Conv2d):
     """nn.Conv2d by `compute`."""
 
@@ -128,18 +151,6 @@ class SteadyConvolution(ChosenConvolution):
     """By the kernel that does not look at the tensor's size where there is one."""
 
     compute = staticmethod(convolve)
-
-    def activates(self, x_BCHW: torch.Tensor) -> bool:
-        """Whether `activated` can be asked for, of this input."""
-        if torch.is_grad_enabled() and is_followed():
-            return False
-        return not isinstance(self.padding, str) and self.groups == 1 and _has_steady_kernel(x_BCHW, self.weight)
-
-    def activated(self, x_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:
-        """See `one_dnn.activated`."""
-        assert not isinstance(self.padding, str), "it is asked first whether it can"
-        x_BCHW, weight, stride = _as_seen(x_BCHW, self.weight, self.stride, self.padding)
-        return activated(x_BCHW, weight, self.bias, How(stride, self.padding, self.dilation), negative_slope)
 
 
 class TorchConvolution(ChosenConvolution):
