@@ -17,9 +17,8 @@ from tests.conftest import NIGHTLY
 from tiledseg.comm.connections import open_files_needed, store_operations
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.session import check_open_files
-from tiledseg.comm.watching.board import Board
 from tiledseg.comm.watching.verdict import Deadlines, Report
-from tiledseg.comm.watching.watch import Watch
+from tiledseg.comm.watching.watch import Board, Watch
 from tiledseg.errors import ConfigError
 
 SIZES = (32, 64, 128, 256) if NIGHTLY else (32, 256)

@@ -21,7 +21,7 @@ from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_j
 from tiledseg.comm import rendezvous
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.rendezvous import arrival_timeout, await_all_ranks, first_reachable, gloo_interface, slurm_master
-from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
 JOB = str(Path(__file__).with_name("job.py"))

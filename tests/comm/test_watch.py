@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, Done, mpirun
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.doing import changes, current, doing, tick, waiting
-from tiledseg.comm.watching.pace import ENOUGH, FIRST, Pace
+from tiledseg.comm.watching.doing import ENOUGH, FIRST, Pace, changes, current, doing, tick, waiting
 from tiledseg.comm.watching.verdict import Deadlines, Report, Seen, decode, verdict
-from tiledseg.comm.watching.watch import Observer, open_watch
+from tiledseg.comm.watching.watch import Watch, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0
@@ -26,7 +24,7 @@ SUM = Report(0, "n0", 9, DEADLINE, True, "step 2, a sum over ranks")
 
 def everyone(size: int, *others: Report) -> list[Seen]:
     """All ranks wait in a sum, but for `others`."""
-    reports = {rank: replace(SUM, rank=rank) for rank in range(size)} | {one.rank: one for one in others}
+    reports = {rank: SUM._replace(rank=rank) for rank in range(size)} | {one.rank: one for one in others}
     return [Seen(report, 0.0) for report in reports.values()]
 
 
@@ -63,7 +61,7 @@ def test_a_stuck_rank_is_named_with_what_all_do() -> None:
 
 def test_a_silent_rank_is_named_first() -> None:
     seen = everyone(3, Report(1, "n1", 4, 0.0, False, "step 1, reading tile 5"))
-    seen[1] = replace(seen[1], unchanged=0.5 * DEADLINE)
+    seen[1] = seen[1]._replace(unchanged=0.5 * DEADLINE)
     line = verdict(seen, DEADLINE)
     assert line is not None
     assert "6 s: rank 1 on n1 not answering, last in: step 1, reading tile 5; ranks 0, 2 waiting in:" in line
@@ -74,24 +72,26 @@ def test_a_rank_that_works_keeps_the_job_alive() -> None:
 
 
 def test_ranks_that_wait_for_each_other() -> None:
-    line = verdict(everyone(4, replace(SUM, rank=3, words="a barrier")), DEADLINE)
+    line = verdict(everyone(4, SUM._replace(rank=3, words="a barrier")), DEADLINE)
     assert line is not None
     assert "every rank waits for another; ranks 0-2 waiting in: step 2, a sum over ranks; rank 3 on n0 waiting" in line
 
 
 def test_the_line_stays_short_on_many_ranks() -> None:
-    seen = [Seen(replace(SUM, rank=r, words=f"step 2, messages with rank {r + 1}"), 0.0) for r in range(1200)]
+    seen = [Seen(SUM._replace(rank=r, words=f"step 2, messages with rank {r + 1}"), 0.0) for r in range(1200)]
     line = verdict(seen, DEADLINE)
     assert line is not None
     assert len(line) < 1000
     assert "1195 more groups" in line
 
 
-def test_an_observer_counts_how_long_a_report_stays() -> None:
-    observer = Observer()
-    assert observer.miss(1, 2.0).unchanged == 2.0
-    assert [observer.add(replace(SUM, beat=beat), 2.0).unchanged for beat in (1, 1, 1, 2)] == [0.0, 2.0, 4.0, 0.0]
-    assert observer.miss(0, 3.0) == Seen(replace(SUM, beat=2), 3.0)
+def test_a_watch_counts_how_long_a_report_stays() -> None:
+    watch = Watch.__new__(Watch)
+    watch._seen = {}
+    assert watch._observe(1, None, 2.0).unchanged == 2.0
+    beats = [SUM._replace(beat=beat) for beat in (1, 1, 1, 2)]
+    assert [watch._observe(0, report, 2.0).unchanged for report in beats] == [0.0, 2.0, 4.0, 0.0]
+    assert watch._observe(0, None, 3.0) == Seen(SUM._replace(beat=2), 3.0)
 
 
 def test_the_pace_is_the_longest_time_without_progress_in_steps() -> None:
@@ -125,7 +125,7 @@ def test_the_pace_is_the_longest_time_without_progress_in_steps() -> None:
 
 def test_the_deadline_follows_from_the_slowest_rank_s_steps() -> None:
     deadlines = Deadlines(most=600.0, least=60.0)
-    quick, slow, slowest = (replace(SUM, pace=seconds) for seconds in (0.1, 4.0, 40.0))
+    quick, slow, slowest = (SUM._replace(pace=seconds) for seconds in (0.1, 4.0, 40.0))
     assert deadlines.of([quick, quick]) == 60.0
     assert deadlines.of([quick, slow]) == deadlines.of([slow, quick]) == 80.0
     assert deadlines.of([slow, slowest]) == 600.0

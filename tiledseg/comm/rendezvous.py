@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from tiledseg.comm.launch import Launch, expand_node_list
-from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError, first_line
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tiledseg.comm.transports.point_to_point import Message, MessageMeter, check
 from tiledseg.comm.transports.stopwatch import CPU
 from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.comm.watching.doing import waiting
-from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.comm.watching.verdict import name_ranks
 
 
 class HostBuffers:

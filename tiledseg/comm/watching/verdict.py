@@ -1,31 +1,27 @@
-"""Who holds up a job, from what its ranks say of themselves: pure, so that every case can be tested on one rank."""
+"""The ranks that hold up a job, from the reports of all: pure, so that every case can be tested on one rank. Standard
+library only."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import NamedTuple
-
-from tiledseg.comm.watching.rank_names import name_ranks
-from tiledseg.records import dataclass
 
 # Shares of the deadline. Ranks notice a standstill at slightly different times; a rank whose word has not changed for
 # so long, while the others' did, is stopped or gone, or holds the interpreter in a call that never returns.
 STALE = 0.9
 _ALL_STALE = 0.7
 SILENT = 0.4
-_GROUPS = 6
+_GROUPS = _RUNS = 6
 _WORDS = 160
 _TIMES = 20
 _GONE = "not answering, last in"
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a rank says of itself: `beat` counts its reports, `age` is the seconds without progress, `pace` the most of
-    them in the steps before; None where it is in none, or knows too few."""
+class Report(NamedTuple):
+    """A rank's word about itself. `beat` counts its reports; `age`: seconds without progress; `pace`: the most of them
+    in the steps before, None where it is in none or knows too few."""
 
     rank: int
     host: str
@@ -37,7 +33,11 @@ class Report:
     pace: float | None = None
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self)
+
+
+def decode(text: bytes) -> Report:
+    return Report(*json.loads(text))
 
 
 class Deadlines(NamedTuple):
@@ -47,8 +47,8 @@ class Deadlines(NamedTuple):
     least: float
 
     def of(self, reports: Iterable[Report]) -> float:
-        """Inside steps twenty times the longest time without progress that any rank has met in steps before; `most`
-        where one rank is in no step or does not know its pace. Pure: whoever reads the same reports has the same."""
+        """Return the deadline for ranks with these reports: inside steps twenty times the longest time without progress
+        in the steps before; `most` where one rank is in no step or does not know its pace."""
         longest = 0.0
         for report in reports:
             if report.pace is None:
@@ -57,33 +57,25 @@ class Deadlines(NamedTuple):
         return min(self.most, max(self.least, _TIMES * longest))
 
 
-def decode(text: bytes) -> Report:
-    return Report(**json.loads(text))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A report and for how many seconds the same one has been read again and again."""
+class Seen(NamedTuple):
+    """A report, and for how many seconds the same one has been read again and again."""
 
     report: Report
     unchanged: float
 
 
 def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
-    """One line that names the ranks which hold up the job and says what every rank is doing; None while one moves.
+    """Return one line that names the ranks which hold up the job, with the work of every rank; None while one moves.
 
-    Whoever answers and has made progress within the deadline keeps the job alive, whatever the others wait for.
+    A rank that answers and has made progress within the deadline keeps the job alive, however long the others wait.
     """
-    silent = [one for one in seen if one.unchanged >= SILENT * deadline]
-    answering = [one for one in seen if one.unchanged < SILENT * deadline]
-    if any(one.report.age < _ALL_STALE * deadline for one in answering):
+    silent = [one.report for one in seen if one.unchanged >= SILENT * deadline]
+    answering = [one.report for one in seen if one.unchanged < SILENT * deadline]
+    if any(report.age < _ALL_STALE * deadline for report in answering):
         return None
-    busy = [one for one in answering if not one.report.waits]
-    parts = _groups(silent, _GONE)
-    parts += _groups(sorted(busy, key=lambda one: -one.report.age), "stuck in")
-    if not parts:
-        parts = ["every rank waits for another"]
-    parts += _groups([one for one in answering if one.report.waits], "waiting in")
+    busy = sorted((report for report in answering if not report.waits), key=lambda report: -report.age)
+    parts = [*_groups(silent, _GONE), *_groups(busy, "stuck in")] or ["every rank waits for another"]
+    parts += _groups([report for report in answering if report.waits], "waiting in")
     more = [f"{len(parts) - _GROUPS} more groups"] if len(parts) > _GROUPS else []
     return (
         f"no rank has made progress for {deadline:.3g} s: {'; '.join([*parts[:_GROUPS], *more])}. Look at what the "
@@ -92,16 +84,16 @@ def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
 
 
 def not_answering(reports: Sequence[Report]) -> str:
-    """The ranks whose last reports these are, in words; empty where there are none."""
-    return "; ".join(_groups([Seen(report, 0.0) for report in reports], _GONE)[:_GROUPS])
+    """Return the ranks whose last reports these are, in words; empty where there are none."""
+    return "; ".join(_groups(reports, _GONE)[:_GROUPS])
 
 
-def _groups(seen: Sequence[Seen], how: str) -> list[str]:
-    """Ranks that say the same together, in the order of their first."""
+def _groups(reports: Sequence[Report], how: str) -> list[str]:
+    """Return the ranks that say the same together, in the order of their first."""
     groups: dict[str, list[Report]] = defaultdict(list)
-    for one in seen:
-        groups[one.report.words].append(one.report)
-    return [f"{_who(reports)} {how}: {_short(words)}" for words, reports in groups.items()]
+    for report in reports:
+        groups[report.words].append(report)
+    return [f"{_who(each)} {how}: {words[:_WORDS]}{'...' * (len(words) > _WORDS)}" for words, each in groups.items()]
 
 
 def _who(reports: Sequence[Report]) -> str:
@@ -109,5 +101,19 @@ def _who(reports: Sequence[Report]) -> str:
     return f"rank {ranks[0]} on {reports[0].host}" if len(ranks) == 1 else name_ranks(ranks)
 
 
-def _short(words: str) -> str:
-    return words if len(words) <= _WORDS else words[:_WORDS] + "..."
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3", "ranks 0-2, 5", or, of many runs, "ranks 0, 2, 4, 6, 8, 10 and 594 more".
+
+    `ranks` ascend and hold at least one.
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    shown = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs[:_RUNS])
+    left = sum(last - first + 1 for first, last in runs[_RUNS:])
+    return f"ranks {shown} and {left} more" if left else f"ranks {shown}"

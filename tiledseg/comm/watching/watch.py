@@ -1,11 +1,11 @@
-"""A thread a rank that ends the job where it stands still, and says who holds it up.
+"""A thread a rank that ends the job where it stands still, and says which rank holds it up.
 
-Progress is a change of what a rank says it does (`doing`). Every few seconds each rank's thread puts its report on the
-board, and reads rank 0's: two short messages, whatever the number of ranks. Rank 0, once it has itself made no progress
-for most of the deadline, reads all of them, and speaks and ends the job where no rank that answers has made any. So a
-long piece of work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is
-silent, another rank speaks. Each begins to look by the deadline of its own pace, and ends the job by that of all
-reports, which is no shorter.
+Progress is a change of the words of `doing`. Every few seconds each rank's thread puts its report into the job's store,
+and reads rank 0's: two short messages, whatever the number of ranks. Rank 0, once it has itself made no progress for
+most of the deadline, reads all reports, and ends the job where no rank that answers has made any. So a long piece of
+work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is silent, another
+rank speaks. Each begins to look by the deadline of its own pace, and ends the job by that of all reports, which is no
+shorter.
 
 Nothing here is collective, calls MPI or touches a GPU: the main thread may be stuck in any of them. Time counts only
 while the thread runs, so that a job which is stopped as a whole and goes on later is not taken for a standstill.
@@ -18,89 +18,129 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.board import Board
 from tiledseg.comm.watching.doing import changes, current, pace
-from tiledseg.comm.watching.verdict import SILENT, STALE, Deadlines, Report, Seen, not_answering, verdict
+from tiledseg.comm.watching.verdict import SILENT, STALE, Deadlines, Report, Seen, decode, not_answering, verdict
+
+T = TypeVar("T")
 
 _LONGEST_PERIOD = 5.0
 _LOST = 1.4  # periods after which a rank that is there has reported again
-_TOLD_SECONDS = 0.5  # for who has read all reports
+_TOLD_SECONDS = 0.5  # for the rank that reads all reports
+_PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
+_LAST_SECONDS = 30.0  # for the slowest rank to look for the last time
+
+
+class Board:
+    """Reports by rank in the job's store, over a connection of its own.
+
+    Every call returns within `seconds`, also where rank 0, which keeps the store, is stopped. The store's own calls may
+    then wait forever, so each runs in a thread, and while one has not come back there is no store. A failed call drops
+    the connection, and the next one makes it anew. Not for several threads at once.
+    """
+
+    def __init__(self, store: dist.Store, environ: Mapping[str, str], seconds: float) -> None:
+        base = store.underlying_store if isinstance(store, dist.PrefixStore) else store
+        assert isinstance(base, dist.TCPStore), "the job's ranks meet at a TCP store"
+        self._kept = store  # rank 0's ends with its last reference
+        self._host, self._port = base.host, base.port
+        self._prefix = f"watch {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # torchrun's store outlives a restart
+        self._seconds = seconds
+        self._connection: dist.Store | None = None
+        self._last: threading.Thread | None = None
+
+    def put(self, report: Report) -> None:
+        """Replace the rank's report, where the store answers."""
+        self._call(lambda store: store.set(str(report.rank), report.encode()))
+
+    def read(self, ranks: Sequence[int]) -> list[Report] | None:
+        """Return the last reports of `ranks`, all of which have put one; None where the store does not answer."""
+        texts = self._call(lambda store: store.multi_get([str(rank) for rank in ranks]))
+        return [decode(text) for text in texts] if texts is not None else None
+
+    def count(self, name: str, more: int = 1) -> int | None:
+        """Add to the counter `name` and return its value; None where the store does not answer."""
+        return self._call(lambda store: store.add(name, more))
+
+    def tell(self, words: str) -> None:
+        """Leave the names of lost ranks for the others."""
+        self._call(lambda store: store.set("lost", words))
+
+    def told(self) -> str:
+        """Return the names that another rank has left; empty where there are none, or no store."""
+        words = self._call(lambda store: store.get("lost") if store.check(["lost"]) else b"")
+        return words.decode() if words else ""
+
+    def _call(self, function: Callable[[dist.Store], T]) -> T | None:
+        if self._last is not None and self._last.is_alive():
+            return None
+        results: list[T] = []
+        self._last = threading.Thread(target=self._try, args=(function, results), daemon=True)
+        self._last.start()
+        self._last.join(self._seconds)
+        return results[0] if results else None
+
+    def _try(self, function: Callable[[dist.Store], T], results: list[T]) -> None:
+        try:
+            if self._connection is None:
+                # First a connection of our own, then torch's with time to spare: torch writes warnings where it fails.
+                socket.create_connection((self._host, self._port), timeout=self._seconds).close()
+                own = dist.TCPStore(self._host, self._port, None, False, _PATIENCE, False, use_libuv=True)
+                own.set_timeout(timedelta(seconds=self._seconds))
+                self._connection = dist.PrefixStore(self._prefix, own)
+            results.append(function(self._connection))
+        except (RuntimeError, OSError):
+            self._connection = None
 
 
 def report_period(deadline: float) -> float:
     return min(deadline / 20, _LONGEST_PERIOD)
 
 
-class Observer:
-    """Reports as they are read again and again, and for how long each has stayed the same."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, Seen] = {}
-
-    def add(self, report: Report, seconds: float) -> Seen:
-        """A report that was read `seconds` after the one before."""
-        before = self._seen.get(report.rank)
-        same = before is not None and before.report.beat == report.beat
-        self._seen[report.rank] = Seen(report, before.unchanged + seconds if before is not None and same else 0.0)
-        return self._seen[report.rank]
-
-    def miss(self, rank: int, seconds: float) -> Seen:
-        """Nothing could be read for `seconds`."""
-        before = self._seen.get(rank) or Seen(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
-        self._seen[rank] = Seen(before.report, before.unchanged + seconds)
-        return self._seen[rank]
-
-    def clear(self) -> None:
-        self._seen.clear()
-
-
 def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadlines: Deadlines) -> Watch:
-    """This rank's part of the watch, with its first report at the store; its steps begin anew."""
+    """Return this rank's part of the watch, with its first report at the store; its steps begin anew."""
     pace.forget()
     board, own = (Board(store, environ, max(0.5, report_period(deadlines.least))) for _ in range(2))
-    return Watch(board, launch, socket.gethostname(), deadlines, own=own)
+    return Watch(board, launch, socket.gethostname(), deadlines, own)
 
 
 class Watch:
-    """This rank's part of the watch over a job; `stop` it once all ranks have done their last communication."""
+    """This rank's part of the watch over a job; `stop` it once all ranks have done their last communication. `own`: a
+    board for the program's own thread."""
 
-    def __init__(
-        self,
-        board: Board,
-        launch: Launch,
-        host: str,
-        deadlines: Deadlines,
-        leave: Callable[[int], object] = os._exit,
-        own: Board | None = None,
-    ) -> None:
-        self._board, self._launch, self._host = board, launch, host
-        self._own = own  # for the program's own thread
+    def __init__(self, board: Board, launch: Launch, host: str, deadlines: Deadlines, own: Board | None = None) -> None:
+        self._board, self._launch, self._host, self._own = board, launch, host, own
         self._deadlines, self._period = deadlines, report_period(deadlines.least)
-        self._leave = leave
-        self._beat = 0
+        self._beat, self._changes = 0, -1
         self._age = 0.0
-        self._changes = -1
-        self._root, self._all = Observer(), Observer()
+        self._seen: dict[int, Seen] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._board.put(self._report())
 
     def start(self) -> None:
-        """Every rank has made its watch: all have put their first report."""
+        """Begin to look, once every rank has put its first report."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; it never speaks again. Rank 0, with which the store ends, waits until all have come here."""
+        """End the thread; it never speaks again. Rank 0 waits until all ranks have come here, half a minute at most.
+
+        The store ends with rank 0. Where others still ask it, torch writes a warning on each of them (64 ranks).
+        """
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(2 * GRACE_SECONDS)
-        self._board.leave(self._launch.size if self._launch.is_root else 0)
+        left, end = self._board.count("left"), time.monotonic() + _LAST_SECONDS
+        while self._launch.is_root and left is not None and left < self._launch.size and time.monotonic() < end:
+            time.sleep(0.02)
+            left = self._board.count("left", 0)
 
     def _run(self) -> None:
         last = time.monotonic()
@@ -110,7 +150,7 @@ class Watch:
             last = now
 
     def _look(self, seconds: float) -> None:
-        """One report and one look at the others, `seconds` of this thread's own time after the last."""
+        """Report once and look at the others, `seconds` of this thread's own time after the last look."""
         changed = changes()
         self._age = 0.0 if changed != self._changes else self._age + seconds
         self._changes = changed
@@ -121,21 +161,21 @@ class Watch:
             self._speak(line)
 
     def _look_at_all(self, seconds: float) -> str | None:
-        """Rank 0's part: the verdict."""
+        """Return rank 0's verdict."""
         if self._age < (STALE - SILENT) * self._own_deadline() - 2 * self._period:
-            self._all.clear()
+            self._seen.clear()
             return None
         reports = self._board.read(range(self._launch.size))
         if reports is None:
             return None
-        seen = [self._all.add(report, seconds) for report in reports]
+        seen = [self._observe(report.rank, report, seconds) for report in reports]
         deadline = self._deadlines.of(reports)
         return verdict(seen, deadline) if self._age >= STALE * deadline else None
 
     def _look_at_root(self, seconds: float) -> str | None:
-        """The others' part: ends this rank where rank 0 has spoken; the verdict where rank 0 is silent."""
+        """End this rank where rank 0 has spoken; return the verdict where rank 0 is silent."""
         reports = self._board.read([0])
-        root = self._root.add(reports[0], seconds) if reports else self._root.miss(0, seconds)
+        root = self._observe(0, reports[0] if reports else None, seconds)
         if root.report.ended:
             self._end()
         if not self._stands_still(root, self._own_deadline()):
@@ -145,17 +185,26 @@ class Watch:
         if not self._stands_still(root, deadline):
             return None
         line = verdict([root, *(Seen(report, 0.0) for report in others)], deadline)
-        if line is not None and not self._board.is_first_speaker():
+        if line is not None and self._board.count("speakers") not in (None, 1):
             self._end()
         if line is not None and not reports and self._launch.rank > 1:  # no store to agree at: rank 1 ends the others
             time.sleep(GRACE_SECONDS + min(self._launch.rank - 2, GRACE_SECONDS))
         return line
 
+    def _observe(self, rank: int, report: Report | None, seconds: float) -> Seen:
+        """Return a rank's report, `seconds` after the one before, and for how long it has stayed the same; None where
+        nothing could be read."""
+        unknown = Seen(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
+        before = self._seen.get(rank, unknown)
+        same = report is None or (rank in self._seen and before.report.beat == report.beat)
+        self._seen[rank] = Seen(report or before.report, before.unchanged + seconds if same else 0.0)
+        return self._seen[rank]
+
     def _stands_still(self, root: Seen, deadline: float) -> bool:
         return self._age >= STALE * deadline and root.unchanged >= SILENT * deadline
 
     def _own_deadline(self) -> float:
-        """By this rank's pace: that of all is no shorter, but where a step ends while it is looked at."""
+        """Return the deadline of this rank's pace. That of all is no shorter, but where a step ends meanwhile."""
         return self._deadlines.of([self._report()])
 
     def _speak(self, line: str) -> None:
@@ -165,28 +214,29 @@ class Watch:
         if self._launch.is_root:
             self._board.put(self._report(ended=True))
             time.sleep(2 * self._period)  # until the others have read it, who then leave unheard
-        self._leave(1)
+        os._exit(1)
 
     def _end(self) -> None:
-        """Another rank has spoken, or is about to."""
+        """Leave: another rank has spoken, or is about to."""
         time.sleep(GRACE_SECONDS)
-        self._leave(1)
+        os._exit(1)
 
     def lost(self, least: float) -> str:
-        """The ranks that report no more, in words; empty where all do, or where nobody can tell. Takes a little more
-        than the time from report to report, and at least `least` seconds. Not collective: for ranks whose communication
-        has failed. The first that asks reads all reports; the others read what it found.
+        """Return the ranks that report no more, in words; empty where all do, or where nobody can tell.
+
+        For ranks whose communication has failed; not collective. It takes a little more than the time from report to
+        report, and at least `least` seconds. The first that asks reads all reports, the others read its answer.
         """
         period = max(_LOST * self._period, least)
         if self._own is None:
             time.sleep(period)
             return ""
-        first = self._own.is_first_to_ask()
-        before = self._own.read(range(self._launch.size)) if first else None
+        asker = self._own.count("askers")
+        before = self._own.read(range(self._launch.size)) if asker == 1 else None
         time.sleep(period)
-        if first is None:  # rank 0 keeps the store, or torchrun beside rank 0
-            return not_answering([self._root.miss(0, 0.0).report])
-        if not first:
+        if asker is None:  # rank 0 keeps the store, or torchrun beside rank 0
+            return not_answering([self._observe(0, None, 0.0).report])
+        if asker > 1:
             time.sleep(_TOLD_SECONDS)
             return self._own.told()
         now = self._own.read(range(self._launch.size))

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from tiledseg.comm.connections import open_files_needed, store_operations
-from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.training.preparing.compiling import why_uncompiled
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.rehearsal.walk import walk
