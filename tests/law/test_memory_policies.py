@@ -55,9 +55,9 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
     post = HaloExchanger._post
 
-    def counted(self, way, x_BCHW, *others):  # type: ignore[no-untyped-def]
-        started.append(f"{tuple(way.shape)} from {tuple(x_BCHW.shape)}")
-        return post(self, way, x_BCHW, *others)
+    def counted(self, way, x_BCHW, made_BCHW, *others, **more):  # type: ignore[no-untyped-def]
+        started.append(f"{tuple(made_BCHW.shape)} from {tuple(x_BCHW.shape)}")
+        return post(self, way, x_BCHW, made_BCHW, *others, **more)
 
     monkeypatch.setattr(HaloExchanger, "_post", counted)
     return started

@@ -17,7 +17,7 @@ from tiledseg.geometry.sharing.block_exchange import BlockExchange
 from tiledseg.models.layers.block import Place
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
+from tiledseg.spatial.overlap import OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import SpatialLayer
 
 
@@ -53,10 +53,8 @@ class SpatialConvolution(SpatialLayer):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
         bias = None if m.bias is None else m.bias.to(dtype)
         padding = place.own_padding((self._row.padding, self._col.padding))
-        options = ConvolutionOptions(
-            (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups, self._convolve
-        )
-        job = OverlapJob(exchanger, exchange, options, (self._row, self._col), place)
+        options = (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups
+        job = OverlapJob(exchanger, exchange, (self._row, self._col), place, self._convolve, options)
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
 
