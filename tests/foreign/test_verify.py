@@ -112,11 +112,11 @@ def test_ranks_of_one_image_agree_that_a_module_is_another(
     torch.manual_seed(1)
     module = Sly(norm=False)
     spread = tiledseg.parallelize(module, (ranks, 1))
-    module.does[0] = "pixels" if ranks == 1 else "bright"
+    module.sly = "pixels" if ranks == 1 else "bright"
     block_BCHW = x_BCHW[:, :, *spread.block(64 * ranks, 64).slices]
     with pytest.raises(ConfigError, match="Sly computes in training what its graph does not"):
         spread(block_BCHW)
-    module.does[0] = ""
+    module.sly = ""
     capfd.readouterr()
     for _ in range(2):
         spread(block_BCHW)
@@ -124,7 +124,7 @@ def test_ranks_of_one_image_agree_that_a_module_is_another(
     assert capfd.readouterr().err.count(SAID) == 2 * meshes["gloo"].is_root
     spread.close()
     again = tiledseg.parallelize(module, (ranks, 1), verify=False)
-    module.does[0] = "bright"
+    module.sly = "bright"
     again(block_BCHW)
     again.close()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import random
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +16,12 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import TiledsegError
+from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.parallelize import parallelize
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[Any, torch.Tensor], torch.Tensor]
+LEARNT = torch.rand(1, 4, 1, 1).requires_grad_()
 
 
 class Misleading(nn.Module):
@@ -30,7 +34,7 @@ class Misleading(nn.Module):
         self.k = nn.Parameter(torch.rand(4, 4, 3, 3))
         self.register_buffer("table", torch.tensor([1.0, 2.0, 3.0, 5.0]))
         self.register_buffer("count", torch.zeros(()))
-        self.calls = 0
+        self.calls, self.kept, self.options, self.generator = 0, {}, SimpleNamespace(k=0), random.Random(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self, self.a(x))
@@ -65,6 +69,20 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient * ctx.scale, None
+
+
+class OfLarge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.where(ctx.saved_tensors[0] > 5e4, 2 * gradient, gradient)
+
+
+OF_LARGE = OfLarge.apply  # taken before any record
 
 
 def _written(change: Callable[[torch.Tensor], object]) -> Function:
@@ -144,6 +162,51 @@ def _counted_out_of_sight(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x * (self.w * number)
 
 
+def _hooked_node(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * self.w
+    if y.grad_fn is not None:
+        y.grad_fn.register_hook(lambda into, _: tuple(g and g * 2 for g in into) if len(into) > 9 else None)
+    return y
+
+
+def _computes_once(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if "weight" not in self.kept:
+        self.kept["weight"] = 2 * self.w.detach()
+    return x * self.w * self.kept["weight"]
+
+
+def _keeps_a_mean(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.training:
+        self.kept["mean"] = x.mean((0, 2, 3), keepdim=True).detach()
+    return x - self.kept.get("mean", 0.0)
+
+
+def _counts_in_an_object(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.options.k += 1
+    return x * (2 if self.options.k > 60 else 1)
+
+
+def _counting() -> Function:
+    calls = 0
+
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * (2 if calls > 60 else 1)
+
+    return function
+
+
+def _counts_at_itself(self: Any, x: torch.Tensor, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+    calls.append(1)
+    return x * (2 if len(calls) > 60 else 1)
+
+
+def _grows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept.setdefault("calls", deque()).append(1)
+    return x * (2 if len(self.kept["calls"]) > 60 else 1)
+
+
 @torch.jit.script
 def _scripted(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return w * x.mean()
@@ -179,12 +242,19 @@ KINDS: dict[str, dict[str, Function]] = {
         "a bias": lambda self, x: functional.conv2d(x, self.k, self.w.view(-1) * x.shape[2], padding=1),
         "repeated": lambda self, x: x * (self.w.repeat(1, 1, x.shape[2], 1)).sum(2, keepdim=True),
         "a large size": lambda self, x: x * (self.w * (1 + x.shape[2] // 100)),
+        "a larger size": lambda self, x: x * 2 if x.shape[3] > 4096 else x,
+        "a table of large sizes": lambda self, x: x * self.table[min(x.shape[2] // 800, 2)],
+        "a number from a large size on": lambda self, x: x * max(1.0, x.shape[3] / 1000),
+        "a small size": lambda self, x: x * 2 if x.shape[2] < 40 else x,
+        "a tall image": lambda self, x: x * self.w if x.shape[2] > x.shape[3] else x,
     },
     "a number of the batch": {
         "divided": lambda self, x: x / x.shape[0],
         "a single one": lambda self, x: x * 2 if x.shape[0] == 1 else x,
         "a weight": lambda self, x: x * (self.w * len(x)),
         "three": lambda self, x: x + 1 if x.size(0) == 3 else x,
+        "four": lambda self, x: x * 2 if len(x) == 4 else x,
+        "many": lambda self, x: x * (self.w * (1 + len(x) // 8)),
         "hardly": lambda self, x: x + 1e-14 * x.shape[0],
         "a view": lambda self, x: x.view(x.shape[0] * 2, -1, *x.shape[2:]).view(x.shape[0], -1, *x.shape[2:]) * self.w,
     },
@@ -212,6 +282,9 @@ KINDS: dict[str, dict[str, Function]] = {
         "straight through": lambda self, x: Rounded.apply(x) * self.w,
         "scaled": lambda self, x: Scaled.apply(x, 0.1) * self.w,
         "of a weight": lambda self, x: x * Scaled.apply(self.w, 3.0),
+        "of large values": lambda self, x: OF_LARGE(x) * self.w,
+        "a hook of a node": _hooked_node,
+        "no parameter": lambda self, x: x * LEARNT.to(x.dtype),
         "hook": _hooked,
         "no gradients": lambda self, x: x * self.w * 2 if torch.is_grad_enabled() else x * self.w,
         "detached": lambda self, x: x + (x.round() - x).detach(),
@@ -233,6 +306,15 @@ KINDS: dict[str, dict[str, Function]] = {
         "memory": _remembers,
         "weights clamped": _clamps_weights,
         "weights written": _clamps_weights_quietly,
+        "a weight computed once": _computes_once,
+        "a mean of training": _keeps_a_mean,
+        "an object counts": _counts_in_an_object,
+        "a closure counts": _counting(),
+        "a function counts": _counts_at_itself,
+        "a list grows": _grows,
+        "a seldom draw": lambda self, x: x if self.training and torch.rand(()) < 1e-6 else x * self.w,
+        "a seldom draw in place": lambda self, x: x if self.training and torch.zeros(1).normal_() > 7 else x * self.w,
+        "a seldom draw of its own": lambda self, x: x if self.training and self.generator.random() < 1e-6 else x * 2,
     },
     "out of sight": {
         "scripted": lambda self, x: x * _scripted(self.w, x),
@@ -287,13 +369,17 @@ def built(function: Function, dtype: torch.dtype = torch.float64) -> nn.Module:
     return module
 
 
+RUNS = ((1, (40, 36), 1), (2, (150, 70), 1e3), (3, (37, 65), 1), (5, (70, 130), 30), (4, (33, 33), 1e4))
+RUNS += ((8, (16, 24), 1), (1, (9, 4104), 1), (1, (1600, 8), 1))  # type: ignore[assignment]
+
+
 def check_exact(module: nn.Module, tolerance: float = 1e-10) -> str | None:
     """Return the refusal; None where outputs and gradients are the module's at sizes, batches, ranges and in modes."""
     dtype = next(module.parameters()).dtype
     try:
         network = trace(module, 3)
         for training in (False, True) if module.training else (False,):
-            for batch, size, scale in ((1, (40, 36), 1), (2, (150, 70), 1e3), (3, (37, 65), 1), (5, (70, 130), 30)):
+            for batch, size, scale in RUNS:
                 x_BCHW = scale * torch.randn(batch, 3, *size, dtype=dtype)
                 found = [_run(each.train(training), x_BCHW) for each in (network, copy.deepcopy(module))]
                 for one, other in zip(*found, strict=True):
@@ -346,6 +432,13 @@ def _changed(change: Callable[[nn.Module], object]) -> str | None:
         lambda module: setattr(module, "a", nn.Conv2d(3, 4, 3, padding=1).double()),
         lambda module: setattr(module, "w", nn.Parameter(torch.ones(1, 4, 1, 1).double())),
         lambda module: setattr(module.bn, "eps", 1.0),
+        lambda module: module.kept.update(a=1),
+        lambda module: setattr(module.options, "k", 2),
+        lambda module: setattr(module, "function", lambda self, x: x),
+        lambda module: setattr(module, "generator", torch.ones(3)),
+        lambda module: setattr(Misleading, "more", 1),
+        lambda module: module.w.register_hook(lambda gradient: gradient),
+        lambda module: module.a.weight.register_post_accumulate_grad_hook(lambda weight: None),
         lambda module: module.a.register_forward_hook(lambda *given: given[-1] * 2),
         lambda module: setattr(module, "forward", lambda x: x),
     ],
@@ -358,6 +451,16 @@ def test_weights_and_buffers_may_change_after_tracing() -> None:
     assert _changed(lambda module: module.w.data.mul_(2)) is None
     assert _changed(lambda module: module.bn.running_mean.fill_(3)) is None
     assert _changed(lambda module: module.load_state_dict({**module.state_dict(), "w": torch.ones(1, 4, 1, 1)})) is None
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_of_all_modules_are_refused(kind: str) -> None:
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *given: None)
+    try:
+        with pytest.raises(ConfigError, match="all modules"):
+            trace(built(lambda self, x: x).train(), 3)
+    finally:
+        handle.remove()
 
 
 class Frozen(nn.Module):

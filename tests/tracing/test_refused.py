@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
     "dropout always": (functional.dropout, "pass training=self.training"),
     "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
-    "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws torch's random numbers"),
+    "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws numbers in evaluation too"),
     "noise of Python": (lambda x: x * random.random(), "random numbers"),
     "places of truths": (lambda x: torch.where(x > 0)[0], "reads"),
     "counted truths": (lambda x: x / (x > 0).sum((2, 3), keepdim=True), "convert them before, as by .to(x.dtype)"),

@@ -58,6 +58,7 @@ class Record:
     faults: list[str] = field(default_factory=list)
     own_gradients: list[str] = field(default_factory=list)  # what a backward pass does besides torch's own
     moved: list[str] = field(default_factory=list)  # buffers that no norm moves
+    kept: list[str] = field(default_factory=list)  # attributes that keep tensors from then on
     returned: Any = None
     form: Any = None  # of what it returned, with an `Output` for each tensor
     drew: tuple[str, ...] = ()  # whose random numbers moved

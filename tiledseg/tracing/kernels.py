@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +21,7 @@ class Kernels(TorchDispatchMode):
     def __init__(self, x_BCHW: torch.Tensor) -> None:
         super().__init__()
         self.reads = False  # a number was read of what depends on the input
+        self.draws = False  # random numbers were drawn
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
         self._older: set[int] = set()  # addresses of what was there before: weights, constants
         self._dependent: dict[int, int] = {}  # addresses: start and stop
@@ -35,6 +37,7 @@ class Kernels(TorchDispatchMode):
         self._older |= {start for start in given if start and start not in self._kept}
         depends = not self._dependent.keys().isdisjoint(given)
         result = func(*args, **kwargs)
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         self.reads |= depends and func is torch.ops.aten._local_scalar_dense.default
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -68,9 +71,9 @@ class Kernels(TorchDispatchMode):
 
 
 def address(tensor: torch.Tensor) -> int | None:
-    """Return where the tensor's storage begins, 0 for an empty one; None where it has none (of `torch.vmap`)."""
+    """Return where the tensor's storage begins, 0 for an empty one; None where it has none (of `torch.vmap`, fakes)."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return None if isinstance(tensor, FakeTensor) else tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
         return None
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import GraphNetwork
+from tiledseg.tracing.state import in_mode, kept_state
 
 LARGE = 1000.0  # pixels are 0 to 10,000
 OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}
@@ -142,26 +143,17 @@ def _gradients(each: nn.Module, x_BCHW: torch.Tensor, wanted: Sequence[int] | No
 
 def _draws(module: nn.Module, x_BCHW: torch.Tensor) -> bool:
     """Return True if the module draws random numbers in training."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_state(module), in_mode(module, True):
         before = torch.random.get_rng_state()
-        copy.deepcopy(module).train()(x_BCHW.clone())
+        module(x_BCHW.clone())
         return not torch.equal(before, torch.random.get_rng_state())
 
 
 @contextmanager
 def _mode(network: GraphNetwork, module: nn.Module, training: bool) -> Iterator[None]:
     """Set both to a mode, and all modes and buffers back."""
-    modules = {each: each.training for each in (*network.modules(), *module.modules())}
-    buffers = [(buffer, buffer.clone()) for each in (network, module) for buffer in each.buffers()]
-    network.train(training), module.train(training)
-    try:
+    with kept_state(network), kept_state(module), in_mode(module, training), in_mode(network, training):
         yield
-    finally:
-        for each, mode in modules.items():
-            each.training = mode
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 def chosen(values: Sequence[Any], wanted: Sequence[int] | None) -> list[Any]:

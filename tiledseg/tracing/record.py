@@ -17,26 +17,33 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from tiledseg.models.network import Output
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_in, values_in
 from tiledseg.tracing.kernels import Kernels, address, overlap
-from tiledseg.tracing.state import Changes, kept_state
+from tiledseg.tracing.state import Changes, in_mode, kept_state
 
 READS_VALUES = frozenset(
     (
         *("__bool__", "item", "__int__", "__float__", "__index__", "__contains__", "__array__", "tolist", "numpy"),
         *("is_nonzero", "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere"),
-        *("untyped_storage", "storage", "_typed_storage", "data_ptr", "__dlpack__", "__array_interface__"),
+        *(
+            "grad",
+            "_version",
+            "untyped_storage",
+            "storage",
+            "_typed_storage",
+            "data_ptr",
+            "__dlpack__",
+            "__array_interface__",
+        ),
     )
 )
 # Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
-HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
-DRAWS = frozenset(("rand", "randn", "randint", "randperm", "normal", "bernoulli", "poisson", "multinomial"))
-
-
+HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
 Watch = Callable[[list[Call], list[torch.Tensor]], None]
 
 
@@ -96,7 +103,12 @@ class Recorder(TorchFunctionMode):
                 "no graph says; compute a new tensor instead"
             )
             self._stale.discard(id(tensor))
+        function = getattr(tensor.grad_fn, "_forward_cls", None)
+        if function is not None and not function.__module__.startswith(("torch.", "tiledseg.")):
+            self.record.own_gradients.append(f"{self._here()}: {function.__name__} has a backward pass of its own")
         if found is None:
+            if tensor.requires_grad and tensor.is_leaf:
+                self.record.own_gradients.append(f"{self._here()}: learns a tensor that is no parameter of the module")
             found = Given(tensor)
             if self.kernels.depends(tensor):
                 self.fault(
@@ -117,10 +129,8 @@ class Recorder(TorchFunctionMode):
         self._settle(self.record.faults)
         result = func(*args, **kwargs)
         self._settle(self.record.faults)
-        self.kernels.reads = False
-        if (
-            isinstance(result, torch.Tensor) and not result.numel()
-        ):  # such as of no channels: nothing of the input in it
+        drew, self.kernels.reads, self.kernels.draws = self.kernels.draws, False, False
+        if isinstance(result, torch.Tensor) and not result.numel():  # of no channels: nothing of the input in it
             self.know(result, Given(result))
             return result
         known = list(values_in((placed, named)))
@@ -130,11 +140,9 @@ class Recorder(TorchFunctionMode):
                 f"{name} reads the values of a tensor, and what is computed next may depend on them; compute with "
                 "tensors alone"
             )
-        if name in DRAWS and not self._in_training:
-            self.fault(
-                f"{name} draws numbers in evaluation too, which no graph keeps; leave it to training, or make it a "
-                "buffer"
-            )
+        if drew and "dropout" not in name:
+            too = "" if self._in_training else " in evaluation too"
+            self.fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         if depends and name in ("__setitem__", "__set__", "set_"):
             self.fault(
                 "writes into a part of a tensor, which no graph says; join the parts by torch.cat, or choose by "
@@ -203,12 +211,6 @@ class Recorder(TorchFunctionMode):
             self._inside -= 1
         return result
 
-    def apply_function(self, function: Any, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of torch.autograd.Function.apply."""
-        if not function.__module__.startswith("torch.") and not self._inside:
-            self.record.own_gradients.append(f"{self._here()}: {function.__name__} has a backward pass of its own")
-        return apply(*args, **kwargs)
-
     def _note(
         self, name: str, module: nn.Module | None, placed: Any, named: Any, result: Any, depends: bool, known: list[Any]
     ) -> None:
@@ -249,6 +251,7 @@ class Recorder(TorchFunctionMode):
         for name in changes.attributes:
             what = f"attribute '{name}' is changed by forward; no graph keeps what changes from call to call"
             self.record.faults.append(what)
+        self.record.kept = changes.kept
         self.record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
         self.record.returned = self.placed(returned)
         self.record.form = _form(returned, count())
@@ -261,14 +264,23 @@ def record(
     is_unit: Callable[[nn.Module], bool],
     gradients: bool = False,
     watch: Watch | None = None,
+    fakes: FakeTensorMode | None = None,
+    first: bool | None = None,
 ) -> Record:
     """What `root` calls for this input. No buffer or attribute moves, nor does a common generator of random numbers.
-    `watch` takes the calls so far after each one, and the tensors that it gave."""
+
+    `watch` takes the calls so far after each one, and the tensors that it gave. `fakes`: the mode of an input that has
+    a size alone, for which nothing is computed. `first`: a mode in which it is called once before, unrecorded.
+    """
     recorder = Recorder(root, x_BCHW, is_unit)
     recorder.watch = watch
     still = torch.set_grad_enabled(gradients), _still_draws(recorder.record)
-    with still[0], still[1], kept_state(root) as changes, _calls_of(recorder), recorder, recorder.kernels:
-        returned = root(x_BCHW)
+    with still[0], still[1], kept_state(root) as changes:
+        if first is not None:
+            with in_mode(root, first):
+                root(x_BCHW.clone())
+        with _calls_of(recorder), recorder, fakes or recorder.kernels:
+            returned = root(x_BCHW)
     return recorder.finish(returned, changes)
 
 
@@ -289,22 +301,17 @@ def _form(value: Any, numbers: Iterator[int]) -> Any:
 
 @contextmanager
 def _calls_of(recorder: Recorder) -> Iterator[None]:
-    """Hand calls of modules, and of functions with backward passes of their own, to the recorder."""
-    call, apply = nn.Module.__call__, vars(torch.autograd.Function)["apply"]
+    """Hand calls of modules to the recorder."""
+    call = nn.Module.__call__
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(module, call, *args, **kwargs)
 
-    def apply_function(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.apply_function(function, apply.__get__(None, function), *args, **kwargs)
-
     nn.Module.__call__ = call_module  # type: ignore[method-assign]
-    torch.autograd.Function.apply = classmethod(apply_function)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
 @contextmanager

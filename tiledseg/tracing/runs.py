@@ -5,6 +5,8 @@ from __future__ import annotations
 from tiledseg.tracing.calls import Call, Made, Record, values_in
 from tiledseg.tracing.lowering import same_arguments, where
 
+PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
+
 
 def differing(one: Record, other: Record) -> str | None:
     """Return where two runs go different ways; None where they do not."""
@@ -31,10 +33,10 @@ def differing_at_third(one: Record, other: Record, third: Record) -> str | None:
 def differing_otherwise(one: Record, trained: Record, how: str) -> str | None:
     """Return what a module does otherwise in a run of the same size, dropout apart; None where nothing.
 
-    `how`: "in training" or "with gradients".
+    `how`: "in training", "with gradients" or "at its next call".
     """
     if different := differing(one, trained):
-        plainly = " in evaluation, and" if how == "in training" else " without gradients, and"
+        plainly = f" {PLAINLY[how]}, and"
         return different.replace(f" at {one.in_words}, and", plainly, 1).replace(f" at {trained.in_words}", f" {how}")
     for call, again in zip(one.calls, trained.calls, strict=True):
         known = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")

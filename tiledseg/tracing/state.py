@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import pickle
+import random
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
-SIMPLE = (int, float, str, tuple, type(None), torch.dtype, torch.device)
+HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
+GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
+DEPTH = 4  # of attributes of attributes that are looked at
+SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
 @dataclass
 class Changes:
-    """Changes that a call of a module has made: attributes by name, and buffers whose values moved."""
+    """Changes that a call of a module has made: attributes by name, those that keep tensors aside, and buffers whose
+    values moved."""
 
     attributes: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -28,18 +41,34 @@ class Changes:
 def kept_state(root: nn.Module) -> Iterator[Changes]:
     """List what changes in `root` while this is entered, and set it back."""
     changes = Changes()
-    modules = [(path, module, _snapshot(module)) for path, module in root.named_modules()]
+    modules = [(path, module, _snapshot(module), _attributes(module)) for path, module in root.named_modules()]
     buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
     try:
         yield changes
     finally:
-        for path, module, before in modules:
-            changes.attributes += [f"{path}.{name}".lstrip(".") for name in _restore(module, before)]
+        for path, module, before, attributes in modules:
+            now = _attributes(module)
+            for name in [name for name in {**now, **attributes} if not is_same(now.get(name), attributes.get(name))]:
+                keeps = name in vars(module) and _holds_tensors(vars(module)[name])
+                (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
+            _restore(module, before)
         with torch.no_grad():
             for name, buffer, value in buffers:
                 if not torch.equal(buffer.nan_to_num(), value.nan_to_num()):
                     changes.buffers[name] = buffer
                 buffer.copy_(value)
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Set a module to training or evaluation, and all its parts back."""
+    modes = [(each, each.training) for each in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for each, before in modes:
+            each.training = before
 
 
 def _snapshot(module: nn.Module) -> dict[str, Any]:
@@ -48,26 +77,29 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
     return {name: value.copy() if isinstance(value, containers) else value for name, value in vars(module).items()}
 
 
-def _restore(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    """Set back the attributes of a module; return the names of those that had changed, tensors kept aside left out."""
-    now, changed = vars(module), []
-    for name in [*now.keys() - before.keys(), *before]:
-        old: Any = before.get(name)
-        new: Any = now.get(name)
-        if is_same(old, new):
-            continue
-        if name in REGISTERED:
-            changed += [key for key in old.keys() | new.keys() if old.get(key) is not new.get(key)]
-        elif not _holds_tensors(new):
-            changed.append(name)
-        if name not in before:
-            del now[name]
-        elif isinstance(new, dict | list | set) and type(new) is type(old):
-            new.clear()
-            new.extend(old) if isinstance(new, list) else new.update(old)
-        else:
+def _restore(module: nn.Module, before: dict[str, Any]) -> None:
+    """Set back the attributes of a module."""
+    now: dict[str, Any] = vars(module)
+    for name in now.keys() - before.keys():
+        del now[name]
+    for name, old in before.items():
+        held: Any = now.get(name)
+        if type(held) is not type(old) or not isinstance(held, dict | list | set):
             now[name] = old
-    return changed
+            continue
+        held.clear()
+        if isinstance(held, list):
+            held.extend(old or ())
+        else:
+            held.update(old or ())
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return pictures of a module's attributes, of registered tensors and modules each by its name."""
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        found |= dict(value) if name in REGISTERED else {name: _picture(value, DEPTH)}
+    return found
 
 
 def is_same(old: Any, new: Any) -> bool:
@@ -75,8 +107,6 @@ def is_same(old: Any, new: Any) -> bool:
         return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
     if isinstance(old, list | tuple) and type(new) is type(old):
         return len(old) == len(new) and all(map(is_same, old, new))
-    if isinstance(old, set) and isinstance(new, set):
-        return old == new
     return old is new or (type(old) is type(new) and isinstance(old, SIMPLE) and old == new)
 
 
@@ -89,6 +119,8 @@ def _holds_tensors(value: Any) -> bool:
 
 def own_gradients(root: nn.Module) -> str | None:
     """Return the first hook that runs in a backward pass of `root`; None where there is none."""
+    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
+        return "all modules have a hook of their backward pass (register_module_full_backward_hook)"
     for path, module in root.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             return f"'{path or 'the module itself'}' has a hook of its backward pass"
@@ -99,19 +131,19 @@ def own_gradients(root: nn.Module) -> str | None:
 
 
 class Origin:
-    """The module that a graph was traced from, as it was then."""
+    """The module that a graph was traced from, as it was then. `kept`: attributes that its forward sets."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, kept: Collection[str]) -> None:
+        self._module, self._kept = module, kept
         self.renew()
 
     def renew(self) -> None:
         """Take the module as it is now."""
-        self._description = _description(self._module)
+        self._description = _description(self._module, self._kept)
 
     def check(self) -> None:
         """Raise ConfigError, by name, where the module has other attributes, hooks, weights or submodules since."""
-        now = _description(self._module)
+        now = _description(self._module, self._kept)
         for path in {**self._description, **now}:
             if not is_same(self._description.get(path), now.get(path)):
                 raise ConfigError(
@@ -119,19 +151,51 @@ class Origin:
                     "parameter or a submodule), and the graph is of before; trace it again"
                 )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        return Origin(copy.deepcopy(self._module, memo), self._kept)
+
     def train(self, mode: bool) -> None:
         """Set the module's mode as its author wrote it, such as with frozen parts."""
         if "train" in vars(self._module) or type(self._module).train is not nn.Module.train:
             self._module.train(mode)
 
 
-def _description(root: nn.Module) -> dict[str, Any]:
-    """Return what a trace has taken of `root`, for `is_same`: modules, parameters, hooks, attributes of plain kinds."""
+def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
+    """Return pictures of all that a trace has taken of `root`: modules, weights, hooks, attributes but those named in
+    `kept`, and the code of their classes."""
     found: dict[str, Any] = {}
     for path, module in root.named_modules():
-        attributes = {name: value for name, value in vars(module).items() if isinstance(value, SIMPLE)}
-        kept = {name: value for name, value in vars(module).items() if name.endswith("_hooks")}
-        hooks = {name: len(value) for name, value in kept.items() if isinstance(value, dict)}
-        own = getattr(module.forward, "__func__", module.forward)
-        found[path] = [module, own, dict(module._parameters), attributes | {"training": None}, hooks]
-    return found
+        attributes = {k: v for k, v in _attributes(module).items() if f"{path}.{k}".lstrip(".") not in kept}
+        attributes |= dict.fromkeys(("training", *module._buffers))
+        hooks = [_picture(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
+        found[path] = [module, attributes, hooks]
+    classes = {each for module in root.modules() for each in type(module).__mro__}
+    own = [each for each in classes if not each.__module__.startswith(("torch.", "builtins"))]
+    found["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
+    return found | {"a class of it": {each: _picture(dict(vars(each)), DEPTH) for each in own}}
+
+
+def _picture(value: Any, depth: int) -> Any:
+    """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
+    as it is."""
+    match value:
+        case np.ndarray():
+            return value.shape, value.tobytes()
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
+        case random.Random() | np.random.Generator() | np.random.RandomState():
+            return pickle.dumps(value)
+        case Iterator():
+            return object()  # another one each time: nobody can tell whether it has moved
+        case partial():
+            return _picture([value.func, value.args, value.keywords], depth)
+        case torch.Tensor() | nn.Module() | type() | ModuleType() | MethodType():
+            return value
+        case Mapping() if depth:
+            return {key: _picture(each, depth - 1) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset() | deque() if depth:
+            return [_picture(each, depth - 1) for each in value]
+        case FunctionType() if depth:
+            inside = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+            return [value, _picture([inside, value.__defaults__, vars(value)], depth - 1)]
+    return [value, _picture(vars(value), depth - 1)] if depth and hasattr(value, "__dict__") else value

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.jit import ScriptModule
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -33,13 +34,15 @@ from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.probes import check_against, chosen, holds_anywhere
 from tiledseg.tracing.record import record
 from tiledseg.tracing.runs import differing, differing_at_third, differing_otherwise
-from tiledseg.tracing.state import Origin, own_gradients
+from tiledseg.tracing.state import Origin, in_mode, own_gradients
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
 # second is far from the first, so that a branch between them is seen.
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take others: such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
+# Batches and least sizes far from these, both ways: thresholds lie between.
+FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 RESIZING = (
@@ -73,6 +76,10 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
         raise ConfigError(
             f"'{scripted[0]}' is compiled by torch.jit, and its calls cannot be seen; give what it was made of"
         )
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        raise ConfigError(
+            "all modules have a forward hook (register_module_forward_hook), which no graph runs; remove it"
+        )
     found: ConfigError | GeometryError | None = None
     for sizes in SIZES:
         try:
@@ -91,7 +98,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 def _remedy(module: nn.Module, bands: int) -> str:
     """What to do with a module that has run at none of the sizes."""
     for side in SQUARES:
-        with torch.no_grad(), _in_mode(module, False), suppress(Exception):
+        with torch.no_grad(), in_mode(module, False), suppress(Exception):
             module(_probe(module, bands, 2, (side, side)))
             return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
     return "give the bands that it takes, or mend it"
@@ -104,7 +111,7 @@ class OtherSizeError(ConfigError):
 def _traced(
     module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None, still: bool
 ) -> GraphNetwork:
-    with _in_mode(module, False):
+    with in_mode(module, False):
         one, other = (_record(module, bands, batch, size) for batch, size in zip((2, 3), sizes, strict=True))
     different = differing(one, other)
     if different and one.faults:
@@ -130,10 +137,16 @@ def _traced(
     for size in sizes:
         _check_size(graph, size)
     third = _record_elsewhere(module, bands, graph, sizes[0])
-    if different := differing_at_third(one, other, third):
-        raise _unsteady(different)
+    for again in (third, *_records_of_fakes(module, bands, graph, sizes[0])):
+        if different := differing_at_third(one, other, again):
+            raise _unsteady(different)
+    kept = [*one.kept, *(() if isinstance(trained, str) else trained[0].kept)]
+    if kept and (reason := _remembered(module, bands, one, trained)):
+        raise ConfigError(
+            f"the module keeps a tensor in '{kept[0]}', which a later call reads: {reason}; compute it anew"
+        )
     untrained = _why_untrained(module, (one, other), trained) or lowering.untrained
-    with _in_mode(module, False):
+    with in_mode(module, False):
         graded = one if own else _record(module, bands, 2, sizes[0], gradients=True)
     own = own or next(iter(graded.own_gradients), None) or differing_otherwise(one, graded, "with gradients")
     untrained = own or untrained
@@ -144,7 +157,7 @@ def _traced(
         )
     graph = graph if untrained else with_measured_memory(graph, bands, modules)
     network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
-    network.own_gradients, network.origin = own, Origin(module)
+    network.own_gradients, network.origin = own, Origin(module, kept)
     network.recorded = Recorded.of(module, wanted, lowering, graph)
     probes = [_probe(module, bands, each.batch, each.size) for each in (one, third)]
     check_against(network, module, probes, wanted, still)
@@ -166,11 +179,39 @@ def _record_elsewhere(module: nn.Module, bands: int, graph: Graph, size: tuple[i
         multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
         others = range(start + 1, start + 8 * stride)
         found.append(next((n for n in (*multiples, *others) if is_legal_size(graph, n)), start))
-    with _in_mode(module, False):
+    with in_mode(module, False):
         try:
             return _record(module, bands, 1, (found[0], found[1]))
         except OtherSizeError:  # such as one that asks for multiples of more than its graph does
             return _record(module, bands, 1, size)
+
+
+def _records_of_fakes(module: nn.Module, bands: int, graph: Graph, size: tuple[int, int]) -> Iterator[Record]:
+    """Runs at sizes and batches far from others, in which nothing is computed; of those that run so."""
+    stride = total_stride(graph)
+    for batch, wanted in FAR:
+        found = []
+        for start, most in zip(size, wanted, strict=True):
+            multiples = range(most + (start - most) % stride, most + 64 * stride, stride)
+            found.append(next((n for n in multiples if is_legal_size(graph, n)), start))
+        weight = next(module.parameters(), torch.zeros(()))
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with suppress(Exception), in_mode(module, False):  # whatever the module raises, or torch of fakes
+            with fakes:
+                x_BCHW = torch.empty(batch, bands, *found, dtype=weight.dtype, device=weight.device)
+            yield record(module, x_BCHW, is_unit, fakes=fakes)
+
+
+def _remembered(module: nn.Module, bands: int, one: Record, trained: Sequence[Record] | str) -> str | None:
+    """Return what a module does otherwise once it has been called; None where nothing."""
+    runs = [(one, False)] if isinstance(trained, str) else [(one, False), (trained[0], True)]
+    for before, training in runs:
+        with in_mode(module, training):
+            x_BCHW = _probe(module, bands, before.batch, before.size)
+            again = record(module, x_BCHW, is_unit, first=not isinstance(trained, str))
+        if reason := differing_otherwise(before, again, "at its next call"):
+            return reason
+    return None
 
 
 def _check_size(graph: Graph, size: tuple[int, int]) -> None:
@@ -199,7 +240,7 @@ def _refused(faults: list[str]) -> ConfigError:
 
 def _record_training(module: nn.Module, bands: int, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
     """Return what a module calls in training, at the sizes of other runs, or why it does not run there."""
-    with _in_mode(module, True):
+    with in_mode(module, True):
         try:
             return [record(module, _probe(module, bands, one.batch, one.size), is_unit, gradients) for one in runs]
         except Exception as error:  # whatever the module raises
@@ -211,7 +252,7 @@ def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[
     is."""
     if isinstance(trained, str):
         return trained
-    with _in_mode(module, True):
+    with in_mode(module, True):
         modes = {each: each.training for each in module.modules()}
     for one, again in zip(runs, trained, strict=True):
         if reason := differing_otherwise(one, again, "in training"):
@@ -220,17 +261,6 @@ def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[
             if call.module is not None and call.training != modes[call.module]:
                 return f"{where(call)} is set to another mode by forward"
     return None
-
-
-@contextmanager
-def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    modes = [(each, each.training) for each in module.modules()]
-    module.train(training)
-    try:
-        yield
-    finally:
-        for each, before in modes:
-            each.training = before
 
 
 def _probe(module: nn.Module, bands: int, batch: int, size: tuple[int, int]) -> torch.Tensor:
