@@ -25,9 +25,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.models.rerun.homes import Hooks
-from tiledseg.planning.memory.leaving import choose
+from tiledseg.planning.memory.greedy import Greedy, choose
 from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.walk.items import Walk, price_all_kept
+from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.network_walk import NetworkWalk, network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -112,7 +112,8 @@ def step(module: Callable[..., torch.Tensor], *inputs: object) -> None:
 
 def budget_at(walk: Walk, share: float) -> int:
     """Bytes, at a share of the way from what is there whatever is chosen to all that is kept."""
-    low, high = max(walk.base), price_all_kept(walk).peak
+    greedy = Greedy(walk)
+    low, high = max(walk.base), greedy.peak(greedy.kept)
     return int(low + share * (high - low))
 
 
@@ -120,9 +121,9 @@ def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
     """Those whose budget anything fits."""
     found = walk_of(network, context=LARGE)
     for share in shares:
-        chosen = choose(found.walk, budget_at(found.walk, share), quick=True)
+        chosen = choose(found.walk, budget_at(found.walk, share))
         if chosen is not None:
-            yield Setting(network, share, chosen.peak, peak_by_allocator(network, found.policy(chosen.choices)))
+            yield Setting(network, share, chosen.peak, peak_by_allocator(network, found.policy(chosen.words)))
 
 
 def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:

@@ -35,7 +35,7 @@ from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.memory.leaving import choose
+from tiledseg.planning.memory.greedy import choose
 from tiledseg.planning.modes.mode_cost import settled
 from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
@@ -97,8 +97,8 @@ def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]
     that is off most. By the choice of the first rank, as one plan is for all. Collective."""
     ranks, walk = rank.axes.image, rank.found.walk
     for share in shares:
-        chosen = choose(walk, budget_at(walk, share), quick=True)
-        policy = ranks.gather_objects(None if chosen is None else rank.found.policy(chosen.choices))[0]
+        chosen = choose(walk, budget_at(walk, share))
+        policy = ranks.gather_objects(None if chosen is None else rank.found.policy(chosen.words))[0]
         if policy is not None:
             planned = price(walk, rank.found.lying(policy)).peak
             every = ranks.gather_objects(planned / rank.allocated(policy) - 1)

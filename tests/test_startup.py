@@ -33,7 +33,7 @@ NOT_FOR_A_STEP = {
     "tiledseg.pipeline.chunk_orders",
     "tiledseg.planning.cost_model.profile_form",
     "tiledseg.planning.walk.layer_memory",
-    "tiledseg.planning.memory.search",
+    "tiledseg.planning.memory.greedy",
     "tiledseg.planning.walk.segment_memory",
     "tiledseg.planning.stages.staged_pipeline",
     "tiledseg.raster.labels.class_file",

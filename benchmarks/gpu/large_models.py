@@ -132,7 +132,7 @@ def by_plan(choices: StepChoices, loop: Loop, part_of: int, repeats: int, whole:
     budget = choices.fixed + (choices.kept - choices.fixed) // part_of
     found = choices.choose(budget)
     if found is None:
-        raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least() / 1e9:.3g} GB is the least")
+        raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least / 1e9:.3g} GB is the least")
     return _followed(found, loop, repeats, whole)
 
 

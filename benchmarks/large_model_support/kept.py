@@ -18,7 +18,6 @@ import torch
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
-from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.units.widths import ACTIVATION_BYTES
@@ -53,15 +52,13 @@ def plain_bytes(unet: UNet, size: int, precision: str) -> int:
 
 
 def keeping(step: StepChoices, most: int) -> MemoryChoice | None:
-    """The cheapest choice by which at most so many bytes lie there when the forward pass has ended, whatever the
-    backward pass needs for a moment; None where none was found."""
+    """Return a choice by which at most so many bytes are in memory when the forward pass has ended, whatever the
+    backward pass needs for a moment; None where none fits."""
     walk = step.walk
     free = -sum(item.bytes + item.work for item in walk.items)
     ended = (*[free] * (len(walk.base) - 1), walk.rebuilding[-1])
-    chosen = choose(replace(walk, base=ended, rebuilding=ended), most)
-    if chosen is None:
-        return None
-    return replace(step.told(chosen), peak=step.peak(step.found.policy(chosen.choices)))
+    choice = StepChoices(replace(step.found, walk=replace(walk, base=ended, rebuilding=ended)), 0).choose(most)
+    return None if choice is None else replace(choice, peak=step.peak(choice.policy))
 
 
 def main() -> None:

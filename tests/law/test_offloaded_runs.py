@@ -19,7 +19,7 @@ from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
 from tiledseg.memory.host import lanes
-from tiledseg.planning.memory import leaving
+from tiledseg.planning.memory import store as store_room
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.training import start
@@ -93,7 +93,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def leaving_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Store(1e15, 1e15, Speed(1e9, 1e9))
     monkeypatch.setattr(measured_store, "measured_store", lambda *asked: quick)
-    monkeypatch.setattr(leaving, "LEAST", 1)
+    monkeypatch.setattr(store_room, "LEAST", 1)
 
 
 @pytest.mark.mpi

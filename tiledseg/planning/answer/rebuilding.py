@@ -39,12 +39,13 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     budget = question.memory_budget
     assert budget is not None, "asked for"
     step, whole = _step(question, tiling.context_max), _is_whole(question, tiling.context_max)
+    leanest = step.leanest
     found = step.choose(budget) if whole else None
     leaving = _step(question, tiling.context_max, True).choose(budget) if whole else None
     blocks = _blocks(question, tiling.context_max, budget)
     largest = {
         "kept": _largest(question, lambda side: _step(question, side).kept <= budget, True),
-        "rebuilt": _largest(question, lambda side: _step(question, side).choose(budget, quick=True) is not None, True),
+        "rebuilt": _largest(question, lambda side: _step(question, side).peak(leanest) <= budget, True),
         "blocks": _largest(question, lambda side: _blocks(question, side, budget) is not None),
     }
     return {
@@ -206,7 +207,7 @@ def rebuilding_table(part: dict[str, Any]) -> str:
 
 
 def _step_words(choice: dict[str, Any]) -> str:
-    gap = f", of which a better choice might save {100 * choice['gap']:.2g} %"
+    gap = f", of which a better choice might save {100 * choice['gap']:.2g} % at most"
     return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time{gap if choice['gap'] >= 0.001 else ''}"
 
 

@@ -1,31 +1,28 @@
-"""What becomes of each tensor of a training step on one context, so that the step fits a budget at least time."""
+"""The choice of what is kept, recomputed or offloaded in a training step, so that it fits a budget at little time."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
-from tiledseg.planning.memory.best import Chosen
-from tiledseg.planning.memory.leaving import choose, held, with_store
-from tiledseg.planning.memory.store import Store
-from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.walk.items import Walk, price, price_all_kept
+from tiledseg.planning.memory.greedy import Greedy, Words
+from tiledseg.planning.memory.store import Store, with_store
+from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
+from tiledseg.planning.step.cost import rank_walk, tile_walk
+from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
 
 ASSUMED = Speed()
-BACKWARD = 2  # of a forward pass's seconds those of a backward pass, about
-_TRIES = 12  # budgets tried for the least that is reached
+BACKWARD = 2  # seconds of a backward pass, in forward passes, about
 
 
 @dataclass(frozen=True)
 class LevelChoice:
-    """Of a part of the network, what stands before the dot of its nodes' names: bytes that are kept for the backward
-    pass, bytes that are rebuilt, the seconds of that, each run once, and of copies, as a share of the step's, and bytes
-    that leave."""
+    """A part of the network (what stands before the dot in its nodes' names): bytes kept for the backward pass, bytes
+    recomputed, bytes offloaded (`away`), and the extra seconds as a share of the step's."""
 
     name: str
     kept: int
@@ -38,9 +35,8 @@ class LevelChoice:
 class MemoryChoice:
     """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
 
-    `levels`: what becomes of each part of the network. `items`: what is rebuilt, by name, with its bytes. `extra`: the
-    seconds that all of it takes, as a share of the step's; `gap`: the share of these that a better choice could save,
-    at most (0: it is proven best). `away`: what leaves for a store, by name, with its bytes.
+    `items`: recomputed tensors, by name, with their bytes; `away`: offloaded ones. `extra`: the seconds of both as a
+    share of the step's; `gap`: the share of these that a better choice could save, at most.
     """
 
     policy: MemoryPolicy
@@ -55,7 +51,7 @@ class MemoryChoice:
     @property
     def in_words(self) -> str:
         saved = (self.kept - self.peak) / 2**30
-        best = "" if self.gap < 0.001 else f", of which a better choice might save {100 * self.gap:.2g} %"
+        best = "" if self.gap < 0.001 else f", of which a better choice might save {100 * self.gap:.2g} % at most"
         away = f", {len(self.away)} leave for the store meanwhile" if self.away else ""
         return (
             f"{len(self.items)} tensors are computed once more in place of being kept{away}: {self.peak / 2**30:.4g} "
@@ -65,76 +61,68 @@ class MemoryChoice:
 
 @dataclass(frozen=True)
 class StepChoices:
-    """A training step on one context: its walk, and the bytes that are there whatever is chosen."""
+    """A training step on one context: its walk, and the `fixed` bytes, of weights for example.
+
+    `complete`: micro-batches whose kept tensors are in memory at once, of which one runs backward.
+    """
 
     found: NetworkWalk
     fixed: int
+    complete: int = 1
 
     @property
     def walk(self) -> Walk:
         return self.found.walk
 
-    @property
+    @cached_property
+    def greedy(self) -> Greedy:
+        return Greedy(self.walk, self.complete)
+
+    @cached_property
     def kept(self) -> int:
         """Bytes of a step that keeps everything."""
-        return self.fixed + price_all_kept(self.walk).peak
+        return self.fixed + self.greedy.peak(self.greedy.kept)
 
-    def choose(self, budget: int, quick: bool = False) -> MemoryChoice | None:
-        """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do. Where
-        time ends before any is found by which tensors may leave, all of it goes into those by which none does."""
-        chosen = choose(self.walk, budget - self.fixed, quick)
-        if chosen is None and not quick and any(item.can_be(OFFLOAD) for item in self.walk.items):
-            chosen = choose(staying(self.walk), budget - self.fixed)
-            chosen = chosen and replace(chosen, least=0.0)  # nobody knows what the others take
-        return None if chosen is None else self.told(chosen)
-
-    def peak(self, policy: MemoryPolicy) -> int:
-        """Bytes of a step by a policy."""
-        choices = self.found.lying(policy)
-        return self.fixed + price(self.walk, choices).peak + held(self.walk, choices)
-
+    @cached_property
     def least(self) -> int:
-        """About the least budget for which there is a choice, to a part in 4096 of what is reached."""
-        return _least(
-            lambda budget: self.choose(budget, quick=True) is not None, self.fixed + max(self.walk.base), self.kept
-        )
+        """Bytes from which on there surely is a choice."""
+        return self.fixed + self.greedy.peak(self.greedy.leanest)
 
-    def told(self, chosen: Chosen) -> MemoryChoice:
-        """A choice for each item as a policy, with what becomes of the step by it."""
-        pairs = list(zip(self.walk.items, chosen.choices, strict=True))
-        rebuilt = tuple((item.name, item.bytes) for item, choice in pairs if choice == REBUILD and item.asked)
-        away = tuple((item.name, item.bytes) for item, choice in pairs if choice == OFFLOAD)
-        policy, step = self.found.policy(chosen.choices), (1 + BACKWARD) * self.found.forward
-        sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.choices, step), rebuilt
+    @property
+    def leanest(self) -> MemoryPolicy:
+        """The policy of the least bytes."""
+        return self.found.policy(self.greedy.leanest)
+
+    def choose(self, budget: int) -> MemoryChoice | None:
+        """Return the choice of at most `budget` bytes, None where none fits."""
+        chosen = self.greedy.choose(budget - self.fixed)
+        if chosen is None:
+            return None
+        pairs = list(zip(self.walk.items, chosen.words, strict=True))
+        rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.asked)
+        away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
+        policy, step = self.found.policy(chosen.words), (1 + BACKWARD) * self.found.forward
+        sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.words, step), rebuilt
         return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap, away)
 
-    def _levels(self, choices: Sequence[str], step: float) -> tuple[LevelChoice, ...]:
-        found: dict[str, LevelChoice] = {}
-        for item, choice in zip(self.walk.items, choices, strict=True):
+    def peak(self, policy: MemoryPolicy) -> int:
+        """Return the bytes of a step by a policy."""
+        return self.fixed + self.greedy.peak(self.found.lying(policy))
+
+    def _levels(self, words: Words, step: float) -> tuple[LevelChoice, ...]:
+        levels: dict[str, LevelChoice] = {}
+        for item, word in zip(self.walk.items, words, strict=True):
             name = item.name.split(".")[0]
-            level, size = found.get(name, LevelChoice(name, 0, 0, 0.0)), item.bytes
-            again, away = size * (choice == REBUILD and item.asked), size * (choice == OFFLOAD)
+            level, size = levels.get(name, LevelChoice(name, 0, 0, 0.0)), item.bytes
+            again, away = size * (word == REBUILD and item.asked), size * (word == OFFLOAD)
             extra = (item.rebuild if again else item.offload if away else 0.0) / step
-            sizes = level.kept + size * (choice == KEEP), level.rebuilt + again
-            found[name] = LevelChoice(name, *sizes, level.extra + extra, level.away + away)
-        return tuple(found.values())
-
-
-def staying(walk: Walk) -> Walk:
-    """The same, of which nothing may leave."""
-    return replace(walk, items=tuple(replace(item, offload=math.inf) for item in walk.items))
-
-
-def _least(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """By halving, between one that may not fit and one that does."""
-    for _ in range(_TRIES):
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+            sizes = level.kept + size * (word == KEEP), level.rebuilt + again
+            levels[name] = LevelChoice(name, *sizes, level.extra + extra, level.away + away)
+        return tuple(levels.values())
 
 
 def speed_with(store: Store | None) -> Speed:
-    """At which a rank is taken to compute."""
+    """Return the speed at which a rank is assumed to compute."""
     return store.speed if store else ASSUMED
 
 
@@ -146,7 +134,24 @@ def step_choices(
     store: Store | None = None,
     speed: Speed | None = None,
 ) -> StepChoices:
-    """Of a step on a context of (height, width), of which tensors may leave for `store`; `speed`: at which a rank
-    computes, the store's unless given. Raises GeometryError where this is no legal size."""
+    """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`. `speed`: of
+    the rank, the store's unless given. Raises GeometryError where this is no legal size."""
     found = network_walk(tile_walk(graph, bands, context, value_bytes), speed or speed_with(store))
     return StepChoices(with_store(found, store) if store else found, fixed_memory(graph, bands, value_bytes))
+
+
+def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = None) -> list[StepChoices]:
+    """Return the choices of each kind of rank that shares an image, layer by layer; tensors may be offloaded to
+    `store`. With `overlap` a window is never whole in memory, so that tensors inside layers are kept.
+
+    Raises GeometryError where a rank would own nothing of some tensor.
+    """
+    rows, cols = settled(task.graph, task.decomposition)
+    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
+    choices = []
+    for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
+        walk = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
+        found = network_walk(walk, speed_with(store))
+        found = with_store(found, store) if store else found
+        choices.append(StepChoices(found.without_insides() if overlap else found, fixed + held_besides(task, rank)))
+    return choices

@@ -6,8 +6,13 @@ Copies run in threads while the network computes, so that a step does not wait f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiledseg.geometry.memory_words import OFFLOAD
 from tiledseg.planning.cost_model.profile import Profile
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Walk
+from tiledseg.planning.walk.network_walk import NetworkWalk, Speed
 from tiledseg.records import dataclass
 
 STAYING = 3
@@ -60,3 +65,21 @@ def store_of(profile: Profile, precision: str) -> Store | None:
     if not profile.has_devices:
         return disk_of(profile, precision)
     return profile.host_store and Store(*profile.host_store, speed_of(profile, precision))
+
+
+def with_store(found: NetworkWalk, store: Store) -> NetworkWalk:
+    """Return the walk in which large tensors that the backward pass uses may be offloaded to `store`; each is fetched
+    just before its use."""
+    items = tuple(
+        replace(item, offload=store.seconds(item.bytes))
+        if home is not None and item.asked and item.bytes >= LEAST
+        else item
+        for item, home in zip(found.walk.items, found.homes, strict=True)
+    )
+    return replace(found, walk=replace(found.walk, items=items))
+
+
+def staying_bytes(walk: Walk, words: Sequence[str]) -> int:
+    """Return the bytes that offloaded tensors take in memory at every moment, on their way out and in."""
+    pairs = zip(walk.items, words, strict=True)
+    return STAYING * max((item.bytes for item, word in pairs if word == OFFLOAD), default=0)

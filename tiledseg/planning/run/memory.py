@@ -31,8 +31,7 @@ def memory_choices(
 ) -> list[StepChoices]:
     """Return the steps on all contexts of `tilings`, or, where ranks share layers, those of each kind of rank on the
     largest image. Tensors may be offloaded to `store`."""
-    from tiledseg.planning.memory.block_choice import block_choices
-    from tiledseg.planning.memory.choice import step_choices
+    from tiledseg.planning.memory.choice import block_choices, step_choices
 
     if spread.shares_layers:
         return block_choices(task, spread.fusion, spread.overlap, store)

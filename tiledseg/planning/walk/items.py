@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import accumulate
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 
@@ -81,48 +81,38 @@ class Walk:
     base: tuple[int, ...]
     rebuilding: tuple[int, ...]
 
-    @cached_property
-    def askers(self) -> tuple[int, ...]:
-        """Of each item those, as bits, for whose sake it may have to be there: its children, and those of children that
-        do not stay."""
-        found = [0] * len(self.items)
-        for index in reversed(range(len(self.items))):
-            item = self.items[index]
-            for parent in item.parents:
-                found[parent] |= 1 << index | (0 if item.stays else found[index])
-        return tuple(found)
-
 
 @dataclass(frozen=True)
 class Price:
-    """What a choice costs: `seconds` more than keeping everything, and the `peak` in bytes."""
+    """What a choice costs: `seconds` more than keeping everything, and the bytes that each moment `needs`."""
 
     seconds: float
-    peak: int
+    needs: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        return max(self.needs)
 
 
 def price(walk: Walk, choices: Sequence[str]) -> Price:
     """Of a choice for each item."""
     until, runs = _runs(walk, choices)
-    lying = [0] * len(walk.base)
+    more = [0] * (len(walk.base) + 1)  # bytes at each moment than at the one before
     for item, choice, last in zip(walk.items, choices, until, strict=True):
-        if choice != REBUILD or item.stays:
-            for moment in range(item.lies_from, len(lying) if choice == KEEP else last + 1):
-                lying[moment] += item.bytes
-    peak = max(base + more for base, more in zip(walk.base, lying, strict=True))
+        stop = len(walk.base) if choice == KEEP else last + 1
+        if (choice != REBUILD or item.stays) and item.lies_from < stop:
+            more[item.lies_from] += item.bytes
+            more[stop] -= item.bytes
+    lying = list(accumulate(more[:-1]))
+    needs = [base + here for base, here in zip(walk.base, lying, strict=True)]
     seconds = sum(item.offload for item, choice in zip(walk.items, choices, strict=True) if choice == OFFLOAD)
     rebuilt = sum(1 << index for index, choice in enumerate(choices) if choice == REBUILD)
     for index, moments in enumerate(runs):
         for moment in moments:
             here = run_of(walk, index, moment, rebuilt)
-            peak = max(peak, walk.rebuilding[moment] + lying[moment] + here.work)
+            needs[moment] = max(needs[moment], walk.rebuilding[moment] + lying[moment] + here.work)
             seconds += here.seconds
-    return Price(seconds, peak)
-
-
-def price_all_kept(walk: Walk) -> Price:
-    """Of keeping all that the backward pass asks for."""
-    return price(walk, [KEEP if item.asked else REBUILD for item in walk.items])
+    return Price(seconds, tuple(needs))
 
 
 def _runs(walk: Walk, choices: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -165,12 +155,3 @@ def run_of(walk: Walk, index: int, moment: int, rebuilt: int) -> Run:
             most = max(most, held + before.bytes + first.work)
             seconds, held = seconds + first.seconds, held + before.bytes
     return Run(seconds, max(most - item.bytes, held + item.work))
-
-
-def bits(mask: int) -> list[int]:
-    """The items of a set of them, the highest number first."""
-    found = []
-    while mask:
-        found.append(mask.bit_length() - 1)
-        mask ^= 1 << found[-1]
-    return found

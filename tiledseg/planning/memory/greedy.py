@@ -1,0 +1,197 @@
+"""The greedy choice of what is kept, recomputed or offloaded, so that a backward pass fits a budget.
+
+The choice drops tensors, those of least seconds per byte first, until all moments fit the budget; then it keeps again
+what fits. Only bytes above the budget count. A tensor may change together with one that it is recomputed from, as a
+concatenation with its skip. Peak and seconds come from the memory walk (`walk.items.price`). The distance to the best
+choice is bounded by the moment at which dropping enough bytes takes most time, were tensors divisible.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, WORDS
+from tiledseg.planning.memory.store import STAYING, staying_bytes
+from tiledseg.planning.walk.items import Walk, price
+
+SLACK = 0.1  # share of the way from the budget to the least peak: a start that drops more than needed
+
+Words = tuple[str, ...]
+Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A word for each item. `bound`: seconds that every choice of the same budget takes at least."""
+
+    words: Words
+    seconds: float
+    peak: int
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """Share of the seconds that a better choice could save, at most."""
+        return 0.0 if self.seconds == 0 else max(0.0, 1 - self.bound / self.seconds)
+
+
+@dataclass(frozen=True)
+class _State:
+    """A choice on the way: its seconds, and the bytes above the budget, summed over all moments."""
+
+    words: Words
+    seconds: float
+    excess: int
+
+
+class Greedy:
+    """The choices of a walk. `copies`: passes whose kept tensors are in memory at once, of which one runs backward."""
+
+    def __init__(self, walk: Walk, copies: int = 1) -> None:
+        self.walk, self.copies = walk, copies
+        self.kept: Words = tuple(KEEP if item.asked or not item.can_be(REBUILD) else REBUILD for item in walk.items)
+        words = [[word for word in WORDS if item.can_be(word)] for item in walk.items]
+        single = [((index, word),) for index, here in enumerate(words) for word in here]
+        pairs = [
+            ((index, word), (parent, other))
+            for index, item in enumerate(walk.items)
+            for parent in item.parents
+            for word, other in product((KEEP, REBUILD), repeat=2)
+            if word in words[index] and other in words[parent]
+        ]
+        self.changes: list[Change] = [*single, *pairs]
+        joins = {index for index, item in enumerate(walk.items) if len(item.parents) > 1}
+        self.changes_but_joins = [
+            change for change in self.changes if not any(index in joins and word != KEEP for index, word in change)
+        ]
+
+    def needs(self, words: Words, reserved: int = 0) -> tuple[float, list[int]]:
+        """Return the seconds of a choice, and the bytes that each moment needs: `reserved` ones at least for offloaded
+        tensors on their way."""
+        cost = price(self.walk, words)
+        more = max(reserved, staying_bytes(self.walk, words))
+        if self.copies > 1:
+            pairs = zip(self.walk.items, words, strict=True)
+            kept = self.walk.rebuilding[-1] + sum(item.bytes for item, word in pairs if word == KEEP)
+            more += (self.copies - 1) * kept
+        return cost.seconds, [need + more for need in cost.needs]
+
+    def peak(self, words: Words) -> int:
+        return max(self.needs(words)[1])
+
+    @cached_property
+    def leanest(self) -> Words:
+        """The choice of the least peak that is reached."""
+        budget = max(self.walk.base)
+        starts = self.kept, self._improved(self.kept, budget, self.changes_but_joins), *self._offloading(budget)
+        return min((self._improved(start, budget, self.changes) for start in starts), key=self.peak)
+
+    def choose(self, budget: int) -> Chosen | None:
+        """Return the cheapest choice that is reached from several starts, of a peak of at most `budget` bytes; None
+        where none fits."""
+        if self.peak(self.kept) <= budget:
+            return self._chosen(self.kept, budget)
+        least = self.peak(self.leanest)
+        lower = int(budget - SLACK * max(0, budget - least))
+        starts = (
+            self.kept,
+            self._improved(self.kept, budget, self.changes_but_joins),
+            self._improved(self.kept, lower, self.changes),
+            *self._offloading(budget),
+            self.leanest,
+        )
+        ends = [self._improved(start, budget, self.changes) for start in dict.fromkeys(starts)]
+        fitting = [self._chosen(words, budget) for words in ends if self.peak(words) <= budget]
+        return min(fitting, key=lambda each: each.seconds, default=None)
+
+    def _chosen(self, words: Words, budget: int) -> Chosen:
+        seconds, needs = self.needs(words)
+        return Chosen(words, seconds, max(needs), min(seconds, self.bound(budget)))
+
+    def bound(self, budget: int) -> float:
+        """Return the seconds that every choice takes at least: those of the moment that is dearest to fit, were
+        tensors divisible."""
+        most = 0.0
+        for moment, need in enumerate(self.needs(self.kept)[1]):
+            sizes = [
+                (min(item.rebuild, item.offload), item.bytes * (self.copies - 1 + (moment >= item.lies_from)))
+                for item in self.walk.items
+                if item.asked
+            ]
+            excess, seconds = need - budget, 0.0
+            for rate, size in sorted((cost / size, size) for cost, size in sizes if size):
+                if excess <= 0:
+                    break
+                seconds += rate * min(size, excess)
+                excess -= size
+            most = max(most, seconds if excess <= 0 else math.inf)
+        return most
+
+    def _offloading(self, budget: int) -> Iterator[Words]:
+        """Yield a start for each size of tensors that may be offloaded: with no larger ones, and their way out and in
+        reserved from the beginning, as the first one offloaded would free less than it reserves."""
+        items = self.walk.items
+        for size in sorted({item.bytes for item in items if item.can_be(OFFLOAD)}):
+            changes = [
+                change
+                for change in self.changes
+                if all(word != OFFLOAD or items[index].bytes <= size for index, word in change)
+            ]
+            yield self._improved(self.kept, budget, changes, STAYING * size)
+
+    def _improved(self, words: Words, budget: int, changes: Sequence[Change], reserved: int = 0) -> Words:
+        """Return the choice after all changes that help, the best first.
+
+        A change's score is only computed again when the change is first in line, as scores rarely become better.
+        """
+        state, helped = self._state(words, budget, reserved), bool(changes)
+        waiting: list[tuple[float, Change]] = []
+        while waiting or helped:
+            if not waiting:
+                waiting, helped = [(-math.inf, change) for change in changes], False
+            _, change = heapq.heappop(waiting)
+            if any(state.words[index] == word for index, word in change):
+                continue
+            after = self._state(_changed(state.words, change), budget, reserved)
+            score = _score(state, after)
+            if score is None:
+                continue
+            if waiting and score > waiting[0][0]:
+                heapq.heappush(waiting, (score, change))
+                continue
+            if state.excess and not after.excess:
+                waiting = []  # scores have another meaning from here on
+            changed = {index for index, _ in change}
+            for near in changes:
+                if any(index in changed for index, _ in near):
+                    heapq.heappush(waiting, (-math.inf, near))
+            state, helped = after, True
+        return state.words
+
+    def _state(self, words: Words, budget: int, reserved: int) -> _State:
+        seconds, needs = self.needs(words, reserved)
+        return _State(words, seconds, sum(need - budget for need in needs if need > budget))
+
+
+def choose(walk: Walk, budget: int) -> Chosen | None:
+    """Return the greedy choice of a peak of at most `budget` bytes, None where none fits."""
+    return Greedy(walk).choose(budget)
+
+
+def _changed(words: Words, change: Change) -> Words:
+    new = dict(change)
+    return tuple(new.get(index, word) for index, word in enumerate(words))
+
+
+def _score(before: _State, after: _State) -> float | None:
+    """Return seconds per byte of excess, or, where all fits, the seconds; less is better. None where the change does
+    not help."""
+    more = after.seconds - before.seconds
+    if before.excess:
+        return more / (before.excess - after.excess) if after.excess < before.excess else None
+    return more if not after.excess and more < -1e-12 * before.seconds else None
