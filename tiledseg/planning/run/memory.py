@@ -61,7 +61,7 @@ def choose_memory(
     if choice is not None:
         return replace(choice, kept=needed, peak=besides + images * (choice.peak - fixed))
     if asked:
-        raise _too_small(spread, needed, besides + images * (largest.least() - fixed), images, budget, finer())
+        raise _too_small(spread, needed, besides + images * (largest.least - fixed), images, budget, finer())
     return None
 
 
