@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
-from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import StepChoices, step_choices
 from tiledseg.planning.memory.greedy import Greedy
@@ -16,11 +15,11 @@ from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.network_walk import Speed
 
-WALKS, NETWORKS = 120, 30
+WALKS, NETWORKS = 60, 25
 STORES = {"none": None, "disk": Store(2e9, 1e9, Speed(60e9, 8e9)), "host": Store(50e9, 50e9, Speed(400e12, 3e12))}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_prices_are_those_of_a_replay(seed: int) -> None:
     walk = drawn_walk(seed, most=6)
     for words in all_choices(walk):
@@ -88,13 +87,13 @@ def drawn_networks() -> Iterator[StepChoices]:
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["none", "instance"])
 def test_what_fits_a_budget_fits_a_larger_one(norm: str, store: str) -> None:
     """From the least on there is a choice; it takes no more time where the budget is much larger."""
-    unet = UNet(3, norm=norm)
+    unet = UNet(2, norm=norm)
     step = step_choices(unet.graph(), unet.bands, (1024, 1024), 4, STORES[store])
     extras = []
-    for share in range(0, 101, 20):
+    for share in (0, 40, 100):
         budget = step.least + share * (step.kept - step.least) // 100
         chosen = step.choose(budget)
         assert chosen is not None
