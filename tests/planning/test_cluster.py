@@ -1,39 +1,33 @@
+"""The cluster's part of a plan: rounds of an epoch, and GPUs that wait in the last one."""
+
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
+from tiledseg.architecture.unet import UNet
+from tiledseg.planning.answer.report import cluster_part
+from tiledseg.planning.question import Question
 
+NETWORK = UNet(3)
 law = settings(derandomize=True, max_examples=200, deadline=None)
 
 
 def test_the_papers_epoch() -> None:
-    epoch = Epoch(images=100, tiles=64, ranks=1200)
-    assert epoch.all_tiles == 6400
-    assert epoch.rounds == 6
-    assert epoch.idle == 800
-    assert round(100 * epoch.utilisation) == 89
-    assert round(nodes_per_image(64, 6), 2) == 10.67
+    part = cluster_part(Question((6000, 6000), NETWORK, (8, 8), images=100, gpus=1200), (8, 8))
+    assert (part["tiles"], part["rounds"], part["idle_gpus_last_round"]) == (6400, 6, 800)
+    assert round(100 * part["utilisation"]) == 89
+    assert part["nodes_per_image"] == 10.67
 
 
 @law
 @given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 2000))
-def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, ranks: int) -> None:
-    epoch = Epoch(images, tiles, ranks)
+def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gpus: int) -> None:
+    part = cluster_part(Question((6000, 6000), NETWORK, (1, tiles), images=images, gpus=gpus), (1, tiles))
     left, rounds, last = images * tiles, 0, 0
     while left:
-        last = min(ranks, left)
+        last = min(gpus, left)
         left, rounds = left - last, rounds + 1
-    assert epoch.rounds == rounds
-    assert epoch.idle == ranks - last
-    assert epoch.utilisation == images * tiles / (rounds * ranks)
-    assert 0 < epoch.utilisation <= 1
-
-
-@law
-@given(st.integers(1, 2000), st.integers(1, 200))
-def test_ranks_per_image_is_the_least_that_busies_all(ranks: int, images: int) -> None:
-    tiles = ranks_per_image(ranks, images)
-    assert tiles * images >= ranks
-    assert (tiles - 1) * images < ranks
+    assert part["rounds"] == rounds
+    assert part["idle_gpus_last_round"] == gpus - last
+    assert part["utilisation"] == round(images * tiles / (rounds * gpus), 4)

@@ -233,7 +233,7 @@ def test_counts_as_people_write_them() -> None:
         ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
         ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
         ("--recompute all --memory-budget 1GiB", ["--recompute is all", "--memory-budget"]),
-        ("--recompute all --stride 2", ["--recompute is all", "--stride is 2"]),
+        ("--recompute all --stride 2", ["--recompute is all", "--stride 2 have no exact plan"]),
         ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
         ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
         ("--recompute always", ["--recompute is always", "--stages"]),

@@ -22,7 +22,7 @@ from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse
 from tiledseg.planning.jobs.job import planned_job
 from tiledseg.planning.jobs.script import batch_script, parse_minutes
 from tiledseg.planning.jobs.site import Site, find_site
-from tiledseg.planning.question import Question
+from tiledseg.planning.question import Question, check_exact
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
@@ -91,8 +91,7 @@ def _images_per_step(flags: Namespace, word: str) -> int:
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {getattr(flags, name)}, but {word} finds settings; leave {flag} or it out")
-    if flags.stride != 1:
-        raise ConfigError(f"{word} is given, but networks of --stride {flags.stride} have no exact plan; leave it out")
+    check_exact(flags.stride, {word: "given"})
     images = 1 if flags.images_per_step is None else flags.images_per_step
     Range(1, MOST).check("--images-per-step", images)
     if images > flags.images:
@@ -172,8 +171,6 @@ def _network(flags: Namespace) -> Network:
 
 
 def _question(flags: Namespace) -> Question:
-    from tiledseg.planning.question import Question
-
     machine = _machine(flags)
     return Question(
         size=_two("--size", flags.size),
@@ -203,10 +200,7 @@ def _stages(flags: Namespace) -> Parallelism | None:
             flag = next(iter(given)).replace("_", "-")
             raise ConfigError(f"--{flag} is {next(iter(given.values()))}, but --stages is not given; give --stages N")
         return None
-    if flags.stride != 1:
-        raise ConfigError(
-            f"--stages is {flags.stages}, but networks of --stride {flags.stride} have no exact plan; leave it out"
-        )
+    check_exact(flags.stride, {"--stages": flags.stages})
     if "balance" in given:
         given["balance"] = parse_counts(given["balance"])
     if "recompute" in given:
@@ -217,11 +211,7 @@ def _stages(flags: Namespace) -> Parallelism | None:
 def _machine(flags: Namespace) -> Machine:
     parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
     given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
-    named = ["machine"] * (flags.machine is not None) + list(given)
-    if named and flags.stride != 1:
-        raise ConfigError(
-            f"--{named[0]} is given, but networks of --stride {flags.stride} have no exact plan; leave it out"
-        )
+    check_exact(flags.stride, {f"--{key}": getattr(flags, key) for key in ("machine", *parsers)})
     if flags.machine is None:
         return replace(Machine(), **given)  # type: ignore[arg-type]  # three of its figures
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read

@@ -1,7 +1,8 @@
-"""What is asked of the planner, checked."""
+"""The question of `tiledseg plan`, checked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiledseg.architecture.network import Network
@@ -46,61 +47,59 @@ class Question:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machine", self.machine.computing(self.precision))
-        for flag, values in (
-            ("--size", self.size),
-            ("--grid", self.grid or ()),
-            ("--stride", (self.stride,)),
-            ("--gpus-per-node", () if self.gpus_per_node is None else (self.gpus_per_node,)),
-            ("--images", (self.images,)),
-            ("--gpus", () if self.gpus is None else (self.gpus,)),
-            ("--mesh", self.mesh or ()),
-            ("--window", () if self.window is None else (self.window,)),
+        for flag, most, *values in (
+            ("--size", MOST, *self.size),
+            ("--grid", MOST, *(self.grid or ())),
+            ("--stride", MOST, self.stride),
+            ("--gpus-per-node", MOST, self.gpus_per_node),
+            ("--images", MOST, self.images),
+            ("--gpus", MOST, self.gpus),
+            ("--mesh", MOST, *(self.mesh or ())),
+            ("--window", MOST, self.window),
+            ("--gpu-memory", MOST_BYTES, self.gpu_memory),
+            ("--memory-budget", MOST_BYTES, self.memory_budget),
         ):
             for value in values:
-                Range(1, MOST).check(flag, value)
-        if self.gpu_memory is not None:
-            Range(1, MOST_BYTES).check("--gpu-memory", self.gpu_memory)
-        if self.memory_budget is not None:
-            Range(1, MOST_BYTES).check("--memory-budget", self.memory_budget)
-        if self.memory_budget is not None and self.stride != 1:
+                if value is not None:
+                    Range(1, most).check(flag, value)
+        if self.stride != 1:
+            self._check_paper()
+        if self.recompute != "auto" and self.memory_budget is not None:
             raise ConfigError(
-                f"--memory-budget is given, but networks of --stride {self.stride} have no exact plan; leave it out"
+                f"--recompute is {self.recompute}, but --memory-budget is given, which chooses that; leave one of them "
+                "out"
             )
-        if self.recompute != "auto" and (self.memory_budget is not None or self.stride != 1):
-            budget = "--memory-budget is given, which chooses that"
-            other = f"--stride is {self.stride}" if self.memory_budget is None else budget
-            raise ConfigError(f"--recompute is {self.recompute}, but {other}; leave one of them out")
         if self.grid is None and self.gpu_memory is None:
             raise ConfigError(
                 "--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine, or a grid"
             )
-        if self.grid is None and self.stride != 1:
-            raise ConfigError(f"--grid is auto, but networks of --stride {self.stride} have no exact plan; give a grid")
-        if self.stride != 1 and not isinstance(self.network, UNet):
+        if self.window is not None and self.window > min(self.size):
+            raise ConfigError(f"--window is {self.window}, but the raster has {min(self.size)} px along one side")
+
+    def _check_paper(self) -> None:
+        """Raise ConfigError for what only exact plans have, where the stride is another than 1."""
+        if not isinstance(self.network, UNet):
             raise ConfigError(
                 f"--stride is {self.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
                 "one of --stride and --model out"
             )
-        if self.mesh is not None and self.stride != 1:
-            raise ConfigError(
-                f"--mesh is given, but networks of --stride {self.stride} have no exact plan; leave it out"
-            )
-
-        if self.window is not None and self.window > min(self.size):
-            raise ConfigError(f"--window is {self.window}, but the raster has {min(self.size)} px along one side")
-        if self.window is not None and self.stride != 1:
-            raise ConfigError(
-                f"--window is {self.window}, but networks of --stride {self.stride} have no exact plan; leave it out"
-            )
+        exact = {
+            "--memory-budget": self.memory_budget,
+            "--recompute": None if self.recompute == "auto" else self.recompute,
+            "--grid": "auto" if self.grid is None else None,
+            "--mesh": self.mesh and f"{self.mesh[0]} x {self.mesh[1]}",
+            "--window": self.window,
+        }
+        check_exact(self.stride, exact)
 
     @property
     def node_gpus(self) -> int:
-        """GPUs of a node: as given, else of the machine."""
+        """GPUs of a node: as set, else of the machine."""
         return self.gpus_per_node or self.machine.ranks_per_host
 
     @property
     def graph(self) -> Graph:
-        """The network's, with what is computed once more."""
+        """The network's graph, with what is recomputed."""
         graph = self.network.graph()
         named = self.recompute in ("compact", "all")
         return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if named else graph
@@ -113,7 +112,7 @@ class Question:
 def run_question(
     question: Question, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None
 ) -> RunQuestion:
-    """The training run, a step an image, that is asked about; memory that is not given is no limit."""
+    """Return the training run of a step an image; memory that is not given is no limit."""
     memory = MOST_BYTES if question.gpu_memory is None else question.gpu_memory
     network, precision, machine = question.network, question.precision, question.machine
     return RunQuestion(
@@ -127,3 +126,10 @@ def run_question(
         machine=machine,
         recompute=question.recompute,
     )
+
+
+def check_exact(stride: int, flags: Mapping[str, object]) -> None:
+    """Raise ConfigError for the first of `flags` that is given, where the stride is another than 1."""
+    for flag, value in flags.items():
+        if value is not None and stride != 1:
+            raise ConfigError(f"{flag} is {value}, but networks of --stride {stride} have no exact plan; leave it out")

@@ -23,7 +23,6 @@ from tiledseg.geometry.halo import (
     paper_shrink,
 )
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
-from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
@@ -103,7 +102,7 @@ def plan_tiling(question: Question) -> Tiling:
 def _auto_grid(question: Question, footprint: Footprint) -> tuple[int, int]:
     """Of a run in the first of the halo modes that can be exact on several tiles."""
     mode = exact_modes(question.network.graph(), tiles=2)[0]
-    ranks = ranks_per_image(question.gpus or 1, question.images)
+    ranks = -(-(question.gpus or 1) // question.images)  # tiles of an image that give every GPU one
     return run_grid(run_question(question, Parallelism(halo=mode), ranks), footprint, Extent(question.size))
 
 
@@ -190,19 +189,21 @@ def memory_part(question: Question, tiling: Tiling) -> Answer:
 
 
 def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
-    """GPUs and nodes an image, one tile a GPU; rounds and idle GPUs of an epoch."""
+    """Return GPUs and nodes an image, one tile a GPU, and the rounds of an epoch: a tile for every GPU each, but the
+    last one may leave GPUs idle."""
     tiles = grid[0] * grid[1]
-    epoch = Epoch(question.images, tiles, question.gpus or tiles)
+    gpus, every = question.gpus or tiles, question.images * tiles
+    rounds = -(-every // gpus)
     return {
         "gpus_per_image": tiles,
         "gpus_per_node": question.node_gpus,
-        "nodes_per_image": round(nodes_per_image(tiles, question.node_gpus), 2),
-        "images": epoch.images,
-        "gpus": epoch.ranks,
-        "tiles": epoch.all_tiles,
-        "rounds": epoch.rounds,
-        "idle_gpus_last_round": epoch.idle,
-        "utilisation": round(epoch.utilisation, 4),
+        "nodes_per_image": round(tiles / question.node_gpus, 2),  # images share nodes
+        "images": question.images,
+        "gpus": gpus,
+        "tiles": every,
+        "rounds": rounds,
+        "idle_gpus_last_round": rounds * gpus - every,
+        "utilisation": round(every / (rounds * gpus), 4),
     }
 
 

@@ -5,7 +5,7 @@ Times are the multiply-adds of the layers at the machine's speed; a step is so m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
+from tiledseg.planning.answer.text import columns
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, balanced_pipeline, modelled
@@ -23,6 +24,7 @@ from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most
 MOST_MICRO_BATCHES = 256
+_HEAD = ("stage", "layers", "work", "forward + backward", "in flight", "activations", "memory", "sent on", "skips", "")
 
 
 def ask_stages(
@@ -211,3 +213,49 @@ def _step(found: _Plan) -> dict[str, float]:
 
 def _milliseconds(seconds: float) -> float:
     return round(1000 * seconds, 4)
+
+
+def stages_title(part: dict[str, Any]) -> str:
+    rows, cols = part["context"]
+    modes = part["recompute"]
+    again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"
+    return (
+        f"stages: a step of {part['micro_batches']} micro-batches of {rows} x {cols} px, {part['stages']} stages, "
+        f"schedule {part['schedule']}{'' if again == 'never' else f', recompute {again}'}"
+    )
+
+
+def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
+    """A row a stage, the balance, where the time goes, and the schedule drawn. `size` writes bytes."""
+    lines = [columns([_HEAD, *(_cells(row, size) for row in part["by_stage"])])]
+    step = part["step"]
+    kind = "automatic" if part["automatic"] else "given"
+    lines += [
+        f"  balance, {kind}: [{','.join(map(str, part['balance']))}]",
+        f"  the slowest stage has {100 / part['cap']:.1f} % of the work, so the cap is {part['cap']:.2f} x",
+        f"  step {step['milliseconds']:.4g} ms = work {step['work_milliseconds']:.4g} + imbalance "
+        f"{step['imbalance_milliseconds']:.4g} + "
+        + (f"recompute {step['recompute_milliseconds']:.4g} + " if step["recompute_milliseconds"] else "")
+        + f"bubble {step['bubble_milliseconds']:.4g} + transfers {step['transfer_milliseconds']:.4g}",
+        f"  predicted speed-up {step['speed_up']:.2f} x over one GPU, {100 * step['busy_share']:.1f} % busy, "
+        f"{size(part['bytes_step'])} sent a step",
+        "  drawn for equal stages: F forward, B backward (two slots), . waiting"
+        + ("; f, b: the stage's second chunk" if len(part["balance"]) > part["stages"] else ""),
+        *(f"  {line}" for line in part["drawing"]),
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any], size: Callable[[int], str]) -> tuple[str, ...]:
+    return (
+        str(row["stage"]),
+        ", ".join(f"{first}-{stop - 1}" for first, stop in row["layers"]),
+        f"{100 * row['share']:.1f} %",
+        f"{row['milliseconds']:.4g} ms",
+        ", ".join(map(str, row["in_flight"])),
+        size(row["memory"]["activations"]),
+        size(row["memory"]["total"]),
+        size(row["activation_bytes"]),
+        size(row["skip_bytes"]),
+        "" if row.get("fits", True) else "does NOT fit",
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.planning.answer.modes_table import modes_table, modes_title
+from tiledseg.planning.answer.modes import modes_table, modes_title
 from tiledseg.planning.answer.rebuilding import rebuilding_table
 from tiledseg.planning.answer.report import Answer, by_stage
-from tiledseg.planning.answer.stages_table import stages_table, stages_title
+from tiledseg.planning.answer.stages import stages_table, stages_title
 from tiledseg.planning.answer.text import Row, aligned, columns, count_parts, size, size_parts, words
 from tiledseg.planning.answer.windows import windows_table
 from tiledseg.planning.question import Question
