@@ -28,8 +28,7 @@ import torch
 from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.greedy import choose
-from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
-from tiledseg.system.held_memory import held_below, own_bytes
+from tiledseg.system.freed_memory import held_below, keep_freed_memory, keep_no_more, own_bytes
 
 SMALL = 64, 64
 SHARES = 0.3, 0.6, 1.0

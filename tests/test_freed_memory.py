@@ -11,8 +11,7 @@ import pytest
 
 from tests.comm.launching import ROOT, clean_environment
 from tiledseg.errors import ConfigError
-from tiledseg.system.freed_memory import SWITCH, why_not_kept
-from tiledseg.system.held_memory import held_below
+from tiledseg.system.freed_memory import SWITCH, held_below, why_not_kept
 
 # A block of 100 MB is written and freed, twice; then what the system had to do for the second time, in pages.
 PAGES = """
@@ -54,7 +53,7 @@ NO_MORE = PAGES.replace("import keep_freed_memory", "import keep_freed_memory, k
 BELOW = """
 import ctypes, os, resource, sys, time
 from tiledseg.system.freed_memory import keep_freed_memory
-from tiledseg.system.held_memory import held_below, own_bytes
+from tiledseg.system.freed_memory import held_below, own_bytes
 keep_freed_memory(os.environ)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p

@@ -61,7 +61,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     from tiledseg.commands.config_file import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.training.preparing.preparation import prepare
-    from tiledseg.training.rehearsal.rehearse import in_words, rehearse
+    from tiledseg.training.rehearsal.walk import in_words, rehearse
     from tiledseg.units.quantities import parse_bytes
     from tiledseg.user_files.classes import read_classes
     from tiledseg.user_files.machine import machine_of

@@ -17,8 +17,7 @@ from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render
 from tiledseg.system.console import answer
-from tiledseg.system.outputs import check_ending, check_outputs, files_below, whole
-from tiledseg.system.run_names import METRICS, PAGE
+from tiledseg.system.outputs import METRICS, PAGE, check_ending, check_outputs, files_below, whole
 from tiledseg.training.run_folder.page import write_report
 
 

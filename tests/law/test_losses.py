@@ -24,10 +24,9 @@ from tiledseg.config.run import ParallelConfig
 from tiledseg.geometry.box import Box
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.training.losses.boundary_objective import BoundaryObjective, signed_distances
-from tiledseg.training.losses.joint_objective import JointObjectives
-from tiledseg.training.losses.objective import ClassObjective, Objective, PixelTerms
-from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
+from tiledseg.training.losses.choose_objective import JointObjectives
+from tiledseg.training.losses.edge_objective import BoundaryObjective, signed_distances
+from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, PixelTerms, Tversky
 
 WEIGHTS = (0.5, 3.0, 1.5, 0.0)
 K = len(WEIGHTS)

@@ -18,11 +18,9 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.training.losses.boundary_objective import BoundaryObjective
-from tiledseg.training.losses.edge_objective import AttentionObjective, EdgeObjective
-from tiledseg.training.losses.joint_objective import JointObjectives
-from tiledseg.training.losses.objective import ClassObjective, Objective
-from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
+from tiledseg.training.losses.choose_objective import JointObjectives
+from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
+from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, Tversky
 
 EDGES = EdgeObjective(IGNORED, edge_radius=4)
 WEIGHTED = JointObjectives(

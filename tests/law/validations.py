@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiledseg.system.run_names import VALIDATION
+from tiledseg.system.outputs import VALIDATION
 from tiledseg.training.run_folder.validations import read_validations
 
 

@@ -174,14 +174,14 @@ FAULTS = (
     ),
     Fault(
         "pixels to ignore count in the mean",
-        "training/losses/pixel_losses.py",
+        "training/losses/objective.py",
         "return (target_BHW != ignore_index).sum(dtype=torch.float64)",
         "return (target_BHW >= 0).sum(dtype=torch.float64)",
         "tests/training/test_objective.py",
     ),
     Fault(
         "the focal loss forgets its power",
-        "training/losses/pixel_losses.py",
+        "training/losses/objective.py",
         "clamp_min(_TINY) ** gamma * entropies_P",
         "clamp_min(_TINY) * entropies_P",
         "tests/training/test_objective.py",

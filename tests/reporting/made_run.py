@@ -12,7 +12,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
-from tiledseg.system.run_names import CONFIG, METRICS, SUMMARY
+from tiledseg.system.outputs import CONFIG, METRICS, SUMMARY
 from tiledseg.training.panels import SeenView, View
 from tiledseg.training.run_folder.validations import Scene, write_validation
 from tiledseg.training.validation import Findings

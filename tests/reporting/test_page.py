@@ -15,7 +15,7 @@ from tiledseg.errors import install
 from tiledseg.report import main
 from tiledseg.reporting.curves import diagrams_of, draw_curves, png_of
 from tiledseg.reporting.page import render
-from tiledseg.system.run_names import METRICS, PAGE
+from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.metrics import read_metrics

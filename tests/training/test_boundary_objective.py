@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from tests.training.test_edge_objective import IGNORED, K, dataset, labels_HW, outputs
-from tiledseg.training.losses.boundary_objective import BoundaryObjective, signed_distances
+from tiledseg.training.losses.edge_objective import BoundaryObjective, signed_distances
 
 
 def phi_KHW(labels_HW: NDArray[np.uint8], radius: int) -> NDArray[np.float64]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.training.preparing.from_config import rate_of
-from tiledseg.training.steps.course import Course
-from tiledseg.training.steps.optimizer import learning_rate
+from tiledseg.training.steps.optimizer import Course, learning_rate
 
 POLICIES = ("constant", "step", "polynomial", "cosine")
 legs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4)  # steps an epoch, epochs

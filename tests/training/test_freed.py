@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from tiledseg.training.freed import clearing_in_words, pages_taken
+from tiledseg.training.offloading import clearing_in_words, pages_taken
 
 
 def test_pages_that_are_taken_anew_are_counted() -> None:

@@ -29,8 +29,7 @@ from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.samples.photometry import Photometry
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.losses.objective import ClassObjective, Objective
-from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
+from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, Tversky
 from tiledseg.training.steps import step_loss
 from tiledseg.training.steps.step import Stepper, StepRules
 

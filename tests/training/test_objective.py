@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tiledseg.training.losses.objective import ClassObjective, cross_entropy_sums
-from tiledseg.training.losses.pixel_losses import cross_entropies
+from tiledseg.training.losses.objective import ClassObjective, cross_entropies, cross_entropy_sums
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:

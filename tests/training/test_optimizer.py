@@ -14,8 +14,7 @@ from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.gradients import GradientReducer, clip_gradients
 from tiledseg.training.preparing.from_config import rate_of, update_of
-from tiledseg.training.steps.course import Course
-from tiledseg.training.steps.optimizer import build_optimizer, learning_rate, set_learning_rate
+from tiledseg.training.steps.optimizer import Course, build_optimizer, learning_rate, set_learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
 runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
-from tiledseg.system.run_names import METRICS
+from tiledseg.system.outputs import METRICS
 from tiledseg.training.run_folder import metrics
 from tiledseg.training.run_folder.journal import plot_progress
 from tiledseg.training.run_folder.metrics import MetricsLog, check_lines, read_metrics, write_whole

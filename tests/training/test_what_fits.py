@@ -16,7 +16,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import naming_a_remedy, plan_run, setting_that_fits
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.training.out_of_memory import told_what_fits
+from tiledseg.training.offloading import told_what_fits
 
 MIB = 1 << 20
 STAGES = Parallelism(stages=2, recompute=("never",) * 2, timed=False)

@@ -14,8 +14,7 @@ import yaml
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.system.console import answer
-from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory
-from tiledseg.system.held_memory import resident_bytes
+from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory, resident_bytes
 from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
 

@@ -24,7 +24,7 @@ from tiledseg.raster.maps.geopackage import (
     write_polygons,
 )
 from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, pack_layout, publish
-from tiledseg.system.claim import claimed
+from tiledseg.system.run_lock import claimed
 
 WHOLE_SHARE, NO_SHARE = 254, 255
 """Of probabilities as bytes: the one that means 1, and the one that means no data."""

@@ -32,9 +32,9 @@ from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.remote.http_store import parse_http
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.tile_store.store import parse_store_name
-from tiledseg.system.claim import check_unclaimed
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_outputs
+from tiledseg.system.run_lock import check_unclaimed
 from tiledseg.user_files.machine import machine_of
 
 

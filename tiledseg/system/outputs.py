@@ -17,7 +17,6 @@ from pathlib import Path
 from tiledseg.errors import OutputError
 from tiledseg.records import dataclass
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
-from tiledseg.system.run_names import CONFIG, FILES, FOLDERS, METRICS
 
 _NAME_BYTES = 255
 
@@ -185,3 +184,18 @@ def _check_room(outputs: Sequence[Output]) -> None:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.3g}"
+
+
+CHECKPOINTS, VALIDATION, EVENTS = "checkpoints", "validation", "events"
+"""Folders."""
+CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE = (
+    "config.yaml",
+    "metrics.jsonl",
+    "started.json",
+    "summary.json",
+    "progress.png",
+    "report.html",
+)
+"""Files."""
+FOLDERS = CHECKPOINTS, VALIDATION, EVENTS
+FILES = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, "run.lock"

@@ -1,24 +1,35 @@
-"""A run in which what autograd keeps leaves memory for a store: opened for the run, and told of at its end.
+"""Memory of a run: activations in a store, the host's freed memory under a budget, and memory that runs out.
 
 A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.movers import mover_to
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
+from tiledseg.planning.run.plan import RunPlan, plan_run, setting_that_fits
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.system.freed_memory import held_below, keep_no_more, own_bytes
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
+
 
 MIB = 2**20
 
@@ -97,3 +108,107 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     share = ahead / wanted if wanted else None
     steps, known = sum(figures.steps for figures in each), sum(figures.known_steps for figures in each)
     return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps, known)
+
+
+WORTH_SAYING = 0.1  # of the run's time
+
+
+class Freed(AbstractContextManager[None]):
+    """While a run trains. A rank holds at most `budget` bytes more than when this was made, where tensors are rebuilt;
+    what its tensors hold alone, where blocks are taken: they are for memory that is shorter still."""
+
+    def __init__(self, budget: int, in_blocks: bool) -> None:
+        self._budget, self._in_blocks = budget, in_blocks
+        self._most = own_bytes() + budget
+        self._stack = ExitStack()
+        if in_blocks:
+            keep_no_more(os.environ)
+
+    @classmethod
+    def by(cls, question: RunQuestion, plan: RunPlan, device: torch.device) -> Freed | None:
+        """None where all of it is kept: of a budget that nothing is rebuilt for, and no blocks are taken."""
+        demanded = plan.rebuilt is not None or plan.blocks is not None
+        if not (question.budgeted and demanded and device.type == "cpu"):
+            return None
+        return cls(question.memory, plan.blocks is not None)
+
+    @property
+    def in_words(self) -> str:
+        """For the user."""
+        what = "" if self._in_blocks else f", as far as {self._budget / 2**20:.1f} MiB have no room for it"
+        return f"freed memory goes back to the system{what}"
+
+    def __enter__(self) -> None:
+        if not self._in_blocks:
+            self._stack.enter_context(held_below(self._most, os.environ))
+        self._pages, self._begun = pages_taken(), time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+        self._pages, self._seconds = pages_taken() - self._pages, time.perf_counter() - self._begun
+
+    def what_it_took(self) -> str | None:
+        """For the user, after the run: see `clearing_in_words`."""
+        from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
+
+        return clearing_in_words(self._pages, first_touch(), self._seconds)
+
+
+def pages_taken() -> int:
+    """By this process, so far: each has been cleared."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def clearing_in_words(pages: int, seconds_a_byte: float, seconds: float) -> str | None:
+    """For the user, of a run of so many seconds; None where it is little."""
+    cleared = pages * os.sysconf("SC_PAGE_SIZE") * seconds_a_byte
+    if cleared < WORTH_SAYING * seconds:
+        return None
+    return (
+        f"about {cleared:.1f} of {seconds:.1f} s went into clearing memory that had been given back: a larger "
+        "memory.budget gives less back, and one by which nothing is computed once more and no blocks are taken nothing"
+    )
+
+
+_LESS = 0.8, 0.6, 0.4  # of what was planned: the smallest budget may be too small for any choice
+
+
+@contextmanager
+def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
+    """Memory that runs out within becomes a MemoryLimitError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        from tiledseg.memory.exhausted import is_exhausted, what_was_asked
+
+        if not is_exhausted(error):
+            raise
+        what = f"{what_was_asked(error)}; a step was planned to take {_planned(question, plan)} bytes"
+        raise MemoryLimitError(f"{what}; use {_remedy(question, plan)} ({first_line(error)})") from error
+
+
+def _planned(question: RunQuestion, plan: RunPlan) -> int:
+    """Bytes of the rank that needs most."""
+    if plan.rebuilt is not None or plan.pipeline is None:
+        return plan.rebuilt.peak if plan.rebuilt else plan.memory
+    from tiledseg.planning.run.pipeline import pipeline_bytes
+
+    asked = question.parallel, question.graph, question.network.bands, plan.micro_batch
+    return pipeline_bytes(*asked, plan.pipeline.balance)
+
+
+def _remedy(question: RunQuestion, plan: RunPlan) -> str:
+    """A smaller budget that the plan can meet with these settings, or else settings that meet it."""
+
+    planned = _planned(question, plan)
+    alike = replace(question, budgeted=True, parallel=replace(question.parallel, timed=False))
+    for share in _LESS:
+        budget = int(share * min(planned, question.memory))
+        try:
+            if plan_run(replace(alike, memory=budget)).memory <= budget or alike.parallel.stages > 1:
+                return f"memory.budget {budget}"
+        except InputError:
+            continue
+    budget = int(_LESS[0] * planned)
+    setting = setting_that_fits(question, budget)
+    return f"memory.budget {budget} with {setting}" if setting else "a smaller model, or more memory"

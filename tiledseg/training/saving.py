@@ -18,12 +18,12 @@ from torch import nn
 from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.execution.memory import host_memory
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.walk.step_memory import ADAM_VALUES
 from tiledseg.training.averaging import AveragedWeights
-from tiledseg.training.collection import collect
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 
@@ -121,3 +121,30 @@ class Saver:
             if now != written:
                 tick()
             written = now
+
+
+def collect(own: Contents, axes: Axes) -> Contents | None:
+    """The contents of all stages on the rank of stage 0; None on the others. Collective over a pipeline.
+
+    It cannot deadlock: stage 0 receives tensor by tensor in the order of stages and names, which all know beforehand,
+    and each other stage does nothing but send its own in that order.
+    """
+    if axes.shape.stages == 1 or axes.position is None:
+        return own
+    named = {("weights", name): tensor for name, tensor in own.weights.items()}
+    named |= {("state", name): tensor for name, tensor in own.optimizer.items()}
+    named |= {("average", name): tensor for name, tensor in own.average.items()}
+    kinds = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
+    if axes.position.stage > 0:
+        for tensor in named.values():
+            axes.stage_messages.start([Message(axes.rank_of_stage(0), tensor)], []).wait()
+        return None
+    for stage, theirs in enumerate(kinds[1:], start=1):
+        for key, shape, dtype in theirs:
+            named[key] = torch.empty(shape, dtype=dtype)
+            axes.stage_messages.start([], [Message(axes.rank_of_stage(stage), named[key])]).wait()
+    weights, state, average = (
+        {name: tensor for (kind, name), tensor in named.items() if kind == wanted}
+        for wanted in ("weights", "state", "average")
+    )
+    return Contents(weights, state, own.groups, average)

@@ -33,17 +33,20 @@ from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
+from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
-from tiledseg.system.run_names import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.writing import writing
-from tiledseg.training.freed import Freed
-from tiledseg.training.offloading import check_store, store_in_words
-from tiledseg.training.out_of_memory import told_what_fits
+from tiledseg.training.offloading import Freed, check_store, store_in_words, told_what_fits
 from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.by_content import content_units, with_content
-from tiledseg.training.preparing.compiling import check_compiling
 from tiledseg.training.preparing.first_weights import first_weights, imagenet
-from tiledseg.training.preparing.preparation import Preparation, prepare, with_class_weights, with_counts
+from tiledseg.training.preparing.preparation import (
+    Preparation,
+    check_compiling,
+    prepare,
+    with_class_weights,
+    with_counts,
+)
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
 from tiledseg.training.run_folder.metrics import check_lines, check_none_lost, read_metrics, write_whole

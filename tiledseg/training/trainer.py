@@ -37,7 +37,7 @@ from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
-from tiledseg.system.run_names import PAGE
+from tiledseg.system.outputs import PAGE
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
@@ -60,9 +60,14 @@ from tiledseg.training.run_folder.summary import (
 )
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
-from tiledseg.training.steps.course import Course
 from tiledseg.training.steps.culprit import DivergedError, named
-from tiledseg.training.steps.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
+from tiledseg.training.steps.optimizer import (
+    Course,
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    set_learning_rate,
+)
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 

@@ -18,7 +18,7 @@ from tiledseg.memory.disk.rates import StoreRates
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work
 from tiledseg.planning.cost_model.profile import Pass
-from tiledseg.system.held_memory import resident_bytes
+from tiledseg.system.freed_memory import resident_bytes
 from tiledseg.training.calibration import links
 from tiledseg.training.calibration.layers import Case, Timed, measure_case, points
 from tiledseg.training.calibration.machine import calibrate

@@ -26,8 +26,8 @@ from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import check_begin
-from tiledseg.system.claim import check_unclaimed, taken
 from tiledseg.system.outputs import Output, temporary
+from tiledseg.system.run_lock import check_unclaimed, taken
 from tiledseg.system.writing import flush, write_error, writing
 
 LAYER = "classes"

@@ -44,8 +44,8 @@ from tiledseg.raster.maps.tiff_files import (
     packing_names,
     remove_packed,
 )
-from tiledseg.system.claim import check_unclaimed, taken
 from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.run_lock import check_unclaimed, taken
 from tiledseg.system.writing import replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")

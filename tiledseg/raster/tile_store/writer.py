@@ -31,8 +31,8 @@ from tiledseg.raster.tile_store.store import (
     open_store,
     slot_shape,
 )
-from tiledseg.system.claim import check_unclaimed, claimed, is_at, taken
 from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
 from tiledseg.system.writing import replacing
 
 if TYPE_CHECKING:

@@ -1,21 +1,37 @@
-"""Which objective a network is trained for, by the keys of the group `train`."""
+"""The objective of a network by the keys of the group `train`: its losses together, weights of classes, its memory.
+
+The plan counts a network's usual loss (cross-entropy; where a network gives edges, theirs) by known figures. Others are
+measured on a small tile: their memory grows with the pixels. A loss that looks at labels around a tile is overestimated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
+from tiledseg.config.checks import shown
 from tiledseg.config.loss import BOUNDARY, CROSS_ENTROPY, FOCAL, TVERSKY, loss_terms
 from tiledseg.config.loss import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
-from tiledseg.training.losses.boundary_objective import BoundaryObjective
-from tiledseg.training.losses.edge_objective import AttentionObjective, EdgeObjective
-from tiledseg.training.losses.joint_objective import AlikeObjectives, JointObjectives, joint
-from tiledseg.training.losses.objective import ClassObjective, Objective, PixelTerms
-from tiledseg.training.losses.overlap_objective import DICE, OverlapObjective, Tversky
+from tiledseg.geometry.memory_words import LossBytes
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.records import dataclass
+from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
+from tiledseg.training.losses.objective import (
+    DICE,
+    ClassObjective,
+    Objective,
+    OverlapObjective,
+    PixelTerms,
+    Ratios,
+    Sums,
+    Tversky,
+)
 
 EDGE_KEYS = ("edge_weight", "edge_balance", "edge_radius", "attention_weight", "dual_weight")
 LOSS_KEYS = ("loss", "focal_gamma", "tversky_alpha", "tversky_beta", "label_smoothing", "boundary_radius")
@@ -84,3 +100,150 @@ def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
         case ClassObjective() | AttentionObjective():
             return replace(objective, weights=weights)
     return objective
+
+
+_KEY = "train.class_weights"
+
+
+def given_weights(given: str | Sequence[float] | Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
+    """The weight of each class: of a list, or a map of class number or name to weight, 1 elsewhere; none for a word.
+
+    Raises ConfigError where they are not of these classes, or all are 0.
+    """
+    if isinstance(given, str):
+        return ()
+    if isinstance(given, Mapping):
+        found = _of_map(given, label_map)
+    else:
+        found = tuple(float(weight) for weight in given)
+        if len(found) != label_map.count:
+            raise ConfigError(
+                f"{_KEY} has {len(found)} weights for {label_map.count} classes; give one a class, or a map"
+            )
+    if not any(found):
+        raise ConfigError(f"{_KEY} is {shown(given)}, with which no pixel counts; give one of them more than 0")
+    return found
+
+
+def _of_map(given: Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
+    found = [1.0] * label_map.count
+    named: set[int] = set()
+    for key, weight in given.items():
+        number = _class_number(key, label_map)
+        if number in named:
+            raise ConfigError(f"{_KEY} names class {number} twice; leave one of them out")
+        named.add(number)
+        found[number] = float(weight)
+    return tuple(found)
+
+
+def _class_number(key: str | int, label_map: LabelMap) -> int:
+    known = {str(k): k for k in range(label_map.count)}
+    known |= {record.name: k for k, record in enumerate(label_map.classes)}  # a name that is a number goes first
+    number = known.get(str(key).strip())
+    if number is None:
+        names = shown(", ".join(record.name for record in label_map.classes))
+        raise ConfigError(
+            f"{_KEY} has '{shown(key)}', which is no class; give some of 0 to {label_map.count - 1}, or of {names}"
+        )
+    return number
+
+
+def joint(parts: Sequence[Objective], alike: bool) -> Objective:
+    """Their sum; `alike`: those that are one sum over another have the same sum of weights."""
+    if len(parts) == 1:
+        return parts[0]
+    single = alike and not any(isinstance(part, Ratios) for part in parts)
+    return AlikeObjectives(tuple(parts)) if single else JointObjectives(tuple(parts))
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Each part is given the labels of its own margin."""
+
+    parts: tuple[Objective, ...]
+
+    @property
+    def margin(self) -> int:
+        return max(part.margin for part in self.parts)
+
+    @property
+    def in_words(self) -> str:
+        return " + ".join(part.in_words for part in self.parts)
+
+    def _each(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> list[Sums]:
+        height, width = target_BHW.shape[1:]
+        found = []
+        for part in self.parts:
+            cut = self.margin - part.margin
+            found.append(part.sums(outputs_BKHW, target_BHW[:, cut : height - cut, cut : width - cut]))
+        return found
+
+
+class AlikeObjectives(_Together):
+    """Each one sum over another, and the other the same for all."""
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        found = self._each(outputs_BKHW, target_BHW)
+        return torch.stack([sums[0] for sums in found]).sum(), found[0][1]
+
+
+class JointObjectives(_Together):
+    """Of any kinds. One whose pixels do not count in a step adds nothing."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(_size, self.parts))
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        """Those of the first part, of the second, ..."""
+        return tuple(one for sums in self._each(outputs_BKHW, target_BHW) for one in sums)
+
+    def value(self, totals: torch.Tensor) -> torch.Tensor | None:
+        each = zip(self.parts, totals.split([_size(part) for part in self.parts]), strict=True)
+        known = [value for value in (_value(part, own) for part, own in each) if value is not None]
+        return torch.stack(known).sum() if known else None
+
+
+def _size(part: Objective) -> int:
+    return part.size if isinstance(part, Ratios) else 2
+
+
+def _value(part: Objective, totals: torch.Tensor) -> torch.Tensor | None:
+    if isinstance(part, Ratios):
+        return part.value(totals)
+    loss, weight = totals
+    return loss / weight if bool(weight > 0) else None
+
+
+_SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
+
+
+def further_bytes(objective: Objective, usual: Objective, channels: Sequence[int], precision: str) -> LossBytes:
+    """Of each pixel, what `objective` needs more than `usual` (a negative number: less). `channels`: of the network's
+    outputs."""
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    ours, theirs = (_measured(each, channels, dtype) for each in (objective, usual))
+    return LossBytes(ours.kept - theirs.kept, ours.peak - theirs.peak)
+
+
+def _measured(objective: Objective, channels: Sequence[int], dtype: torch.dtype) -> LossBytes:
+    """Of each pixel: what is there when its sums are known, and at the worst moment until its gradients are, them
+    included. An output counts as long as the loss keeps it, labels as they are read do not."""
+    from tiledseg.tracing.allocations import AllocationMeter  # runs with the usual loss need nothing of it
+
+    margin, pixels = objective.margin, _SIDE * _SIDE
+    side = _SIDE + 2 * margin
+    leaves = [torch.zeros(1, count, _SIDE, _SIDE, dtype=dtype) for count in channels]
+    leaves = [leaf.contiguous(memory_format=torch.channels_last).requires_grad_() for leaf in leaves]
+    target_BHW = torch.zeros(1, side, side, dtype=torch.int16 if margin else torch.uint8)
+    with torch.enable_grad(), AllocationMeter([*leaves, target_BHW]) as meter:
+        outputs = [leaf.clone() for leaf in leaves]
+        sums = objective.sums(tuple(outputs), target_BHW)
+        loss = torch.cat([part.reshape(-1) for part in sums]).sum() if isinstance(objective, Ratios) else sums[0]
+        del sums, outputs
+        kept, forward = meter.bytes, meter.peak
+        meter.peak = kept
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    del gradients
+    return LossBytes(kept / pixels, max(forward, meter.peak) / pixels)

@@ -1,6 +1,6 @@
-"""The loss of a network that gives edges beside classes, as G-SCNN (Takikawa et al., 2019, section 3.3).
+"""Losses that look at the labels around a pixel: of edges, and of boundaries.
 
-Four terms, each a sum over pixels, so that tiles and ranks add up:
+A network that gives edges beside classes learns by the loss of G-SCNN (Takikawa et al., 2019, section 3.3). Four terms, each a sum over pixels, so that tiles and ranks add up:
 
 - the cross-entropy of the classes;
 - `edge_weight` times the cross-entropy of the edges, in which an edge pixel counts `edge_balance`, another the rest;
@@ -25,8 +25,7 @@ from torch.nn import functional
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
 from tiledseg.models.sending import sent
 from tiledseg.records import dataclass
-from tiledseg.training.losses.objective import Sums, class_weighted, counted
-from tiledseg.training.losses.pixel_losses import cross_entropies, weights_of
+from tiledseg.training.losses.objective import Sums, class_weighted, counted, cross_entropies, weights_of
 
 SURE = 0.8  # of an edge
 _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
@@ -34,7 +33,7 @@ _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infin
 
 @dataclass(frozen=True)
 class EdgeObjective:
-    """See above; `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the terms of
+    """The loss of G-SCNN. `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the terms of
     classes, the first and the third; else these are objectives of their own."""
 
     ignore_index: int
@@ -141,3 +140,59 @@ def _valid(target_BHW: torch.Tensor, ignore_index: int) -> torch.Tensor:
 def _inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
     height, width = values_BHW.shape[1:]
     return values_BHW[:, margin : height - margin, margin : width - margin]
+
+
+@dataclass(frozen=True)
+class BoundaryObjective:
+    """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
+
+    Of each valid pixel, the sum over classes of p_k phi_k: phi_k is the distance in pixels to the nearest pixel of class
+    k, or, of a pixel's own class, minus the distance to the nearest pixel of another class, plus 1, as the published
+    code has it. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a tile give
+    them to the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is the mean over
+    its valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
+    """
+
+    ignore_index: int
+    factor: float = 1.0
+    radius: int = 8
+
+    @property
+    def margin(self) -> int:
+        return self.radius
+
+    @property
+    def in_words(self) -> str:
+        return counted(self.factor, "boundary")
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        shares_BKHW = outputs_BKHW[0].softmax(1)
+        phi_BKHW = signed_distances(target_BHW, shares_BKHW.shape[1], self.radius, self.ignore_index)
+        own_BHW = target_BHW[:, self.radius : -self.radius, self.radius : -self.radius]
+        valid_BHW = own_BHW != self.ignore_index
+        losses_BHW = (shares_BKHW * phi_BKHW.to(shares_BKHW.dtype)).sum(1) * valid_BHW
+        return self.factor * losses_BHW.sum(dtype=torch.float64), valid_BHW.sum(dtype=torch.float64)
+
+
+def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore_index: int) -> torch.Tensor:
+    """phi_k of each pixel but a margin of `radius`, at most `radius`; float32, of shape (B, K, H, W). `target_BHW`: its
+    negative classes are beyond the raster. Of no meaning where a pixel has no label."""
+    numbers_K = torch.arange(classes, device=target_BHW.device).view(-1, 1, 1)
+    here_BKHW = (target_BHW[:, None] == numbers_K) & (target_BHW != ignore_index)[:, None]
+    squares_BKHW = torch.where(here_BKHW, 0, radius**2).to(torch.int16)
+    for dim in (3, 2):  # the nearest in the row, then of these the nearest in the column: exact for the Euclidean one
+        squares_BKHW = _least_along(squares_BKHW, dim, radius)
+    distances_BKHW = squares_BKHW.to(torch.float32).sqrt()
+    own_BKHW = here_BKHW[:, :, radius:-radius, radius:-radius]
+    to_others_BHW = torch.where(own_BKHW, float(radius), distances_BKHW).amin(1)
+    return torch.where(own_BKHW, 1 - to_others_BHW[:, None], distances_BKHW)
+
+
+def _least_along(squares_BKHW: torch.Tensor, dim: int, radius: int) -> torch.Tensor:
+    """The least of a square and the squared way to it along a dim, of places with `radius` others on both sides."""
+    size = squares_BKHW.shape[dim] - 2 * radius
+    least = squares_BKHW.narrow(dim, radius, size).clone()
+    for way in range(1, radius + 1):
+        for start in (radius - way, radius + way):
+            torch.minimum(least, squares_BKHW.narrow(dim, start, size) + way**2, out=least)
+    return least

@@ -21,7 +21,7 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.label_sources import LabelReading
 from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.samples.content import ByContent
-from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective
+from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, further_bytes
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
 
@@ -116,8 +116,6 @@ def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objecti
     usual = choose_objective(network, edges, losses, label_map.ignore_index)
     if objective == usual:
         return USUAL_LOSS
-    from tiledseg.training.losses.loss_memory import further_bytes  # runs with the usual loss need nothing of it
-
     graph = network.graph()
     channels = tensor_channels(graph, network.bands)
     outputs = [channels[tensor] for tensor in graph.results]

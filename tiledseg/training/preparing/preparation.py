@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tiledseg.architecture.network import Network
@@ -24,6 +25,7 @@ from tiledseg.config.train import TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
@@ -56,8 +58,7 @@ from tiledseg.raster.statistics import check_alike
 from tiledseg.records import dataclass
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.best import judge_of
-from tiledseg.training.losses.choose_objective import weighted
-from tiledseg.training.losses.class_weights import given_weights
+from tiledseg.training.losses.choose_objective import given_weights, weighted
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.preparing.auto import find_settings, with_settings
 from tiledseg.training.preparing.first_weights import check_imagenet
@@ -72,8 +73,7 @@ from tiledseg.training.preparing.from_config import (
     update_of,
     windows_of,
 )
-from tiledseg.training.preparing.raster_set import Found, RasterSet, inspect
-from tiledseg.training.preparing.splitting import SplitAsked, split_of
+from tiledseg.training.preparing.raster_set import Found, RasterSet, SplitAsked, inspect, split_of
 from tiledseg.training.recipe import Recipe
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
@@ -347,3 +347,36 @@ def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
     if len(slow) > 1:
         slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
     return notes + slow
+
+
+def check_compiling(preparation: Preparation, device: torch.device) -> None:
+    """Raise ConfigError where a run that is to be compiled cannot be."""
+    found = why_uncompiled(preparation)
+    if found is not None:
+        raise ConfigError(found)
+    if preparation.recipe.compiles:
+        from tiledseg.models.compiled import check_compiler
+
+        check_compiler(device)
+
+
+def why_uncompiled(preparation: Preparation) -> str | None:
+    """What stands against it on any device, of a run that is to be compiled."""
+    found = _obstacle(preparation.plan, preparation.recipe.recompute) if preparation.recipe.compiles else None
+    return None if found is None else f"train.compile is on, which takes a network whole, but {found}"
+
+
+def _obstacle(plan: RunPlan, recompute: str) -> str | None:
+    """Why the network does not go through its tiles whole, and what to do."""
+    graph, bands = plan.network.graph(), plan.network.bands
+    asking = [node.name for node in graph.nodes if node.layer.asks_place]
+    reasons = {
+        "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,
+        "parallel.stages cut it; give 1": plan.pipeline is not None or plan.spread.mesh.stages > 1,
+        "memory.blocks cuts tiles; leave it out": plan.blocks is not None,
+        "memory.budget has it computed once more; give a larger one, or compile off": plan.rebuilt is not None,
+        "memory.recompute has it computed once more; give auto": not named_policy(graph, bands, recompute).keeps_all,
+        "memory.offload moves what it keeps; leave it out": plan.offloaded is not None,
+        f"{next(iter(asking), '')} depends on its place in the image; give compile off": len(asking) > 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -15,7 +15,7 @@ from tiledseg.config.schedules import split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.records import dataclass
-from tiledseg.system.run_names import CHECKPOINTS
+from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, NAMES, REFUSED
 from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of

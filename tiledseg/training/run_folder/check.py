@@ -13,8 +13,7 @@ from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.system import run_lock
 from tiledseg.system.files import irregular_kind
-from tiledseg.system.outputs import Output, check_outputs, whole
-from tiledseg.system.run_names import (
+from tiledseg.system.outputs import (
     CHECKPOINTS,
     CONFIG,
     EVENTS,
@@ -24,6 +23,9 @@ from tiledseg.system.run_names import (
     STARTED,
     SUMMARY,
     VALIDATION,
+    Output,
+    check_outputs,
+    whole,
 )
 
 _KEY = "run.output"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress, duration
-from tiledseg.system.run_names import METRICS, PAGE, PROGRESS, STARTED
+from tiledseg.system.outputs import METRICS, PAGE, PROGRESS, STARTED
 from tiledseg.system.writing import replacing
 from tiledseg.training.run_folder.metrics import MetricsLog, read_metrics, write_whole
 from tiledseg.training.run_folder.validations import Scene, read_validations, write_validation

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
-from tiledseg.system.claim import is_at
-from tiledseg.system.run_names import EVENTS, METRICS, SUMMARY
+from tiledseg.system.outputs import EVENTS, METRICS, SUMMARY
+from tiledseg.system.run_lock import is_at
 from tiledseg.system.writing import replacing, writing
 
 

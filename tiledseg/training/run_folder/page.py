@@ -14,7 +14,7 @@ from tiledseg.execution.progress import duration
 from tiledseg.reporting.curves import draw_curves, draw_reliability, png_of
 from tiledseg.reporting.page import can_render, count, percent, png_url, render
 from tiledseg.system.console import counted
-from tiledseg.system.run_names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
+from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.system.writing import replacing
 from tiledseg.training.run_folder.metrics import read_metrics
 from tiledseg.training.run_folder.validations import read_validations

@@ -18,7 +18,7 @@ from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.records import dataclass
 from tiledseg.system.console import counted
-from tiledseg.system.run_names import METRICS, STARTED, SUMMARY
+from tiledseg.system.outputs import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
 from tiledseg.training.preparing.preparation import Preparation
 

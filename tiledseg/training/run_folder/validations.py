@@ -28,7 +28,7 @@ from tiledseg.reporting.pictures import (
     error_picture,
     write_panel,
 )
-from tiledseg.system.run_names import VALIDATION
+from tiledseg.system.outputs import VALIDATION
 from tiledseg.system.writing import replacing, writing
 
 if TYPE_CHECKING:
