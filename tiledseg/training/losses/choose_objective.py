@@ -1,7 +1,8 @@
 """The objective of a network by the keys of the group `train`: its losses together, weights of classes, its memory.
 
 The plan counts a network's usual loss (cross-entropy; where a network gives edges, theirs) by known figures. Others are
-measured on a small tile: their memory grows with the pixels. A loss that looks at labels around a tile is overestimated.
+measured on a small tile: their memory grows with the pixels. A loss that looks at labels around a tile is
+overestimated.
 """
 
 from __future__ import annotations

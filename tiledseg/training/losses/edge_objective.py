@@ -1,6 +1,7 @@
 """Losses that look at the labels around a pixel: of edges, and of boundaries.
 
-A network that gives edges beside classes learns by the loss of G-SCNN (Takikawa et al., 2019, section 3.3). Four terms, each a sum over pixels, so that tiles and ranks add up:
+A network that gives edges beside classes learns by the loss of G-SCNN (Takikawa et al., 2019, section 3.3). Four terms,
+each a sum over pixels, so that tiles and ranks add up:
 
 - the cross-entropy of the classes;
 - `edge_weight` times the cross-entropy of the edges, in which an edge pixel counts `edge_balance`, another the rest;
@@ -33,8 +34,8 @@ _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infin
 
 @dataclass(frozen=True)
 class EdgeObjective:
-    """The loss of G-SCNN. `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the terms of
-    classes, the first and the third; else these are objectives of their own."""
+    """The loss of G-SCNN. `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the
+    terms of classes, the first and the third; else these are objectives of their own."""
 
     ignore_index: int
     edge_weight: float = 20.0
@@ -146,11 +147,11 @@ def _inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
 class BoundaryObjective:
     """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
 
-    Of each valid pixel, the sum over classes of p_k phi_k: phi_k is the distance in pixels to the nearest pixel of class
-    k, or, of a pixel's own class, minus the distance to the nearest pixel of another class, plus 1, as the published
-    code has it. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a tile give
-    them to the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is the mean over
-    its valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
+    Of each valid pixel, the sum over classes of p_k phi_k: phi_k is the distance in pixels to the nearest pixel of
+    class k, or, of a pixel's own class, minus the distance to the nearest pixel of another class, plus 1, as the
+    published code has it. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a
+    tile give them to the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is
+    the mean over its valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
     """
 
     ignore_index: int

@@ -213,14 +213,14 @@ class Tversky(NamedTuple):
 
 @dataclass(frozen=True)
 class OverlapObjective:
-    """Losses of the overlap of classes, `overlaps`, beside those of single pixels, `pixelwise`, whose class weights hold
-    for both. They are ratios of sums over all valid pixels of a step, as if it were one image.
+    """Losses of the overlap of classes, `overlaps`, beside those of single pixels, `pixelwise`, whose class weights
+    hold for both. They are ratios of sums over all valid pixels of a step, as if it were one image.
 
     Of class k let T be its pixels, P the sum of its probabilities, and I that sum over its pixels. The Tversky index of
-    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)); with alpha = beta = 1/2 it is Dice's, 2 I / (P + T)
-    (Milletari et al., 2016, with plain sums). The loss is 1 - the weighted mean of the indices of the classes that the
-    step has pixels of. A ratio's gradient needs the sums of the whole step, which `StepLoss` takes first; given these
-    the loss is linear in each pixel's part, so tiles and ranks add up to the gradient of the whole.
+    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)); with alpha = beta = 1/2 it is Dice's, 2 I / (P +
+    T) (Milletari et al., 2016, with plain sums). The loss is 1 - the weighted mean of the indices of the classes that
+    the step has pixels of. A ratio's gradient needs the sums of the whole step, which `StepLoss` takes first; given
+    these the loss is linear in each pixel's part, so tiles and ranks add up to the gradient of the whole.
     """
 
     pixelwise: ClassObjective
