@@ -13,14 +13,10 @@ Dropout keeps all channels in both, and scales them: a graph drops channels, wha
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError, first_line
@@ -30,13 +26,11 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.memory.exhausted import is_exhausted
-from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.layers.pixelwise import to_layout
-from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
-from tiledseg.tracing.build import drawn_from
-from tiledseg.tracing.calls import Call, Made, function_name
+from tiledseg.models.network import GraphNetwork
+from tiledseg.tracing.calls import Call, Made
+from tiledseg.tracing.compare import Values, advance, as_trained, beyond, copied, gap, gaps, same_conditions, values
 from tiledseg.tracing.lowering import where
-from tiledseg.tracing.probes import chosen, tensors_of
 from tiledseg.tracing.record import record
 from tiledseg.tracing.trace import is_unit
 
@@ -46,8 +40,6 @@ NOISE = 8.0  # times the module's own rounding
 ROUNDINGS = 16.0  # of the dtype, of the largest value, whatever the network
 TRIES = 2048  # sizes looked at for a legal one
 _WIDE = torch.float64.itemsize
-
-Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
 
 
 def verify_first(
@@ -87,7 +79,7 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
     room = memory - 3 * sum(tensor.numel() * _WIDE for tensor in network.state_dict().values())
     room = room if most is None else min(room, most)
     try:
-        _copy(network, False)
+        copied(network, False)
     except Exception as error:  # whatever an attribute of the module raises
         return f"not checked: {name} cannot be copied ({type(error).__name__}: {first_line(error)})"
     x_BCHW = x_BCHW.detach()
@@ -124,15 +116,15 @@ def _check_crop(network: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> 
                 continue
             rounding = _rounding(network, crop_BCHW, expected) if precise else 100 * _epsilon(crop_BCHW)
             relative = EXACT * (1 + 100 * rounding) if precise else 1e4 * _epsilon(crop_BCHW)
-            gaps = _gaps(found, expected)
-            if _beyond(gaps, relative):  # unless the module itself changes as much with the last digits of its input
+            apart = gaps(found, expected)
+            if beyond(apart, relative):  # unless the module itself changes as much with the last digits of its input
                 moved_BCHW = crop_BCHW.double() if precise else crop_BCHW.clone()
                 draw = torch.Generator().manual_seed(1)
                 noise = torch.rand(crop_BCHW.shape, generator=draw).to(moved_BCHW)
                 moved_BCHW *= 1 + 16 * torch.finfo(moved_BCHW.dtype).eps * noise
-                again = _gaps(_values(network, moved_BCHW, True, precise, backward), expected)
+                again = gaps(_values(network, moved_BCHW, True, precise, backward), expected)
                 slack = {name: 10 * difference for name, (difference, _) in again.items()}
-                _refuse(network, crop_BCHW, gaps, relative, slack, precise)
+                _refuse(network, crop_BCHW, apart, relative, slack, precise)
             return rounding
     return 100 * _epsilon(window_BCHW)
 
@@ -149,167 +141,60 @@ def _check_window(network: GraphNetwork, window_BCHW: torch.Tensor, room: int, r
             f"{type(network.recorded.module).__name__} does not run on {_size(window_BCHW)} of the data: "
             f"{type(error).__name__}: {first_line(error)}; mend it, or choose another size of tiles"
         ) from error
-    gaps = _gaps(_values(network, window_BCHW, False), expected)
+    apart = gaps(_values(network, window_BCHW, False), expected)
     relative = ROUNDINGS * _epsilon(window_BCHW) + NOISE * rounding
     relative = max(relative, EXACT) if window_BCHW.dtype == torch.float64 else relative
-    if not _beyond(gaps, relative):
+    if not beyond(apart, relative):
         return
     larger_BCHW = _fitted(network, window_BCHW, room, _WIDE)
     if larger_BCHW is not None:
         with contextlib.suppress(Exception):  # a module that does not run in float64
             precise = _values(network, larger_BCHW, True, True)
             relative += NOISE * _rounding(network, larger_BCHW, precise)
-    _refuse(network, window_BCHW, gaps, relative, {}, False)
+    _refuse(network, window_BCHW, apart, relative, {}, False)
 
 
 def _rounding(network: GraphNetwork, x_BCHW: torch.Tensor, precise: Values) -> float:
     """How far the module's outputs in its own dtype are from those in float64, relative to the largest."""
-    gaps = _gaps(_values(network, x_BCHW, True), precise)
-    return max(gap / max(size, 1e-300) for name, (gap, size) in gaps.items() if name.startswith("output"))
+    apart = gaps(_values(network, x_BCHW, True), precise)
+    return max(most / max(size, 1e-300) for name, (most, size) in apart.items() if name.startswith("output"))
 
 
 def _values(
     network: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
 ) -> Values:
-    """What the module, or its graph, gives, and what it leaves behind: run on a copy."""
-    twin = _copy(network, precise)
-    x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
-    with _same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward):
-        held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
-        outputs = _of_module(twin, held) if of_module else _of_graph(twin, held)
-    module = twin.recorded.module
-    values = {f"output {number}": output.detach() for number, output in enumerate(outputs)}
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    values |= {f"state '{name}'": tensor.detach() for name, tensor in state.items()}
-    if backward:
-        draw = torch.Generator().manual_seed(2)
-        weights = [torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output) for output in outputs]
-        loss = sum((output * weight).sum() for output, weight in zip(outputs, weights, strict=True))
-        taken = {"input": x_BCHW, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
-        found = torch.autograd.grad(loss, list(taken.values()), allow_unused=True)  # type: ignore[arg-type]
-        pairs = zip(taken.items(), found, strict=True)
-        values |= {f"gradient '{name}'": torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
-    return values
-
-
-def _copy(network: GraphNetwork, precise: bool) -> GraphNetwork:
-    """Of weights, buffers and attributes; where tensors leave to is not copied."""
-    twin = copy.deepcopy(network, {id(network._offload): None})
-    set_dropout_key(twin)
-    return twin.double() if precise else twin
-
-
-def _of_module(twin: GraphNetwork, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
-    returned = _as_trained(twin)(x_BCHW)
-    return chosen(tensors_of(returned), twin.recorded.wanted)
-
-
-def _as_trained(twin: GraphNetwork) -> nn.Module:
-    """The module in the network's mode; norms that stand still there are evaluated."""
-    module: nn.Module = twin.recorded.module
-    module.training = twin.training  # its parts are the network's
-    if any(layer.is_still for layer in twin.graph.layers):
-        for part in module.modules():
-            part.training &= getattr(part, "running_mean", None) is None
-    return module
-
-
-def _of_graph(twin: GraphNetwork, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
-    tensors = {0: x_BCHW}
-    _advance(twin, tensors, 0, len(twin.graph))
-    return [tensors[result] for result in twin.graph.results]
-
-
-def _advance(twin: GraphNetwork, tensors: Tensors, first: int, stop: int) -> None:
-    modules = list(twin.layers.values())
-    run_nodes(twin.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
-
-
-@contextlib.contextmanager
-def _same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
-    """The same draws for all, no cast in float64; kernels without a deterministic form may run, as nothing is kept."""
-    mode = torch.get_deterministic_debug_mode()
-    cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
-    with drawn_from(0), _KeepAll(), cast:
-        torch.set_deterministic_debug_mode("default")
-        try:
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(mode)
-
-
-class _KeepAll(TorchFunctionMode):
-    """Dropout that scales what it keeps, which is all."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function_name(func).rstrip("_") not in ("dropout", "dropout2d", "feature_dropout"):
-            return func(*args, **kwargs)
-        p, training = (*args, *(0.5, True)[len(args) - 1 :])[1:3]
-        p, training = kwargs.get("p", p), kwargs.get("training", kwargs.get("train", training))
-        x = args[0] if args else kwargs["input"]
-        return x * ((1 / (1 - p) if p < 1 else 0.0) if training else 1.0)
-
-
-def _gaps(found: Values, expected: Values) -> dict[str, tuple[float, float]]:
-    """Of each value: the largest difference, and the largest that the module gives; where that is no finite number,
-    nothing is compared."""
-    return {name: _gap(found[name], tensor) for name, tensor in expected.items() if name in found}
-
-
-def _gap(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    if found.shape != expected.shape:
-        return float("inf"), float(expected.abs().max())
-    if not expected.numel():
-        return 0.0, 0.0
-    expected = expected.double()
-    sizes = expected.abs().where(expected.isfinite(), 0.0)
-    apart = (found.double() - expected).abs().nan_to_num(float("inf"), float("inf"))
-    return float(apart.where(expected.isfinite(), 0.0).max()), float(sizes.max())
-
-
-def _beyond(gaps: Mapping[str, tuple[float, float]], relative: float, slack: Mapping[str, float] = {}) -> list[str]:
-    """The values that differ by more than `relative` of their size; of small ones, of a ten thousandth of the largest
-    of their kind."""
-    largest: dict[str, float] = {}
-    for name, (_, size) in gaps.items():
-        kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), size)
-
-    def bound(name: str, size: float) -> float:
-        return relative * max(size, 1e-4 * largest[name.partition(" ")[0]]) + slack.get(name, 0.0)
-
-    return [name for name, (gap, size) in gaps.items() if not gap <= bound(name, size)]
+    """What the module, or its graph, gives, and what it leaves behind: run on a copy of its own."""
+    return values(copied(network, precise), x_BCHW, of_module, precise, backward)
 
 
 def _refuse(
     network: GraphNetwork,
     x_BCHW: torch.Tensor,
-    gaps: Mapping[str, tuple[float, float]],
+    apart: Mapping[str, tuple[float, float]],
     relative: float,
     slack: Mapping[str, float],
     precise: bool,
 ) -> None:
     """Raise ConfigError for values beyond the bound. Of gradients the last is named, which a backward pass makes
     first."""
-    names = _beyond(gaps, relative, slack)
+    names = beyond(apart, relative, slack)
     if not names:
         return
     outputs = [name for name in names if not name.startswith("gradient")]
     name = outputs[0] if outputs else names[-1]
-    gap, size = gaps[name]
+    most, size = apart[name]
     place = _first_differing(network, x_BCHW, relative, precise) if outputs else "a backward pass of its own, after it"
     mode = " in training" if network.training else ""
     raise ConfigError(
         f"{type(network.recorded.module).__name__} computes{mode} what its graph does not, on {_size(x_BCHW)} of the "
-        f"data: {name} differs by {gap:.1e} of {size:.1e}; first: {place}; write that in other words, or set verify to "
-        "false and answer for the numbers (docs/own-network.md)"
+        f"data: {name} differs by {most:.1e} of {size:.1e}; first: {place}; write that in other words, or set verify "
+        "to false and answer for the numbers (docs/own-network.md)"
     )
 
 
 def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:
     """The first node whose tensor differs, in words: module and graph run side by side, call by call."""
-    module, graph = _copy(network, precise), _copy(network, precise)
+    module, graph = copied(network, precise), copied(network, precise)
     recorded, found, done = module.recorded, list[str](), 0
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype)
     tensors = {0: x_BCHW.clone()}
@@ -325,14 +210,14 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
             node, layout = recorded.made.get(Made(at, part), (-1, None))
             if found or node < done:
                 continue
-            _advance(graph, tensors, done, node + 1)
+            advance(graph, tensors, done, node + 1)
             done = node + 1
-            gap, size = _gap(to_layout(tensors[done], layout), tensor)
-            if not gap <= relative * size:
-                found.append(f"node '{network.graph.nodes[node].name}' by {gap:.1e} of {size:.1e}, {known}")
+            most, size = gap(to_layout(tensors[done], layout), tensor)
+            if not most <= relative * size:
+                found.append(f"node '{network.graph.nodes[node].name}' by {most:.1e} of {size:.1e}, {known}")
 
-    with contextlib.suppress(Exception), torch.no_grad(), _same_conditions(x_BCHW.device, precise):
-        record(_as_trained(module), x_BCHW.clone(), is_unit, watch=watch)
+    with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW.device, precise):
+        record(as_trained(module), x_BCHW.clone(), is_unit, watch=watch)
     return found[0] if found else "what it returns, or leaves behind, of nodes that agree"
 
 

@@ -113,6 +113,9 @@ class Step:
             raise RefusalError(SIZED)
 
 
+Handler = Callable[[Step], list[Value]]
+
+
 class Lowering:
     """Nodes and modules of a graph, call by call; what cannot be exact is a fault, and the rest is still looked at."""
 
@@ -129,7 +132,7 @@ class Lowering:
         self._names = {INPUT}
         self._axes = serial_axes()
 
-    def run(self, bands: int, lower: Callable[[Step], list[Value]]) -> None:
+    def run(self, bands: int, lower: Handler) -> None:
         one, other = self.records
         self.values[Made(-1)] = Value(INPUT, WHOLE, *((run.batch, bands, *run.size) for run in (one, other)))
         trained = self.trained.calls if self.trained and len(self.trained.calls) == len(one.calls) else one.calls

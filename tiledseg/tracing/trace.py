@@ -18,6 +18,7 @@ from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.tracing.calls import Made, Record, values_in
+from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
 from tiledseg.tracing.functions.handlers import handler_of, unit
 from tiledseg.tracing.functions.names import REASONS, UNKNOWN
 from tiledseg.tracing.lowering import (
@@ -31,7 +32,6 @@ from tiledseg.tracing.lowering import (
     where,
 )
 from tiledseg.tracing.memory import with_measured_memory
-from tiledseg.tracing.probes import check_against, chosen, holds_anywhere
 from tiledseg.tracing.record import record
 from tiledseg.tracing.runs import differing, differing_at_third, differing_otherwise
 from tiledseg.tracing.state import Origin, in_mode, own_gradients
@@ -160,9 +160,9 @@ def _traced(
     network.own_gradients, network.origin = own, Origin(module, kept)
     network.recorded = Recorded.of(module, wanted, lowering, graph)
     probes = [_probe(module, bands, each.batch, each.size) for each in (one, third)]
-    check_against(network, module, probes, wanted, still)
+    check_traced(network, probes, still)
     odd = _probe(module, bands, 1, (third.size[0] + 1, third.size[1] + 1))
-    network.only_size = None if holds_anywhere(network, module, odd, wanted) else third.size
+    network.only_size = None if holds_anywhere(network, odd) else third.size
     return network
 
 

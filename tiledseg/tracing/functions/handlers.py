@@ -3,7 +3,7 @@ single pixels. A function that has no handler is refused by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,23 +15,20 @@ from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import joins
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.functions.mixing import MIXING, called
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import RESIZING
 from tiledseg.tracing.functions.views import VIEWS
-from tiledseg.tracing.functions.weighted import WEIGHTED, mirroring, of_size, right
-from tiledseg.tracing.functions.whole_image import WHOLE_IMAGE
-from tiledseg.tracing.functions.windows import WINDOWS
+from tiledseg.tracing.functions.weighted import MIXING, WEIGHTED, called, mirroring, of_size, right
+from tiledseg.tracing.functions.windows import WHOLE_IMAGE, WINDOWS
 from tiledseg.tracing.lowering import (
     WHOLE,
+    Handler,
     RefusalError,
     Step,
     UnknownError,
     Value,
 )
-
-Handler = Callable[[Step], list[Value]]
 
 
 def handler_of(name: str) -> Handler | None:

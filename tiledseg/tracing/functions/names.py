@@ -3,107 +3,15 @@
 from __future__ import annotations
 
 # By the name under which torch gives a new tensor.
-ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "add",
-        "addcdiv",
-        "addcmul",
-        "atan",
-        "celu",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "cos",
-        "detach",
-        "div",
-        "elu",
-        "eq",
-        "erf",
-        "exp",
-        "expm1",
-        "floor_divide",
-        "ge",
-        "gelu",
-        "gt",
-        "hardshrink",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "le",
-        "leaky_relu",
-        "lerp",
-        "log",
-        "log1p",
-        "log2",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logsigmoid",
-        "lt",
-        "maximum",
-        "minimum",
-        "mish",
-        "mul",
-        "ne",
-        "neg",
-        "pow",
-        "prelu",
-        "reciprocal",
-        "relu",
-        "relu6",
-        "rsqrt",
-        "rsub",
-        "selu",
-        "sigmoid",
-        "sign",
-        "silu",
-        "sin",
-        "softplus",
-        "softshrink",
-        "softsign",
-        "sqrt",
-        "square",
-        "sub",
-        "tanh",
-        "tanhshrink",
-        "threshold",
-        "where",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "masked_fill",
-        "nan_to_num",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "frac",
-        "fmod",
-        "remainder",
-        "logit",
-        "erfc",
-        "sinh",
-        "cosh",
-        "tan",
-        "asin",
-        "acos",
-        "atan2",
-        "asinh",
-        "logaddexp",
-        "hypot",
-        "xlogy",
-        "isnan",
-        "isfinite",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_not",
-        "copysign",
-        "positive",
-        "sgn",
-    ]
-)
+_ELEMENTWISE = """abs add addcdiv addcmul atan celu clamp clamp_max clamp_min cos detach div elu eq erf exp expm1
+floor_divide ge gelu gt hardshrink hardsigmoid hardswish hardtanh le leaky_relu lerp log log1p
+log2 logical_and logical_not logical_or logsigmoid lt maximum minimum mish mul ne neg pow prelu
+reciprocal relu relu6 rsqrt rsub selu sigmoid sign silu sin softplus softshrink softsign sqrt
+square sub tanh tanhshrink threshold where zeros_like ones_like full_like masked_fill nan_to_num
+floor ceil round trunc frac fmod remainder logit erfc sinh cosh tan asin acos atan2 asinh
+logaddexp hypot xlogy isnan isfinite logical_xor bitwise_and bitwise_or bitwise_not copysign
+positive sgn"""
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 RENAMED = {
     "multiply": "mul",
     "subtract": "sub",
@@ -129,23 +37,8 @@ REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
 ALONG_CHANNELS = frozenset(
     ["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize", "glu"]
 )
-SAME = frozenset(
-    [
-        "contiguous",
-        "clone",
-        "to",
-        "float",
-        "double",
-        "half",
-        "type",
-        "type_as",
-        "alias",
-        "as_tensor",
-        "asarray",
-        "cpu",
-        "cuda",
-    ]
-)
+_SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
+SAME = frozenset(_SAME.split())
 UNKNOWN = "is not known to give the same on a part of the image as on all of it; use a function that is"
 _ALL_PIXELS = (
     "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
@@ -166,25 +59,9 @@ REASONS = {
         "sorts values of the whole image, or may; take means and maxima",
     ),
 }
-TRUTHS = frozenset(
-    [
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "isnan",
-        "isfinite",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_not",
-    ]
-)
+_TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and
+bitwise_or bitwise_not"""
+TRUTHS = frozenset(_TRUTHS.split())
 # Functions, and which part of what they give, that say where a value is.
 PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0), ("sort", 1), ("max", 1), ("min", 1)])
 PARTS = frozenset(["chunk", "split", "tensor_split"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,16 @@ from torch import nn
 from tiledseg.geometry.layers.border import Border
 from tiledseg.models.layers.border import Border as BorderModule
 from tiledseg.models.layers.pooling import MaxPool
-from tiledseg.tracing.functions.layouts import is_channels, permuted, reshaped, sizes_of, with_channels
-from tiledseg.tracing.functions.pixelwise import pixelwise, without
-from tiledseg.tracing.lowering import WHOLE, RefusalError, Step, Value
-
-Handler = Callable[[Step], list[Value]]
+from tiledseg.tracing.functions.pixelwise import (
+    is_channels,
+    permuted,
+    pixelwise,
+    reshaped,
+    sizes_of,
+    with_channels,
+    without,
+)
+from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value
 
 
 def _permute(step: Step) -> list[Value]:

@@ -1,0 +1,228 @@
+"""A module and its graph on the same images: outputs, what they leave behind, gradients. All on copies."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from tiledseg.errors import ConfigError, first_line
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.tracing.build import drawn_from
+from tiledseg.tracing.calls import function_name
+from tiledseg.tracing.state import in_mode, kept_state
+
+LARGE = 1000.0  # pixels are 0 to 10,000
+OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}  # of the largest value, while tracing
+GRADIENTS = {torch.float64: 1e-9, torch.float32: 1e-3}
+COARSE = 2e-2  # of other dtypes
+
+Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
+
+
+def values(
+    twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
+) -> Values:
+    """Return what the module, or its graph, gives, and what it leaves behind; buffers are set back. Dropout keeps all
+    channels, and scales them: a graph drops channels, whatever the module drops."""
+    module: nn.Module = twin.recorded.module
+    x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
+    with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module):
+        held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
+        if of_module:
+            outputs = chosen(tensors_of(as_trained(twin)(held)), twin.recorded.wanted)
+        else:
+            tensors = {0: held}
+            advance(twin, tensors, 0, len(twin.graph))
+            outputs = [tensors[result] for result in twin.graph.results]
+        found = {f"output {number}": output.detach() for number, output in enumerate(outputs)}
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        found |= {f"state '{name}'": tensor.detach().clone() for name, tensor in state.items()}
+        if backward:
+            draw = torch.Generator().manual_seed(2)
+            weights = [torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output) for output in outputs]
+            loss = sum(((y * weight).sum() for y, weight in zip(outputs, weights, strict=True)), 0.0 * x_BCHW.sum())
+            taken = {"input": x_BCHW, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
+            gradients = torch.autograd.grad(loss, list(taken.values()), allow_unused=True)
+            pairs = zip(taken.items(), gradients, strict=True)
+            found |= {f"gradient '{name}'": torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
+    return found
+
+
+def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
+    """Return a copy with its weights, buffers and attributes; where tensors leave to is not copied."""
+    twin = copy.deepcopy(network, {id(network._offload): None})
+    set_dropout_key(twin)
+    return twin.double() if precise else twin
+
+
+def as_trained(twin: GraphNetwork) -> nn.Module:
+    """Return the module in the network's mode; norms that stand still there are evaluated."""
+    module: nn.Module = twin.recorded.module
+    module.training = twin.training  # its parts are the network's
+    if any(layer.is_still for layer in twin.graph.layers):
+        for part in module.modules():
+            part.training &= getattr(part, "running_mean", None) is None
+    return module
+
+
+def advance(twin: GraphNetwork, tensors: Tensors, first: int, stop: int) -> None:
+    """Run nodes of the graph, each by its module."""
+    modules = list(twin.layers.values())
+    run_nodes(twin.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
+
+
+@contextlib.contextmanager
+def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
+    """The same draws for all, no cast in float64; kernels without a deterministic form may run, as nothing is kept."""
+    mode = torch.get_deterministic_debug_mode()
+    cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
+    with drawn_from(0), _KeepAll(), cast:
+        torch.set_deterministic_debug_mode("default")
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(mode)
+
+
+class _KeepAll(TorchFunctionMode):
+    """Dropout that scales what it keeps, which is all."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function_name(func).rstrip("_") not in ("dropout", "dropout2d", "feature_dropout"):
+            return func(*args, **kwargs)
+        p, training = (*args, *(0.5, True)[len(args) - 1 :])[1:3]
+        p, training = kwargs.get("p", p), kwargs.get("training", kwargs.get("train", training))
+        x = args[0] if args else kwargs["input"]
+        return x * ((1 / (1 - p) if p < 1 else 0.0) if training else 1.0)
+
+
+def gaps(found: Values, expected: Values) -> dict[str, tuple[float, float]]:
+    """Return of each value the largest difference, and the largest that the module gives; where that is no finite
+    number, nothing is compared."""
+    return {name: gap(found[name], tensor) for name, tensor in expected.items() if name in found}
+
+
+def gap(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Return the largest difference of two tensors, and the largest number of the second."""
+    if found.shape != expected.shape:
+        return float("inf"), float(expected.abs().max())
+    if not expected.numel():
+        return 0.0, 0.0
+    expected = expected.double()
+    sizes = expected.abs().where(expected.isfinite(), 0.0)
+    apart = (found.double() - expected).abs().nan_to_num(float("inf"), float("inf"))
+    return float(apart.where(expected.isfinite(), 0.0).max()), float(sizes.max())
+
+
+def beyond(
+    apart: Mapping[str, tuple[float, float]], relative: float, slack: Mapping[str, float] = {}, kinds: str = ""
+) -> list[str]:
+    """Return the names of values (of those that begin with `kinds`) that differ by more than `relative` of their size;
+    of small ones, of a ten thousandth of the largest of their kind."""
+    largest: dict[str, float] = {}
+    for name, (_, size) in apart.items():
+        kind = name.partition(" ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), size)
+
+    def bound(name: str, size: float) -> float:
+        return relative * max(size, 1e-4 * largest[name.partition(" ")[0]]) + slack.get(name, 0.0)
+
+    return [name for name, (gap, size) in apart.items() if name.startswith(kinds) and not gap <= bound(name, size)]
+
+
+def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
+    """Raise ConfigError where a new graph does not give what its module gives for these images, small and large.
+
+    Where gradients of the two differ, a module in training is refused; the network of one in evaluation refuses to
+    give gradients (`GraphNetwork.own_gradients`).
+    """
+    trains = network.recorded.module.training
+    with in_mode(network, False):
+        twin, precise = _in_double(network, probes[-1])
+        for x_BCHW in (*probes, LARGE * probes[-1]):
+            _check_outputs(twin, x_BCHW, precise)
+        for training in () if network.own_gradients else (False, True):
+            if training and (still or network.untrained or not trains):
+                return
+            twin.train(training)
+            reason = _other_gradients(twin, probes[0], precise)
+            if reason and trains:
+                raise ConfigError(f"the module cannot be trained on tiles: {reason}; map with module.eval()")
+            if reason:
+                network.own_gradients = network.untrained = reason
+                return
+
+
+def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwork, bool]:
+    """Return a copy in float64, and True; one in its dtype, or the network itself, where the module does not run so."""
+    for precise in (True, False):
+        try:
+            twin = copied(network, precise)
+            if not precise or all(y.dtype == torch.float64 for y in values(twin, x_BCHW, True, True).values()):
+                return twin, precise
+        except Exception:  # whatever the module raises, or cannot be copied
+            continue
+    return network, False
+
+
+def _check_outputs(twin: GraphNetwork, x_BCHW: torch.Tensor, precise: bool) -> None:
+    expected = values(twin, x_BCHW, True, precise)
+    try:
+        found = values(twin, x_BCHW, False, precise)
+    except Exception as error:  # a function that takes other things than it was thought to
+        raise ConfigError(
+            f"the module's graph does not run: {type(error).__name__}: {first_line(error)}; write that function in "
+            "other words, and please report it"
+        ) from error
+    apart = gaps(found, expected)
+    if names := beyond(apart, OUTPUTS.get(expected["output 0"].dtype, COARSE)):
+        raise ConfigError(
+            f"the module's graph gives outputs that differ from the module's by {apart[names[0]][0]:.1e} of "
+            f"{apart[names[0]][1]:.1e} for {tuple(x_BCHW.shape)}: it pads, crops or resizes by the size, or does "
+            "something that was not seen; write it in other words"
+        )
+
+
+def _other_gradients(twin: GraphNetwork, x_BCHW: torch.Tensor, precise: bool) -> str | None:
+    """Return in words what the module gives otherwise with a backward pass; None where nothing."""
+    try:
+        found, expected = (values(twin, x_BCHW, of_module, precise, True) for of_module in (False, True))
+    except RuntimeError as error:  # such as a function without a derivative
+        return f"it has no gradients: {first_line(error)}"
+    names = beyond(gaps(found, expected), GRADIENTS.get(expected["output 0"].dtype, COARSE))
+    return f"{names[0]} is another than the graph's" if names else None
+
+
+def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
+    """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
+    with in_mode(network, False):
+        try:
+            expected = values(network, x_BCHW, True)
+        except Exception:  # whatever the module raises
+            return True
+        try:
+            return not beyond(gaps(values(network, x_BCHW, False), expected), OUTPUTS.get(x_BCHW.dtype, COARSE))
+        except Exception:  # sizes that do not join
+            return False
+
+
+def chosen(outputs: Sequence[Any], wanted: Sequence[int] | None) -> list[Any]:
+    """Return the outputs that were asked for."""
+    return [outputs[index] for index in (range(len(outputs)) if wanted is None else wanted)]
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Return the tensors of a module's output: in a list, tuple or dict of any depth."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return tensors_of(list(value.values()))
+    return [tensor for each in value for tensor in tensors_of(each)] if isinstance(value, list | tuple) else []
