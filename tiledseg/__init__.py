@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from tiledseg.foreign.large_model_support import large_model_support
     from tiledseg.foreign.parallelize import parallelize
     from tiledseg.foreign.pipeline import Pipeline
-    from tiledseg.foreign.tile_dataset import TileDataset
-    from tiledseg.foreign.tile_sampler import TileSampler
+    from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
     from tiledseg.plan import plan
     from tiledseg.raster.reading.reader import open_raster
@@ -47,7 +46,7 @@ _PLACES = {
     "Config": "tiledseg.config.run:Config",
     "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
-    "TileSampler": "tiledseg.foreign.tile_sampler:TileSampler",
+    "TileSampler": "tiledseg.foreign.tile_dataset:TileSampler",
     "__version__": "tiledseg.version:VERSION",
     "evaluate_map": "tiledseg.api:evaluate_map",
     "export": "tiledseg.export",  # modules of commands, which are callable

@@ -13,7 +13,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.config.arguments import checked
 from tiledseg.config.run import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
-from tiledseg.foreign.halo import Halo
+from tiledseg.foreign.traced import Halo
 
 if TYPE_CHECKING:
     from torch import nn

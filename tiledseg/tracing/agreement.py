@@ -28,9 +28,8 @@ from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.network import GraphNetwork
-from tiledseg.tracing.calls import Call, Made
+from tiledseg.tracing.calls import Call, Made, where
 from tiledseg.tracing.compare import Values, advance, as_trained, beyond, copied, gap, gaps, same_conditions, values
-from tiledseg.tracing.lowering import where
 from tiledseg.tracing.record import record
 from tiledseg.tracing.trace import is_unit
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
@@ -24,7 +22,7 @@ from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.norm import StillBatchNorm
 from tiledseg.spatial.convert import convert_layer
-from tiledseg.tracing.calls import Call, Given, Made, Record
+from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, same_arguments, where
 
 WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
@@ -70,6 +68,11 @@ class Step:
         """In either run: for what may depend on the size."""
         one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
         return self.lowering.resolved(one), self.lowering.resolved(other)
+
+    def given(self) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments, and those that were given by names."""
+        arguments = [self.argument(index, "") for index in range(len(self.call.arguments))]
+        return arguments, {key: self.argument(len(arguments), key) for key in self.call.keywords}
 
     def options(self, first: int, **defaults: Any) -> dict[str, Any]:
         """Numbers by their names, in the order of the function's arguments from the one numbered `first` on."""
@@ -213,52 +216,6 @@ class Lowering:
             raise RefusalError("works on pixels around one that is all there is; leave it away")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
-
-
-def where(call: Call) -> str:
-    kind = type(call.module).__name__ if call.module is not None else call.function
-    return f"'{call.owner or 'the module itself'}' ({kind}, {call.at})"
-
-
-_FIRST = ("input", "self", "tensor", "x", "a", "x1")
-NAMES = {  # torch takes NumPy's too
-    **dict.fromkeys(_FIRST, _FIRST),
-    **{"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")},
-}
-
-
-def given_to(call: Call, index: int, name: str, default: Any) -> Any:
-    if index < len(call.arguments):
-        return call.arguments[index]
-    return next((call.keywords[each] for each in NAMES.get(name, (name,)) if each in call.keywords), default)
-
-
-def same_arguments(one: Call, other: Call) -> bool:
-    """Return True if a call was given the same in two runs."""
-    return same((one.arguments, dict(one.keywords)), (other.arguments, dict(other.keywords)))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return True for equal numbers, the same tensors of the graph, and weights of equal values, computed alike."""
-    match one, other:
-        case Given(), Given() if one.name or other.name:
-            return one.name == other.name
-        case Given(), Given():
-            a, b = one.tensor, other.tensor
-            known = not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor)
-            if (a.shape, a.dtype) != (b.shape, b.dtype) or (known and not torch.equal(a.nan_to_num(), b.nan_to_num())):
-                return False
-            return (known and not one.weights) or same(one.recipe, other.recipe)
-        case tuple(), tuple():
-            return len(one) == len(other) and all(map(same, one, other))
-        case dict(), dict():
-            return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-        case slice(), slice():
-            return same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
-        case np.ndarray(), np.ndarray():
-            return np.array_equal(one, other)
-    is_nan = isinstance(one, float) and isinstance(other, float) and one != one and other != other
-    return one is other or is_nan or (type(one) is type(other) and (one == other) is True)
 
 
 @dataclass(frozen=True)

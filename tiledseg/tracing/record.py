@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from tiledseg.models.network import Output
+from tiledseg.tracing.build import drawn_from
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_in, values_in
 from tiledseg.tracing.kernels import Kernels, address, overlap
 from tiledseg.tracing.state import Changes, in_mode, kept_state
@@ -316,15 +317,11 @@ def _calls_of(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _still_draws(noted: Record) -> Iterator[None]:
-    """Notes whose generators draw, and sets them back."""
-    before = _generators()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-            noted.drew = tuple(name for name, state in _generators().items() if state != before[name])
-        finally:
-            random.setstate(before["Python"])
-            np.random.set_state(before["NumPy"])
+    """Note whose generators draw, and set them back."""
+    with drawn_from(0):
+        before = _generators()
+        yield
+        noted.drew = tuple(name for name, state in _generators().items() if state != before[name])
 
 
 def _generators() -> dict[str, Any]:

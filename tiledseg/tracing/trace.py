@@ -17,23 +17,13 @@ from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.tracing.calls import Made, Record, values_in
+from tiledseg.tracing.calls import Made, Record, differing, differing_at_third, differing_otherwise, values_in, where
 from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
 from tiledseg.tracing.functions.handlers import handler_of, unit
 from tiledseg.tracing.functions.names import REASONS, UNKNOWN
-from tiledseg.tracing.lowering import (
-    WHOLE,
-    Lowering,
-    Recorded,
-    RefusalError,
-    Step,
-    Value,
-    assembled,
-    where,
-)
+from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, RefusalError, Step, Value, assembled
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
-from tiledseg.tracing.runs import differing, differing_at_third, differing_otherwise
 from tiledseg.tracing.state import Origin, in_mode, own_gradients
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
@@ -194,7 +184,7 @@ def _records_of_fakes(module: nn.Module, bands: int, graph: Graph, size: tuple[i
         for start, most in zip(size, wanted, strict=True):
             multiples = range(most + (start - most) % stride, most + 64 * stride, stride)
             found.append(next((n for n in multiples if is_legal_size(graph, n)), start))
-        weight = next(module.parameters(), torch.zeros(()))
+        weight = _weight(module)
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         with suppress(Exception), in_mode(module, False):  # whatever the module raises, or torch of fakes
             with fakes:
@@ -264,9 +254,14 @@ def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[
 
 
 def _probe(module: nn.Module, bands: int, batch: int, size: tuple[int, int]) -> torch.Tensor:
-    weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
+    weight = _weight(module)
     draw = torch.Generator().manual_seed(0)
     return torch.randn(batch, bands, *size, generator=draw).to(weight.device, weight.dtype)
+
+
+def _weight(module: nn.Module) -> torch.Tensor:
+    """Return a weight, which has the dtype and device of images."""
+    return next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
 
 
 def _record(module: nn.Module, bands: int, batch: int, size: tuple[int, int], gradients: bool = False) -> Record:

@@ -18,7 +18,7 @@ from tiledseg.spatial.convert import POINTWISE
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import RESIZING
-from tiledseg.tracing.functions.views import VIEWS
+from tiledseg.tracing.functions.views import VIEWS, narrowed
 from tiledseg.tracing.functions.weighted import MIXING, WEIGHTED, called, mirroring, of_size, right
 from tiledseg.tracing.functions.windows import WHOLE_IMAGE, WINDOWS
 from tiledseg.tracing.lowering import (
@@ -48,8 +48,8 @@ def _elementwise(step: Step) -> list[Value]:
     name = plain(step.call.function)
     if name == "where" and len(step.call.arguments) + len(step.call.keywords) == 1:
         raise RefusalError("reads places from the values of a tensor; choose by torch.where(truths, this, that)")
-    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
-    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords if key != "inplace"}
+    arguments, keywords = step.given()
+    keywords.pop("inplace", None)
     if keywords.pop("out", None) is not None:
         raise RefusalError("writes into a tensor that it is given; leave `out` away")
     if len(arguments) == 2 and not keywords and all(_is_whole(value) for value in arguments):
@@ -168,19 +168,12 @@ def _parts(step: Step) -> list[Value]:
     step.check_same()
     value = step.value(0, "tensor")
     (dim,) = channel_dims(value, step.argument(2, "dim", 0))
-    start, made = 0, []
+    start, made = 0, list[Value]()
     for part, shape in enumerate(step.call.shapes):
-        made.append(_narrowed(step, value, dim, start, shape[dim], part))
+        single = step.giving(step.call.shapes[part], step.other.shapes[part])
+        made += narrowed(single, value, dim, start, start + shape[dim])
         start += shape[dim]
     return made
-
-
-def _narrowed(step: Step, value: Value, dim: int, start: int, length: int, part: int = 0) -> Value:
-    """Some of the channels."""
-    layout = without(value.layout, (dim,), True)
-    single = step.giving(step.call.shapes[part], step.other.shapes[part])
-    (found,) = pixelwise(single, "narrow", (value, dim, start, length), {}, layout)
-    return found
 
 
 def _layer_norm(step: Step) -> list[Value]:

@@ -41,11 +41,6 @@ def permuted(layout: Layout, order: Sequence[int]) -> Layout:
     return replace(layout, dims=tuple(layout.dims[at % count] for at in order))
 
 
-def is_pixels(dim: Sequence[str]) -> bool:
-    """Whether a dim holds pixels, or nothing."""
-    return all(atom in PIXELS for atom in dim)
-
-
 def is_channels(dim: Sequence[str]) -> bool:
     return bool(dim) and all(atom.startswith("C") for atom in dim)
 

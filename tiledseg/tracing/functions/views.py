@@ -171,9 +171,13 @@ def _narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> Valu
     if (start, stop) == (0, value.shape[dim]):
         return value
     one, other = _shapes_with(value, dim, value.shape[dim] - (stop - start))
+    return narrowed(step.giving(one, other), value, dim, start, stop)[0]
+
+
+def narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> list[Value]:
+    """Some of the channels, of a step that gives these."""
     arguments = (value, dim, start, stop - start)
-    (found,) = pixelwise(step.giving(one, other), "narrow", arguments, {}, without(value.layout, (dim,), True))
-    return found
+    return pixelwise(step, "narrow", arguments, {}, without(value.layout, (dim,), True))
 
 
 def _cropped(step: Step, value: Value, dim: int, before: int, after: int) -> Value:

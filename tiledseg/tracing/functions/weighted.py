@@ -12,18 +12,17 @@ from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.norm import InstanceNorm
-from tiledseg.tracing.calls import Given
+from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
 from tiledseg.tracing.functions.windows import WHY_NOT, mirrored
-from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value, given_to, where
+from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value
 
 OVER_PIXELS = "multiplies tensors that both depend on the input, or over pixels, of which a tile has a part only"
 
 
 def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
     """The call as it was made, by a node of single pixels."""
-    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
-    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
+    arguments, keywords = step.given()
     return pixelwise(step, step.as_called(name), arguments, keywords, layout, broadcasts=False)
 
 

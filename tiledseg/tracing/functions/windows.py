@@ -94,8 +94,7 @@ def _reduce(step: Step) -> list[Value]:
         return [step.made(value.node, replace(value.layout, dims=left))]
     channel_dims(value, numbers)
     step.check_same()
-    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
-    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
+    arguments, keywords = step.given()
     return pixelwise(step, step.as_called(name), arguments, keywords, without(value.layout, numbers, keep))
 
 
