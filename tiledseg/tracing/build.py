@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from tiledseg.architecture.foreign import ForeignNetwork
@@ -18,6 +14,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.tracing.state import drawn_from
 
 
 def known(network: Network, still: bool = False) -> Network:
@@ -95,21 +92,6 @@ def _function(build: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{build} is a {type(found).__name__}, no function; give one that returns a module")
     return found
-
-
-@contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """All generators that a constructor draws from by custom begin with the seed, and are as before afterwards."""
-    plain, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(arrays)
 
 
 def _line(error: Exception) -> str:

@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
-from tiledseg.tracing.build import drawn_from
 from tiledseg.tracing.calls import function_name
-from tiledseg.tracing.state import in_mode, kept_state
+from tiledseg.tracing.state import drawn_from, in_mode, kept_state
 
 LARGE = 1000.0  # pixels are 0 to 10,000
 OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}  # of the largest value, while tracing

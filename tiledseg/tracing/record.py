@@ -21,10 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from tiledseg.models.network import Output
-from tiledseg.tracing.build import drawn_from
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_in, values_in
 from tiledseg.tracing.kernels import Kernels, address, overlap
-from tiledseg.tracing.state import Changes, in_mode, kept_state
+from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
 
 READS_VALUES = frozenset(
     (

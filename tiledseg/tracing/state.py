@@ -71,6 +71,21 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
             each.training = before
 
 
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """All generators that a constructor draws from by custom begin with the seed, and are as before afterwards."""
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(arrays)
+
+
 def _snapshot(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module, containers copied."""
     containers = dict | list | set
