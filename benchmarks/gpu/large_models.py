@@ -27,8 +27,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.foreign.large_model_support import large_model_support
 from tiledseg.memory.mover import HOST
-from tiledseg.memory.movers import mover_to
-from tiledseg.memory.offload import Offload
+from tiledseg.memory.offload import Offload, mover_to
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store

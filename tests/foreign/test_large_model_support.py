@@ -14,8 +14,7 @@ from tests.foreign.modules import Somebody
 from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
-from tiledseg.memory.disk.file_mover import FileMover
-from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.disk.file_store import FileMover, FileStore
 from tiledseg.memory.rerun.recomputing import Recomputing
 
 

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tiledseg.memory.disk.aligned import Bytes
-from tiledseg.memory.disk.file_mover import FileMover
-from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.disk.file_store import Bytes, FileMover, FileStore
 from tiledseg.memory.disk.slots import PAGE
 from tiledseg.memory.host.host_mover import HostMover
 from tiledseg.memory.mover import Copying

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from tiledseg.errors import ConfigError, MemoryLimitError, WriteError
-from tiledseg.memory.disk.aligned import Bytes, aligned_bytes
-from tiledseg.memory.disk.file_store import PIECE, FileStore
+from tiledseg.memory.disk.file_store import PIECE, Bytes, FileStore
 from tiledseg.memory.disk.slots import PAGE
 
 MEBI = 1 << 20
@@ -36,28 +35,14 @@ def descriptors_and_threads_stay() -> Iterator[None]:
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
-def test_the_file_is_direct_where_the_disk_takes_that_and_has_no_name(tmp_path: Path) -> None:
-    with FileStore(tmp_path, MEBI) as store:
-        assert store.direct == (store.note is None) == takes_direct(tmp_path / "tried")
+def test_the_file_has_no_name(tmp_path: Path) -> None:
+    with FileStore(tmp_path, MEBI):
         assert list(tmp_path.iterdir()) == []
 
 
-def takes_direct(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT)
-    except OSError:
-        return False
-    path.unlink()
-    os.close(descriptor)
-    return True
-
-
-@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("shift", [0, 1, 64])
-def test_copies_are_exact(tmp_path: Path, direct: bool, shift: int) -> None:
+def test_copies_are_exact(tmp_path: Path, shift: int) -> None:
     with descriptors_and_threads_stay(), FileStore(tmp_path, 64 * MEBI) as store:
-        if not direct:
-            refuse_direct(store)
         arrays = [_shifted(drawn(size, size), shift) for size in SIZES]
         slots = [store.take(array.nbytes) for array in arrays]
         for slot, array in zip(slots, arrays, strict=True):
@@ -69,38 +54,10 @@ def test_copies_are_exact(tmp_path: Path, direct: bool, shift: int) -> None:
 
 
 def _shifted(array: Bytes, shift: int) -> Bytes:
-    """The same bytes, `shift` bytes after a page's begin."""
-    room = aligned_bytes(len(array) + shift)[shift:]
+    """Return the same bytes, `shift` bytes after the begin of their memory."""
+    room = np.empty(len(array) + shift, np.uint8)[shift:]
     room[:] = array
     return room
-
-
-def refuse_direct(store: FileStore) -> None:
-    import fcntl
-
-    flags = fcntl.fcntl(store._descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(store._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    store.direct = False
-    assert "no direct input and output" in (store.note or "")
-
-
-def test_a_file_system_that_refuses_direct_copies_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fcntl
-
-    def refusing(descriptor: int, command: int, flags: int = 0) -> int:
-        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
-            raise OSError(22, "Invalid argument")
-        return real(descriptor, command, flags)
-
-    real = fcntl.fcntl
-    monkeypatch.setattr(fcntl, "fcntl", refusing)
-    with FileStore(tmp_path, MEBI) as store:
-        assert f"the file system of {tmp_path} takes no direct" in (store.note or "")
-        slot = store.take(5000)
-        store.write(slot, drawn(5000)).wait()
-        into = np.zeros(5000, np.uint8)
-        store.read(slot, into).wait()
-        assert np.array_equal(into, drawn(5000))
 
 
 def test_a_read_waits_for_the_write_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

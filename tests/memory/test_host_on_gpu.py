@@ -62,7 +62,6 @@ def test_a_loop_ends_with_the_same_weights(precision: str, stream: str, late: bo
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert support.figures.bytes_out > 0
-    assert support.figures.known_steps >= 2
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +99,7 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     assert not sent.copying.done()
     sent.copying.wait()
     flat_P.zero_()
-    brought = mover.bring_beside(sent, len(data))
+    brought = mover.bring(sent, len(data))
     brought.copying.wait()
     assert torch.equal(brought.flat_P, expected_P)
     assert mover.stood_still() > 0

@@ -20,8 +20,7 @@ from tests.memory import zoo
 from tests.memory.test_zoo import same
 from tests.memory.zoo import ZOO, Tensors
 from tiledseg.errors import ConfigError
-from tiledseg.memory.disk.file_mover import FileMover
-from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.disk.file_store import FileMover, FileStore
 from tiledseg.memory.mover import StayMover
 from tiledseg.memory.rerun.recomputing import Recomputing
 from tiledseg.tracing.allocations import AllocationMeter

@@ -41,7 +41,6 @@ def test_a_step_takes_at_most_what_is_planned(norm: str, tmp_path: Path) -> None
             with AllocationMeter([t for p in parameters for t in (p, p.grad)]) as meter:
                 cross_entropy(network(source), labels, reduction="sum").backward()
             peaks.append(meter.peak)
-    assert moving.figures.known_steps == 2
     assert moving.figures.peak_bytes <= plan.offloaded.staying
     assert moving.figures.bytes_out >= 2 * (plan.offloaded.kept - plan.offloaded.staying)
     activations = plan.memory - fixed_memory(unet.graph(), unet.bands, 4)

@@ -22,10 +22,8 @@ from tiledseg.config.arguments import checked
 from tiledseg.errors import ConfigError
 from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.mover import HOST, StayMover
-from tiledseg.memory.movers import mover_to
-from tiledseg.memory.offload import Offload
+from tiledseg.memory.offload import Offload, mover_to
 from tiledseg.memory.rerun.recomputing import Recomputing
-from tiledseg.system.console import say
 from tiledseg.units.quantities import parse_bytes
 
 _NO_LIMIT = 1 << 62
@@ -49,8 +47,8 @@ def large_model_support(
     may be left out then: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move,
     once.
 
-    The first step records what is saved and used, in order; from the second one on, tensors leave
-    as soon as nobody else holds them, those first that are unused for longest, and come back before they are wanted.
+    The oldest tensors leave first, once nobody else holds them: the backward pass uses them last. They are prefetched
+    in the order of their use.
 
     Put it around the loop: file and memory are then made once. Raises ConfigError for a size or a folder that cannot
     be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
@@ -87,9 +85,7 @@ def _check_store(device: torch.device, store: str | Path, most: int) -> None:
         return
     if device.type != "cpu":
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
-    with FileStore(store, most) as tried:
-        if tried.note:
-            say(f"warning: {tried.note}")
+    FileStore(store, most).close()
 
 
 def _size(name: str, given: str | int) -> int:

@@ -1,30 +1,35 @@
-"""What carries a storage out of memory and back: the ledger knows nothing else of disks, threads and devices."""
+"""The way of a storage's bytes out of memory and back: the ledger knows nothing else of disks, threads and devices."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from tiledseg.records import dataclass
 
 HOST = "host"
 """The store that is the host's memory; any other is a folder."""
 
 
 class Copying(Protocol):
-    """A copy that runs. Who waits for it is what computes: the host, or a device whose host goes on."""
+    """A copy that runs. The host waits for it, or a device whose host goes on."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. Does not wait."""
+        """Return True once it has ended, well or not. Does not wait."""
 
     def wait(self) -> None:
-        """Its result may be used from here on. Raises what it failed with."""
+        """Return when its result may be used. Raises the copy's error."""
 
     def stop(self) -> None:
-        """Its end is awaited, its result unwanted: both ends may be given to others from here on."""
+        """Await its end; the result is unwanted, and both ends may be given to others from here on."""
 
 
 class Sent(NamedTuple):
-    """Bytes outside: `place` is the mover's own word for where."""
+    """Bytes outside: `place` is the mover's own name for where."""
 
     place: Any
     copying: Copying
@@ -38,11 +43,10 @@ class Brought(NamedTuple):
 
 
 class Mover(Protocol):
-    def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether tensors of this kind and device can be moved at all."""
+    """A store and the copies to it and from it."""
 
-    def prepare(self, window: int) -> None:
-        """A window of so many bytes receives what comes back, from now on."""
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Return True if tensors of this kind and device can be moved at all."""
 
     def send(self, flat_P: torch.Tensor) -> Sent:
         """Begin to copy all bytes of a storage out. They stay as they are, and are held, until that has ended.
@@ -50,47 +54,29 @@ class Mover(Protocol):
         Raises MemoryLimitError or WriteError where there is no room.
         """
 
-    def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
-        """Begin to copy `size` bytes back, to `offset` of the window (None if something lies there), or to memory of
-        their own."""
-
-    @property
-    def beside(self) -> int:
-        """Bytes that are held by what `bring_beside` has brought."""
-
-    def bring_beside(self, sent: Sent, size: int) -> Brought:
-        """Begin to copy `size` bytes back to memory of their own, which counts as long as anybody holds it."""
+    def bring(self, sent: Sent, size: int) -> Brought:
+        """Begin to copy `size` bytes back to memory of their own."""
 
     def drop(self, sent: Sent) -> None:
-        """Its place outside is free for others; a copy to it is stopped."""
+        """Free the place outside; a copy to it is stopped."""
 
     def stood_still(self) -> float:
-        """Seconds, since this was last asked, for which a device has waited for copies while the host went on."""
+        """Return the seconds, since the last call, for which a device has waited for copies while the host went on."""
 
     def close(self) -> None:
-        """All is given back. Nothing that was sent can be brought any more."""
+        """Give all back. Nothing that was sent can be brought any more."""
 
 
 class StayMover:
-    """Nothing leaves: for who only wants to know what is held."""
+    """A mover that moves nothing, for a ledger that only counts what is held."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return True
 
-    def prepare(self, window: int) -> None:
-        """There is none."""
-
     def send(self, flat_P: torch.Tensor) -> Sent:
         raise AssertionError("nothing is to leave")
 
-    def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
-        raise AssertionError("nothing has left")
-
-    @property
-    def beside(self) -> int:
-        return 0
-
-    def bring_beside(self, sent: Sent, size: int) -> Brought:
+    def bring(self, sent: Sent, size: int) -> Brought:
         raise AssertionError("nothing has left")
 
     def drop(self, sent: Sent) -> None:
@@ -101,3 +87,32 @@ class StayMover:
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+@dataclass
+class Figures:
+    """The cost of moving. `bytes_out`, `bytes_in`: copied, or begun to be; `waited_seconds`: in which the step stood
+    still for a copy; `peak_bytes`: the most that autograd alone held in memory, prefetched bytes among it; `demanded`:
+    storages that were used before their copy back had begun; `expected`: those that were prefetched; `steps`: forward
+    and backward passes."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+    waited_seconds: float = 0.0
+    peak_bytes: int = 0
+    demanded: int = 0
+    expected: int = 0
+    steps: int = 0
+
+    def clear(self) -> None:
+        """Count from nothing again."""
+        self.__init__()  # type: ignore[misc]
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Add the block's seconds to `waited_seconds`."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_seconds += time.perf_counter() - begun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -11,18 +12,17 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tiledseg.memory.exhausted import exhausted, is_exhausted
-from tiledseg.memory.figures import Figures
-from tiledseg.memory.known_steps import KnownSteps
 from tiledseg.memory.ledger import Ledger
-from tiledseg.memory.mover import Mover
+from tiledseg.memory.mover import HOST, Figures, Mover
 
 LEAST = 1 << 20
 """Bytes below which a storage stays: moving it would cost more than it frees."""
 
 
 class Offload:
-    """May be entered again, and within itself. What it has learned of the steps stays; file, threads and memory are
-    those of one `with` block, and of the graphs made in it: they are given back with the last of these.
+    """A context that may be entered again, and within itself.
+
+    File, threads and memory belong to one `with` block and its graphs: the last of these gives them back.
 
     The law: outputs and gradients are the same, bit for bit. `budget`: bytes that autograd alone may hold in memory.
     Memory that runs out in the block is a MemoryLimitError, which says what would fit.
@@ -31,17 +31,16 @@ class Offload:
     def __init__(
         self, mover: Callable[[], Mover], budget: int, least: int = LEAST, told: bool = False, all_kept: bool = True
     ) -> None:
-        """`told`: steps whose forward and backward passes take turns end where `end_step` says so. `all_kept`: it takes
-        all that autograd keeps; else what is handed to `pack` alone."""
+        """`told`: forward and backward passes of a step take turns, and a step ends at `end_step`. `all_kept`: all that
+        autograd keeps may leave; else what is handed to `pack` alone."""
         self.budget = budget
         self._told, self._all_kept = told, all_kept
         self.figures = Figures()
         self._mover, self._least = mover, least
-        self._known = KnownSteps(budget)
         self._entered: list[tuple[Ledger, ExitStack]] = []
 
     def __enter__(self) -> Self:
-        ledger = Ledger(self._mover(), self._known, self.budget, self._least, self.figures, self._told)
+        ledger = Ledger(self._mover(), self.budget, self._least, self.figures, self._told)
         hooks = ExitStack()
         if self._all_kept:
             hooks.enter_context(saved_tensors_hooks(ledger.pack, ledger.unpack))
@@ -57,26 +56,41 @@ class Offload:
             raise exhausted(error, held, self.budget) from error
 
     def pack(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What gives a tensor back, which may leave meanwhile, in the innermost block. Raises as the ledger does."""
+        """Return a function that gives back a tensor, which may leave meanwhile, in the innermost block. Raises as the
+        ledger does."""
         ledger = self._entered[-1][0]
         saved = ledger.pack(tensor)
         return lambda: ledger.unpack(saved)
 
     def passed(self) -> None:
-        """Somebody may hold no longer what was handed to `pack`: that it leaves, if it is to."""
+        """Send away what was handed to `pack` and is no longer held by others, as far as it must leave."""
         self._entered[-1][0].look()
 
     def end_step(self) -> None:
-        """The optimizer has moved, and another step begins."""
+        """Begin the next step: the optimizer has moved."""
         self._entered[-1][0].end_step()
 
     def counted(self) -> Figures:
-        """The figures up to now, also of what a device has waited while the host went on."""
+        """Return the figures up to now, with what a device has waited while the host went on."""
         for ledger, _ in self._entered:
             ledger.count_stalls()
         return self.figures
 
     @property
     def resident_bytes(self) -> int:
-        """What autograd alone holds in memory of what was saved in the innermost block."""
+        """The bytes in memory that autograd alone holds of what was saved in the innermost block."""
         return self._entered[-1][0].resident_bytes if self._entered else 0
+
+
+def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[], Mover]:
+    """Return a function that makes the mover of a store, of at most `limit` bytes outside: a GPU's tensors go to its
+    host's memory, a CPU's to a folder. The caller checks that `device` has a way there."""
+    if str(store) == HOST:
+        from tiledseg.memory.host.host_mover import HostMover
+        from tiledseg.memory.host.lanes import GpuLanes
+
+        return lambda: HostMover(GpuLanes(device), limit)
+
+    from tiledseg.memory.disk.file_store import FileMover, FileStore
+
+    return lambda: FileMover(FileStore(store, limit))

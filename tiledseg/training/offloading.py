@@ -20,7 +20,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
-from tiledseg.memory.movers import mover_to
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.plan import RunPlan, plan_run, setting_that_fits
@@ -36,8 +35,8 @@ MIB = 2**20
 
 class Moved(NamedTuple):
     """What has left for `store` and come back, bytes of all ranks together; the longest that a rank has waited
-    for it; the most bytes that autograd alone held in a rank's memory; the share of tensors that were on their way when
-    they were wanted, None where none was; and passes forward and back, of which so many went on as an earlier one."""
+    for it; the most bytes that autograd alone held in a rank's memory; the share of tensors that were prefetched when
+    they were used, None where none was; and passes forward and back."""
 
     store: str
     bytes_out: int
@@ -46,7 +45,6 @@ class Moved(NamedTuple):
     peak_bytes: int
     ahead: float | None
     steps: int
-    known_steps: int
 
     @property
     def in_words(self) -> str:
@@ -69,7 +67,7 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh
     if plan is None:
         return None
     from tiledseg.memory.disk.shelf import free_bytes
-    from tiledseg.memory.offload import LEAST, Offload
+    from tiledseg.memory.offload import LEAST, Offload, mover_to
 
     limit = host_memory() // mesh.launch.local_size if store == HOST else free_bytes(store)  # ranks share their host's
     least = 1 if plan.chosen else LEAST
@@ -106,8 +104,8 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     waited = max(figures.waited_seconds for figures in each)
     ahead, wanted = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
     share = ahead / wanted if wanted else None
-    steps, known = sum(figures.steps for figures in each), sum(figures.known_steps for figures in each)
-    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps, known)
+    steps = sum(figures.steps for figures in each)
+    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps)
 
 
 WORTH_SAYING = 0.1  # of the run's time

@@ -8,33 +8,75 @@
         reading.wait()
         store.give_back(slot)
 
-The file has no name: it is gone with the process, however that ends. It is read and written directly (O_DIRECT), past
-the system's cache, which would take as much memory as the store saves. Where the file system refuses that (tmpfs, say),
-the cache is used, and `note` says so.
+The file has no name: it is gone with the process, however that ends. The system is told to drop what was copied from
+its cache, which would take as much memory as the store saves.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
-import fcntl
 import os
 import tempfile
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, MemoryLimitError, WriteError
-from tiledseg.memory.disk.aligned import Bytes, aligned_bytes, is_aligned
-from tiledseg.memory.disk.slots import PAGE, Slot, SlotTable, whole_pages
-from tiledseg.memory.disk.transfer import Transfer
+from tiledseg.memory.disk.slots import Slot, SlotTable
+from tiledseg.memory.mover import Brought, Sent
 
+Bytes = NDArray[np.uint8]
 PIECE = 4 << 20
 """Bytes that one thread copies at once."""
+
+
+class Transfer:
+    """One copy, which runs in pieces. Reads may wait for writes, never the other way: so nobody waits in a circle.
+
+    `parts`: the memory that pieces are still to copy. Each takes its own out as it begins, and nothing else may hold
+    it: a pool's thread keeps what it was given for a while after its piece has ended, and a stopped one until it comes
+    to it.
+    """
+
+    def __init__(self, pieces: Sequence[Future[None]], parts: dict[int, Bytes]) -> None:
+        self._pieces, self._parts = tuple(pieces), parts
+
+    def done(self) -> bool:
+        """Whether all has been copied, or has failed. Does not wait."""
+        return all(piece.done() for piece in self._pieces)
+
+    def wait(self) -> None:
+        """Return once all is copied. Raises the first piece's error, after all have ended: no thread reads or writes
+        the buffer any more.
+
+        Each time it is a new object: the one that lasts would remember the frames of all who waited, and so keep what
+        they hold.
+        """
+        errors = [error for piece in self._pieces if (error := _error_of(piece)) is not None]
+        if errors:
+            raise copy.copy(errors[0]) from errors[0]
+
+    def stop(self) -> None:
+        """Return once no piece runs; those not begun never will. Errors are passed over: nobody wants the copy."""
+        for piece in [piece for piece in self._pieces if not piece.cancel()]:
+            _error_of(piece)
+        self._parts.clear()
+
+
+def _error_of(piece: Future[None]) -> BaseException | None:
+    """What the piece has failed with, once it has ended. It is not raised here, for the same reason."""
+    try:
+        return piece.exception()
+    except CancelledError as error:
+        return error
 
 
 class FileStore:
@@ -49,24 +91,12 @@ class FileStore:
         self.limit = limit
         self._file = _open(self.folder)
         self._descriptor = self._file.fileno()
-        self.direct = _goes_direct(self._descriptor)
         self._slots = SlotTable()
         self._length = 0  # of the file, for which the disk has promised room
         self._writes: dict[int, Transfer] = {}
         self._lock = threading.Lock()
-        self._own = threading.local()
         self._writers = _threads(threads, "store-write")
         self._readers = _threads(threads, "store-read")
-
-    @property
-    def note(self) -> str | None:
-        """What a user should know of this store; None where it works as it should."""
-        if self.direct:
-            return None
-        return (
-            f"the file system of {self.folder} takes no direct input and output: what is stored there goes through the "
-            "system's cache, and may count as memory; give a folder on a local disk"
-        )
 
     @property
     def taken(self) -> int:
@@ -157,25 +187,10 @@ class FileStore:
         self._length = stop
 
     def _write_piece(self, offset: int, piece: Bytes) -> None:
-        data = piece
-        if self.direct and not is_aligned(piece):
-            data = self._through(len(piece))
-            np.copyto(data[: len(piece)], piece)
-        self._copy(lambda rest, at: os.pwritev(self._descriptor, [rest], at), data, offset, "writing")
+        self._copy(lambda rest, at: os.pwritev(self._descriptor, [rest], at), piece, offset, "writing")
 
     def _read_piece(self, offset: int, piece: Bytes) -> None:
-        straight = not self.direct or is_aligned(piece)
-        data = piece if straight else self._through(len(piece))
-        self._copy(lambda rest, at: os.preadv(self._descriptor, [rest], at), data, offset, "reading")
-        if not straight:
-            np.copyto(piece, data[: len(piece)])
-
-    def _through(self, size: int) -> Bytes:
-        """This thread's own aligned buffer, as whole pages of it as `size` bytes fill."""
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = aligned_bytes(PIECE)
-        buffer: Bytes = self._own.buffer
-        return buffer[: whole_pages(size)]
+        self._copy(lambda rest, at: os.preadv(self._descriptor, [rest], at), piece, offset, "reading")
 
     def _copy(self, move: Callable[[memoryview, int], int], data: Bytes, offset: int, doing: str) -> None:
         """Move all bytes; the system may move fewer at a time than it is asked for."""
@@ -187,6 +202,7 @@ class FileStore:
                 raise self._error(f"{doing} {len(rest)} bytes at {offset}", error) from error
             if moved <= 0:
                 raise self._error(f"{doing} {len(rest)} bytes at {offset}", OSError(errno.EIO, os.strerror(errno.EIO)))
+            os.posix_fadvise(self._descriptor, offset, moved, os.POSIX_FADV_DONTNEED)
             rest, offset = rest[moved:], offset + moved
 
     def _error(self, doing: str, error: OSError) -> WriteError:
@@ -216,18 +232,6 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-def _goes_direct(descriptor: int) -> bool:
-    """Switch the file to direct input and output, and try a page; back where that is refused."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        os.pwritev(descriptor, [aligned_bytes(PAGE).data], 0)
-    except (OSError, AttributeError):
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-        return False
-    return True
-
-
 def _reserve(descriptor: int, offset: int, size: int) -> None:
     """Have the disk keep room, where its file system can say so at once."""
     try:
@@ -241,3 +245,30 @@ def _reserve(descriptor: int, offset: int, size: int) -> None:
 def _check_size(slot: Slot, array: Bytes) -> None:
     if len(array) != slot.size:
         raise ValueError(f"the slot has {slot.size} bytes, the array {len(array)}")
+
+
+class FileMover:
+    """A mover of CPU tensors to a file: see `mover.Mover`. `store` is closed with it."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def send(self, flat_P: torch.Tensor) -> Sent:
+        slot = self._store.take(flat_P.numel())
+        return Sent(slot, self._store.write(slot, flat_P.numpy()))
+
+    def bring(self, sent: Sent, size: int) -> Brought:
+        flat_P = torch.empty(size, dtype=torch.uint8)
+        return Brought(flat_P, self._store.read(sent.place, flat_P.numpy()))
+
+    def drop(self, sent: Sent) -> None:
+        self._store.give_back(sent.place)
+
+    def stood_still(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self._store.close()

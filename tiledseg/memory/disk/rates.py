@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiledseg.memory.disk.aligned import aligned_bytes
 from tiledseg.memory.disk.file_store import FileStore
 
 TENSOR = 32 << 20  # bytes
@@ -27,7 +26,7 @@ def store_rates(folder: str | Path, size: int, tensor: int = TENSOR) -> StoreRat
     Raises ConfigError where the folder takes no file, WriteError or MemoryLimitError where the disk has no room.
     """
     data = np.random.default_rng(0).integers(0, 256, tensor + 64, np.uint8)[64:]
-    into = aligned_bytes(tensor)
+    into = np.empty(tensor, np.uint8)
     with FileStore(folder, 2 * size) as store:
         slots = [store.take(tensor) for _ in range(size // tensor)]
         rates = []

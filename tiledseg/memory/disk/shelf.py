@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tiledseg.memory.disk.aligned import aligned_bytes
-from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.disk.file_store import FileStore, Transfer
 from tiledseg.memory.disk.slots import Slot
-from tiledseg.memory.disk.transfer import Transfer
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import View
 from tiledseg.system.freed_memory import give_back_freed
@@ -88,7 +86,7 @@ class FileShelf:
     def ahead(self, what: _Filed) -> None:
         """Begins to read what will be got soon."""
         if what.slot not in self._reading:
-            data = aligned_bytes(what.slot.size)
+            data = np.empty(what.slot.size, np.uint8)
             self._reading[what.slot] = self._store.read(what.slot, data), data
 
     def get(self, what: _Filed) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.errors import MemoryLimitError
 from tiledseg.memory.disk.slots import Slot, SlotTable
@@ -16,24 +15,18 @@ CHUNK = 256 << 20
 
 class HostMover:
     """See `mover.Mover`. At most `limit` bytes lie in the host's memory, which grows by `chunk` bytes in the first step
-    and stays. What comes back lies where torch's allocator puts it: bytes of it are bounded, not places, and those that
-    a step gives back the next one takes."""
+    and stays. What comes back lies where torch's allocator puts it."""
 
     def __init__(self, lanes: Lanes, limit: int, chunk: int = CHUNK) -> None:
         self._lanes, self._limit, self._chunk = lanes, limit, chunk
         self._slots = SlotTable()
         self._host: list[torch.Tensor] = []
-        self._in_window, self._beside = _Held(), _Held()
-        self._window = 0
 
     def takes(self, tensor: torch.Tensor) -> bool:
         if tensor.device != self._lanes.device:
             return False
         self._lanes.look()
         return True
-
-    def prepare(self, window: int) -> None:
-        self._window = window
 
     def send(self, flat_P: torch.Tensor) -> Sent:
         slot = self._take(flat_P.numel())
@@ -60,21 +53,7 @@ class HostMover:
             begin += size
         return parts
 
-    @property
-    def beside(self) -> int:
-        return self._beside.bytes
-
-    def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
-        if offset is None:
-            return self._bring(sent, size)
-        if self._in_window.bytes + size > self._window:
-            return None
-        return self._in_window.hold(self._bring(sent, size))
-
-    def bring_beside(self, sent: Sent, size: int) -> Brought:
-        return self._beside.hold(self._bring(sent, size))
-
-    def _bring(self, sent: Sent, size: int) -> Brought:
+    def bring(self, sent: Sent, size: int) -> Brought:
         flat_P = torch.empty(size, dtype=torch.uint8, device=self._lanes.device)
         unversioned_P = flat_P.data  # who writes over what has come back is looked for by versions: no copy is told of
         return Brought(flat_P, self._lanes.back(self._parts(sent.place), unversioned_P, sent.copying))
@@ -89,20 +68,3 @@ class HostMover:
     def close(self) -> None:
         self._lanes.end()
         self._host.clear()
-
-
-class _Held:
-    """Storages that somebody holds, whoever it is and however long."""
-
-    def __init__(self) -> None:
-        self._storages: list[tuple[StorageWeakRef, int]] = []
-
-    @property
-    def bytes(self) -> int:
-        self._storages = [(storage, size) for storage, size in self._storages if not storage.expired()]
-        return sum(size for _, size in self._storages)
-
-    def hold(self, brought: Brought) -> Brought:
-        storage = brought.flat_P.untyped_storage()
-        self._storages.append((StorageWeakRef(storage), storage.nbytes()))
-        return brought

@@ -29,7 +29,7 @@ def host_rates(lanes: Lanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK
         there = sent()
         lanes.end()
         out = time.perf_counter()
-        brought = [mover.bring_beside(each, tensor) for each in there]
+        brought = [mover.bring(each, tensor) for each in there]
         lanes.end()
         back = time.perf_counter()
         del brought  # not before: each takes memory of its own

@@ -108,7 +108,7 @@ class Recomputing(Offload):
             self._choose()
 
     def _choose(self) -> None:
-        held = self._known.last_peak
+        held = self._entered[-1][0].last_peak
         for known in self._known_parts:
             known.bytes, known.in_step = max(known.bytes, known.in_step), 0
         self._without = max(self._without, held - sum(known.bytes for known in self._known_parts if known.stays))

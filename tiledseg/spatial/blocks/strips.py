@@ -8,12 +8,13 @@ more than the strips (from 320 to 570 MiB in a step that `benchmarks.large_model
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from tiledseg.geometry.box import Box
-from tiledseg.memory.disk.aligned import aligned_bytes
 
 
 def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:
@@ -24,7 +25,8 @@ def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:
     if x_BCHW.device.type != "cpu" or not parts:
         return [part.clone(memory_format=layout) for part in parts]
     sizes = [math.prod(part.shape) for part in parts]
-    flat = torch.from_numpy(aligned_bytes(sum(sizes) * x_BCHW.element_size())).view(x_BCHW.dtype)
+    mapping = mmap.mmap(-1, max(1, sum(sizes) * x_BCHW.element_size()))
+    flat = torch.from_numpy(np.frombuffer(mapping, np.uint8)).view(x_BCHW.dtype)
     copies = [own.view(_laid(part, last)) for own, part in zip(flat.split(sizes), parts, strict=True)]
     copies = [copy.permute(0, 3, 1, 2) if last else copy for copy in copies]
     for copy, part in zip(copies, parts, strict=True):
