@@ -98,8 +98,8 @@ def test_term_in_training_leaves_its_checkpoint(material: Material) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
-def test_a_scene_of_several_processes_leaves_nothing(tmp_path: Path, seconds: float) -> None:
-    """The signal goes to all of them, as from a batch system."""
+def test_a_scene_of_several_threads_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    """The signal goes to the process group, as from a batch system."""
     size = ("--size", "6000", "6000", "--workers", "2")
     files = ("--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif"))
     command = [sys.executable, "-m", "tiledseg.scene", *size, *files]

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tiledseg.commands.parser import Parser, run
-from tiledseg.synthetic.classes import CLASSES, IGNORED
+from tiledseg.synthetic.land import CLASSES, IGNORED
 from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.system.console import answer
 
@@ -35,7 +35,7 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="which landscape (0)")
     parser.add_argument("--image", required=True, help="GeoTIFF to write")
     parser.add_argument("--labels", required=True, help="GeoTIFF of the classes to write")
-    parser.add_argument("--workers", type=int, help="processes (one; for a large scene, one a core, to 16)")
+    parser.add_argument("--workers", type=int, help="threads (one; for a large scene, one a core, to 16)")
     return parser
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,12 +10,8 @@ from hypothesis import strategies as st
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.synthetic import parcels
-from tiledseg.synthetic import scene as scenes
-from tiledseg.synthetic.classes import BUILDING, IGNORED, OPEN, ROAD, TREE, WATER
-from tiledseg.synthetic.parcels import cell_kind, covering, line, make_cell, road_half_width
+from tiledseg.synthetic.land import BUILDING, IGNORED, OPEN, ROAD, TREE, WATER, bend, noise_of, plan_of, survey
 from tiledseg.synthetic.scene import NODATA, Scene
-from tiledseg.synthetic.warp import Warp
 
 HUGE = (10**6, 10**6)
 
@@ -24,12 +19,12 @@ HUGE = (10**6, 10**6)
 @pytest.mark.parametrize(
     ("seed", "size", "bands", "rows", "cols", "digest"),
     [
-        (0, (512, 512), 4, (0, 512), (0, 512), "c815a74868c7109f"),
-        (2, (300, 700), 3, (0, 300), (0, 700), "7ae8db9201abab1a"),
-        (7, (131, 257), 1, (0, 131), (0, 257), "963d11e77c52047a"),
-        (4194303, HUGE, 4, (700000, 700256), (800000, 800300), "a172d807557cf326"),
-        (5, HUGE, 4, (1000, 1400), (400, 700), "2bab3a384c0cef6b"),
-        (11, (1, 1), 4, (0, 1), (0, 1), "b8d3371e4b910000"),
+        (0, (512, 512), 4, (0, 512), (0, 512), "8707511ba90b04af"),
+        (2, (300, 700), 3, (0, 300), (0, 700), "d6cfbabe21b97287"),
+        (7, (131, 257), 1, (0, 131), (0, 257), "47aa67eeae23f8de"),
+        (4194303, HUGE, 4, (700000, 700256), (800000, 800300), "a525157885c28a73"),
+        (5, HUGE, 4, (1000, 1400), (400, 700), "9b9ac28012395136"),
+        (11, (1, 1), 4, (0, 1), (0, 1), "13a0de9c69dab9d8"),
     ],
 )
 def test_a_seed_gives_the_bytes_that_it_always_gave(
@@ -40,7 +35,7 @@ def test_a_seed_gives_the_bytes_that_it_always_gave(
 
 
 def test_any_window_shows_the_same_scene() -> None:
-    """The law: windows of any size, in any order, from scenes that know different cells, agree to the byte."""
+    """The law: windows of any size, in any order, agree to the byte."""
     whole = Box(Interval(900, 1300), Interval(200, 700))
     image, classes = Scene(5, HUGE).render(whole)
     for height, width in ((512, 512), (133, 211)):
@@ -140,23 +135,6 @@ def test_tiny_scenes(size: tuple[int, int]) -> None:
     assert classes.shape == size
 
 
-def test_forgetting_cells_bounds_the_memory_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = Box(Interval(300, 364), Interval(300, 400))
-    expected = Scene(2, HUGE).render(box)
-    few = lru_cache(2)(make_cell.__wrapped__)
-    monkeypatch.setattr(parcels, "make_cell", few)
-    monkeypatch.setattr(scenes, "make_cell", few)
-    monkeypatch.setattr(scenes, "KEPT_CELLS", 2)
-    scene = Scene(2, HUGE)
-    for far in (5000, 50000):
-        scene.render(box.shift(far, far))
-    image, classes = scene.render(box)
-    np.testing.assert_array_equal(image, expected[0])
-    np.testing.assert_array_equal(classes, expected[1])
-    assert few.cache_info().currsize == scene._buildings_of.cache_info().currsize == 2
-    assert make_cell.cache_info().maxsize == parcels.KEPT_CELLS
-
-
 @pytest.mark.parametrize(
     ("seed", "size", "bands", "match"),
     [
@@ -171,72 +149,23 @@ def test_impossible_scenes(seed: int, size: tuple[int, int], bands: int, match: 
         Scene(seed, size, bands)
 
 
-class TestPlan:
-    """The net of roads."""
+def test_parcels_cover_the_land_once() -> None:
+    """Each place lies in the parcel that it is looked up in, and no further from its border than half the parcel."""
+    box = Box(Interval(5000, 5400), Interval(2000, 2600))
+    u, v = bend(9000, box)
+    plan = plan_of(9000, u, v)
+    site, of = survey(plan, noise_of(9000, box), u, v), plan.parcels
+    in_u, in_v = site.a - of.u0[site.parcel], site.b - of.v0[site.parcel]
+    assert (in_u >= 0).all()
+    assert (in_v >= 0).all()
+    assert (in_u <= of.wide[site.parcel]).all()
+    assert (in_v <= of.tall[site.parcel]).all()
+    assert (site.border >= 0).all()
 
-    def test_parcels_cover_their_cell_once(self) -> None:
-        for index in ((0, 0), (3, 1), (-2, 7), (4, 2)):
-            cell = make_cell(9, *index)
-            leaf = cell.leaf
-            areas = ((leaf.u1 - leaf.u0) * (leaf.v1 - leaf.v0))[cell.used]
-            whole = (line(9, 0, index[0] + 1) - cell.corner[0]) * (line(9, 1, index[1] + 1) - cell.corner[1])
-            assert areas.sum() == pytest.approx(whole, rel=1e-5)
 
-    def test_places_lie_in_their_parcel(self) -> None:
-        rng = np.random.default_rng(0)
-        u, v = rng.uniform(-700, 700, (2, 2000))
-        plan = covering(9, u, v)
-        places = plan.locate(u, v)
-        leaf = plan.leaf
-        for position, low, high in ((places.a, leaf.u0, leaf.u1), (places.b, leaf.v0, leaf.v1)):
-            assert (position >= low[places.leaf]).all()
-            assert (position <= high[places.leaf]).all()
-        used = np.concatenate([cell.used for cell in plan.cells])
-        assert used[places.leaf].all()
-
-    def test_the_net_of_roads_is_connected(self) -> None:
-        """Crossings of 12 x 12 cells that any road reaches are all reached from one another."""
-        n = 12
-        edges: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for i in range(n + 1):
-            for j in range(n + 1):
-                steps = [((i, j + 1), road_half_width(4, 0, i, j))] if j < n else []
-                steps += [((i + 1, j), road_half_width(4, 1, j, i))] if i < n else []
-                for end, width in steps:
-                    if width > 0:
-                        edges.setdefault((i, j), set()).add(end)
-                        edges.setdefault(end, set()).add((i, j))
-        reached, front = {(0, 0)}, [(0, 0)]
-        while front:
-            front = [end for start in front for end in edges[start] - reached]
-            reached.update(front)
-        assert reached == set(edges)
-        assert len(edges) > n * n / 2
-
-    def test_streets_of_a_village_end_on_roads(self) -> None:
-        """Both sides of a village cell's streets are streets or roads; no road of its border is left out."""
-        assert cell_kind(4, 0, 0) == 1
-        leaf = make_cell(4, 0, 0).leaf
-        for column in (leaf.u0 == 0, leaf.v0 == 0):
-            assert column.any()
-        assert (leaf.road_u0[leaf.u0 == 0] > 0).all()
-        assert (leaf.road_v0[leaf.v0 == 0] > 0).all()
-        assert (leaf.road_u1[leaf.u1 == leaf.u1.max()] > 0).all()
-        assert (leaf.road_v1[leaf.v1 == leaf.v1.max()] > 0).all()
-
-    def test_the_warp_is_undone_by_its_inverse(self) -> None:
-        warp = Warp(3)
-        u, v = np.random.default_rng(1).uniform(0, 50000, (2, 500))
-        x, y = warp.inverse(u, v)
-        again_u, again_v = warp.points(x, y)
-        assert np.median(np.hypot(again_u - u, again_v - v)) < 0.01
-        assert (np.hypot(again_u - u, again_v - v) < 1).mean() > 0.97
-
-    def test_grid_and_points_feel_the_same_warp(self) -> None:
-        warp = Warp(3)
-        box = Box(Interval(2000, 2040), Interval(5000, 5030))
-        rows, cols = np.mgrid[box.row.start : box.row.stop, box.col.start : box.col.stop]
-        x, y = (cols + 0.5) * 0.5, (rows + 0.5) * 0.5
-        u, v = warp.points(x.ravel(), y.ravel())
-        np.testing.assert_allclose(warp.grid(box, 0).ravel(), u - x.ravel(), atol=1e-3)
-        np.testing.assert_allclose(warp.grid(box, 1).ravel(), v - y.ravel(), atol=1e-3)
+def test_the_plan_never_folds() -> None:
+    """u grows to the right and v downwards, everywhere."""
+    for seed in range(3):
+        u, v = bend(seed * 1000, Box(Interval(0, 2000), Interval(70000, 72000)))
+        assert (np.diff(u, axis=1) > 0).all()
+        assert (np.diff(v, axis=0) > 0).all()

@@ -74,17 +74,6 @@ def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: p
     assert len(image.read_bytes()) > 1000
 
 
-def test_a_lost_worker_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene_files, "_make_windows", _dies)
-    with pytest.raises(RuntimeError, match="has ended"):
-        write_scene(tmp_path / "a.tif", tmp_path / "b.tif", (64, 1100), workers=2)
-    assert not list(tmp_path.iterdir())
-
-
-def _dies(*_: object) -> None:
-    sys.exit(9)
-
-
 def test_outputs_and_sizes_that_cannot_be(tmp_path: Path) -> None:
     good = tmp_path / "a.tif"
     with pytest.raises(OutputError, match="not a folder"):

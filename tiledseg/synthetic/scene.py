@@ -1,7 +1,7 @@
 """A synthetic satellite scene: mixed countryside and village at 0.5 m, with its labels, of any size.
 
 Every pixel is a function of the seed and its place (the nodata corner also of the size of the scene), so any window can
-be made alone, in any order, by any number of processes, and the bytes are the same. Memory depends on the window only.
+be made alone, in any order, by any number of threads, and the bytes are the same. Memory depends on the window only.
 
 Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass and everything else; 1 road;
 2 building; 3 tree; 4 water; 255 nodata. From about 512 x 512 pixels on a scene holds every class.
@@ -9,29 +9,19 @@ Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
-from tiledseg.synthetic.buildings import PAVING_C, Buildings, joined, make_buildings, near, raise_buildings
-from tiledseg.synthetic.classes import BUILDING, IGNORED, OPEN, TREE
-from tiledseg.synthetic.ground import Cover, Ground, cover_of, paint_ground
-from tiledseg.synthetic.light import SHADOW_PIXELS, blur, cast_shadows, light_on_slopes
-from tiledseg.synthetic.noise import grid_noise, normal_CHW
-from tiledseg.synthetic.parcels import KEPT_CELLS, Places, SitePlan, covering, make_cell
-from tiledseg.synthetic.trees import MAX_RADIUS, Trees, find_trees, raise_trees
-from tiledseg.synthetic.warp import METRES, Warp
+from tiledseg.synthetic import land
+from tiledseg.synthetic.noise import grid_noise, normal_CHW, wave
+from tiledseg.synthetic.trees import MAX_HEIGHT, crowns, grown_to_cells, plant, wood_edge
 
 NODATA = 0
 BANDS = {1: ("panchromatic",), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "near infrared")}
 MAX_SEED = 2**22 - 1
 
-_PANCHROMATIC = np.array((0.30, 0.32, 0.18, 0.20), np.float32)
 _SKY_C = np.array((0.30, 0.34, 0.42, 0.26), np.float32)
 """Share of the light that comes from the sky, by band."""
 _HAZE_C = np.array((4.0, 6.0, 11.0, 2.0), np.float32)
@@ -39,23 +29,25 @@ _NOISE_C = np.array((1.6, 1.5, 1.8, 2.0), np.float32)
 """Standard deviation of the sensor's noise, grey levels, in the dark."""
 _CORNER = (0.20, 0.13)
 """Extent of the nodata corner, lower right, as shares of height and width."""
-_STRIP = 64
-"""Rows painted at once: arrays of a strip stay in the processor's cache."""
-_BEYOND = 160.0
-"""Metres of plan around a window in which an object that is seen or casts its shadow there may have its parcel: up to
-48 m away along x and y, in a plan stretched by up to 1.94 and sheared by up to 0.94, and some to spare."""
 
+_SHADE = (-0.8, -0.6)
+"""Direction of shadows (row, col), unit vector: the sun stands in the south-east."""
+_TANGENT = 1.25
+"""Tangent of the sun's elevation, 51 degrees."""
+_SHADOW_PIXELS = int(MAX_HEIGHT / _TANGENT / land.METRES) + 1
+"""No shadow is longer."""
 
-class _Objects(NamedTuple):
-    """What stands on a window and around it: `box` is the window and as far towards the sun as shadows come from."""
-
-    box: Box
-    buildings: Buildings
-    trees: Trees
-    height_HW: NDArray[np.float32]
-    paved_HW: NDArray[np.bool_]
-    building_HW: NDArray[np.int16]
-    tree_HW: NDArray[np.int32]
+_FLOOR_C, _ASPHALT_C, _BANK_C, _MUD_C, _WATER_C = np.array(
+    [
+        (0.048, 0.068, 0.036, 0.30),
+        (0.128, 0.126, 0.124, 0.140),
+        (0.150, 0.145, 0.085, 0.33),
+        (0.085, 0.095, 0.070, 0.060),
+        (0.030, 0.050, 0.052, 0.022),
+    ],
+    np.float32,
+)
+"""Reflectance in red, green, blue and near infrared."""
 
 
 class Scene:
@@ -72,118 +64,109 @@ class Scene:
             raise ConfigError(f"seed {seed}: give 0 to {MAX_SEED}")
         self.seed, self.size, self.bands = seed, size, bands
         self._key = seed * 1000  # noises take their own numbers from here on
-        self._warp = Warp(self._key)
-        self._buildings_of = lru_cache(KEPT_CELLS)(self._build)
 
     def render(self, box: Box) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Image (bands, H, W) and classes (H, W) of the pixels of `box`, uint8."""
-        valid = self.valid(box)
-        image = np.full((self.bands, *box.shape), NODATA, np.uint8)
-        classes = np.full(box.shape, IGNORED, np.uint8)
-        if not valid.any():
-            return image, classes
-        plan = self._plan(box)
-        cover, objects = cover_of(plan), self._objects(plan, box)
-        for start in range(box.row.start, box.row.stop, _STRIP):
-            strip = Box(Interval(start, min(start + _STRIP, box.row.stop)), box.col)
-            rows = strip.relative_to(box).row.slice
-            light_CHW, class_HW = self._light(plan, cover, objects, _grown(strip, 1, 1))
-            image[:, rows] = self._sense(light_CHW, strip)
-            classes[rows] = class_HW[1:-1, 1:-1]
-        image[:, ~valid] = NODATA
-        classes[~valid] = IGNORED
-        return image, classes
+        """Return the image (bands, H, W) and the classes (H, W) of the pixels of `box`, uint8."""
+        valid_HW = self.valid(box)
+        image_CHW = np.full((self.bands, *box.shape), NODATA, np.uint8)
+        class_HW = np.full(box.shape, land.IGNORED, np.uint8)
+        if valid_HW.any():
+            lit = Box(box.row.expand(1, _SHADOW_PIXELS + 1), box.col.expand(1, _SHADOW_PIXELS + 1))
+            colour_CHW, height_HW, all_HW = self._surface(lit)
+            rows, cols = box.relative_to(lit).slices
+            sun_HW = (1 - cast_shadows(height_HW, box.shape)) * light_on_slopes(height_HW, box.shape)
+            sky = _SKY_C[:, None, None]
+            light_CHW = colour_CHW[:, rows, cols] * (sky + (1 - sky) * sun_HW)
+            image_CHW[:, valid_HW] = self._sense(light_CHW, box)[:, valid_HW]
+            class_HW[valid_HW] = all_HW[rows, cols][valid_HW]
+        return image_CHW, class_HW
 
     def valid(self, box: Box) -> NDArray[np.bool_]:
-        """False in the nodata corner, which the swath did not cover."""
+        """Return False in the nodata corner, which the swath did not cover."""
         (height, width), (tall, wide) = self.size, _CORNER
         below = (height - 0.5 - np.arange(box.row.start, box.row.stop)) / (tall * height)
         right = (width - 0.5 - np.arange(box.col.start, box.col.stop)) / (wide * width)
         return below[:, None] + right >= 1
 
-    def _plan(self, box: Box) -> SitePlan:
-        """The plan under `box` and well around it: from samples, as the warp is smooth."""
-        y, x = (np.linspace(side.start, side.stop, side.size // 64 + 2) * METRES for side in (box.row, box.col))
-        u, v = self._warp.points(np.tile(x, y.size), np.repeat(y, x.size))
-        u, v = (np.array([part.min() - _BEYOND, part.max() + _BEYOND]) for part in (u, v))
-        return covering(self._key, u, v)
+    def _surface(self, lit: Box) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]:
+        """Return the reflectance (4, H, W), the height in metres (H, W) and the classes (H, W) of `lit`."""
+        box = grown_to_cells(lit)
+        noise = land.noise_of(self._key, box)
+        u, v = land.bend(self._key, box)
+        plan = land.plan_of(self._key, u, v)
+        site, clump_HW, fine_HW = land.survey(plan, noise, u, v), noise(90, 60), noise(120, 2)
+        trees = plant(self._key, box, plan, site, clump_HW)
+        crown_HW, crown_CHW = crowns(trees, box, noise(121, 3))
+        colour_CHW = _open_land(plan, site, noise, fine_HW)
+        class_HW = np.zeros(box.shape, np.uint8)
 
-    def _objects(self, plan: SitePlan, box: Box) -> _Objects:
-        lit = _grown(box, 2, SHADOW_PIXELS + 2)
-        around = _grown(lit, *[int(MAX_RADIUS * 1.2 / METRES) + 2] * 2)
-        buildings = near(joined([self._buildings_of(cell.i, cell.j) for cell in plan.cells]), around)
-        trees = find_trees(self._key, self._warp, buildings, around)
-        height_HW, paved_HW = np.zeros(lit.shape, np.float32), np.zeros(lit.shape, bool)
-        building_HW = raise_buildings(buildings, lit, height_HW, paved_HW)
-        tree_HW = raise_trees(trees, lit, grid_noise(self._key + 121, lit, 3), height_HW)
-        return _Objects(lit, buildings, trees, height_HW, paved_HW, building_HW, tree_HW)
+        def paint(where_HW: NDArray[np.bool_], number: int, colour_CP: NDArray, rough: float) -> None:
+            colour_CHW[:, where_HW] = colour_CP * (1 + np.float32(rough) * fine_HW[where_HW])
+            class_HW[where_HW] = number
 
-    def _build(self, i: int, j: int) -> Buildings:
-        return make_buildings(self._key, self._warp, make_cell(self._key, i, j))
-
-    def _light(
-        self, plan: SitePlan, cover: Cover, objects: _Objects, box: Box
-    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Light from the ground (4, H, W) and classes of `box`, before the sensor."""
-        places, stretch = self._places(plan, box)
-        fine = grid_noise(self._key + 120, box, 2)
-        ground = paint_ground(self._key, plan, cover, places, stretch, fine, box)
-        _cover(ground, objects, fine, box)
-        rows, cols = _grown(box, 1, SHADOW_PIXELS + 1).relative_to(objects.box).slices
-        height = objects.height_HW[rows, cols]
-        sun = (1 - cast_shadows(height, box.shape)) * light_on_slopes(height, box.shape)
-        light = ground.colour_CHW
-        for band in range(4):
-            light[band] *= _SKY_C[band] + (1 - _SKY_C[band]) * sun
-        return light, ground.class_HW
-
-    def _places(self, plan: SitePlan, box: Box) -> tuple[Places, tuple[NDArray, NDArray]]:
-        """Where the pixels of `box` lie in the plan, and how much the plan is stretched there along u and v."""
-        y = ((np.arange(box.row.start, box.row.stop) + 0.5) * METRES)[:, None]
-        x = (np.arange(box.col.start, box.col.stop) + 0.5) * METRES
-        plane: list[NDArray] = []
-        stretch: list[NDArray] = []
-        for axis, position in enumerate((x, y)):
-            warp = self._warp.grid(_grown(box, 1, 1), axis)
-            # Central differences over two pixels, which are one metre.
-            by_x = (warp[1:-1, 2:] - warp[1:-1, :-2]) + np.float32(axis == 0)
-            by_y = (warp[2:, 1:-1] - warp[:-2, 1:-1]) + np.float32(axis == 1)
-            stretch.append(np.sqrt(by_x * by_x + by_y * by_y))
-            plane.append(position + warp[1:-1, 1:-1])
-        return plan.locate(*plane), (stretch[0], stretch[1])
+        floor_HW = (plan.parcels.use[site.parcel] == land.WOOD) & (site.border > wood_edge(clump_HW) + 2.0)
+        paint(floor_HW, land.TREE, _FLOOR_C[:, None], 0.15)
+        water_HW = site.depth > 0
+        clear = np.minimum(site.depth[water_HW] / 5, 1).astype(np.float32)
+        paint(water_HW, land.WATER, _MUD_C[:, None] + (_WATER_C - _MUD_C)[:, None] * clear, 0.05)
+        paint(site.road > 0, land.ROAD, _ASPHALT_C[:, None], 0.10)
+        roof_HW, covered_HW = site.height > 0, crown_HW > site.height
+        paint(roof_HW, land.BUILDING, plan.parcels.roof_C[site.parcel[roof_HW]].T, 0.06)
+        paint(covered_HW, land.TREE, crown_CHW[:, covered_HW], 0.14)
+        height_HW = np.maximum(crown_HW, site.height).astype(np.float32)
+        rows, cols = lit.relative_to(box).slices
+        return colour_CHW[:, rows, cols], height_HW[rows, cols], class_HW[rows, cols]
 
     def _sense(self, light_CHW: NDArray[np.float32], box: Box) -> NDArray[np.uint8]:
-        """Grey levels 1 ... 255: lens, uneven light, haze, a square-root stretch and noise."""
-        uneven = 1 + np.float32(0.07) * grid_noise(self._key + 130, box, 3000)
-        uneven += np.float32(0.02) * grid_noise(self._key + 131, box, 500)
-        grey = blur(light_CHW)
-        grey *= uneven * np.float32(1 / 0.62)
-        np.sqrt(grey, out=grey)
-        grey *= np.float32(244)
-        grey += _HAZE_C[:, None, None]
+        """Return grey levels 1 ... 255: uneven light, haze, a square-root stretch and noise."""
+        uneven_HW = 1 + np.float32(0.07) * grid_noise(self._key + 130, box, 3000)
+        grey_CHW = np.sqrt(light_CHW * (uneven_HW * np.float32(1 / 0.62))) * np.float32(244)
+        grey_CHW += _HAZE_C[:, None, None]
         if self.bands == 1:
-            red, green, blue, infrared = (share * band for share, band in zip(_PANCHROMATIC, grey, strict=True))
-            grey = (red + green + blue + infrared)[None]
-        grey = grey[: self.bands]
-        deviation = grey * np.float32(0.012) + _NOISE_C[: self.bands, None, None]
-        grey += normal_CHW(self._key + 132, box)[: self.bands] * deviation
-        return np.clip(np.rint(grey, out=grey), 1, 255, out=grey).astype(np.uint8)
+            red, green, blue, infrared = grey_CHW
+            grey_CHW = (red * 0.3 + green * 0.3 + blue * 0.2 + infrared * 0.2)[None]
+        grey_CHW = grey_CHW[: self.bands]
+        deviation_CHW = grey_CHW * np.float32(0.012) + _NOISE_C[: self.bands, None, None]
+        grey_CHW = grey_CHW + normal_CHW(self._key + 132, box)[: self.bands] * deviation_CHW
+        return np.clip(np.rint(grey_CHW), 1, 255).astype(np.uint8)
 
 
-def _grown(box: Box, before: int, after: int) -> Box:
-    return Box(box.row.expand(before, after), box.col.expand(before, after))
+def _open_land(
+    plan: land.Plan, site: land.Site, noise: land.Noise, fine_HW: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the reflectance of fields with their rows, meadows, lawns and banks."""
+    use, bits = plan.parcels.use[site.parcel], plan.parcels.bits[site.parcel]
+    across = np.where(bits & 1, site.a, site.b)
+    rows = wave(across / (1.8 + 0.15 * ((bits >> np.uint32(8)) % 16)))
+    tracks = wave(across / 16) > 0.93  # of the tractor
+    tone = (0.10 * noise(104, 130) + 0.06 * noise(105, 23) + 0.07 * fine_HW).astype(np.float32)
+    tone += np.where(use == land.FIELD, np.where(tracks, -0.2, 0.07 * rows), 0).astype(np.float32)
+    # Patches are drier or lusher plants: brighter in the visible, darker in near infrared.
+    weights = np.array([1, 1, 1, -0.45], np.float32)[:, None, None]
+    colour_CHW = np.moveaxis(plan.parcels.colour_C[site.parcel], -1, 0) * (1 + weights * tone)
+    bank = (np.clip(1 + site.depth / 3, 0, 1) * 0.8).astype(np.float32)
+    return colour_CHW + (_BANK_C[:, None, None] - colour_CHW) * bank
 
 
-def _cover(ground: Ground, objects: _Objects, fine_HW: NDArray[np.float32], box: Box) -> None:
-    """Paint what stands on the ground of `box` over it."""
-    rows, cols = box.relative_to(objects.box).slices
-    paved, building, tree = (of[rows, cols].ravel() for of in (objects.paved_HW, objects.building_HW, objects.tree_HW))
-    colour, classes, fine = ground.colour_CHW.reshape(4, -1), ground.class_HW.reshape(-1), fine_HW.ravel()
-    yard = np.flatnonzero(paved & (classes == OPEN))
-    colour[:, yard] = PAVING_C[:, None] * (1 + np.float32(0.06) * fine[yard])
-    roof = np.flatnonzero((building >= 0) & (tree < 0))
-    colour[:, roof] = objects.buildings.colour_C[building[roof]].T * (1 + np.float32(0.06) * fine[roof])
-    classes[roof] = BUILDING
-    crown = np.flatnonzero(tree >= 0)
-    colour[:, crown] = objects.trees.colour_C[tree[crown]].T * (1 + np.float32(0.14) * fine[crown])
-    classes[crown] = TREE
+def cast_shadows(height_HW: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Return the shadow in 0 ... 1 on the pixels of `shape` that begin at (1, 1) of `height_HW` (metres).
+
+    The ray from a pixel to the sun is followed pixel by pixel; it is blocked where something stands higher.
+    """
+    rows, cols = shape
+    highest_HW = np.zeros(shape, np.float32)
+    for k in range(1, _SHADOW_PIXELS):
+        row, col = 1 + round(-k * _SHADE[0]), 1 + round(-k * _SHADE[1])
+        step_HW = height_HW[row : row + rows, col : col + cols] - np.float32(k * land.METRES * _TANGENT)
+        np.maximum(highest_HW, step_HW, out=highest_HW)
+    return np.clip((highest_HW - height_HW[1 : 1 + rows, 1 : 1 + cols]) / np.float32(0.8), 0, 1)
+
+
+def light_on_slopes(height_HW: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Return the sunlight on the same pixels relative to flat ground, by Lambert's law; 1 on the ground itself."""
+    rows, cols = shape
+    by_row = np.clip(height_HW[2 : 2 + rows, 1 : 1 + cols] - height_HW[:rows, 1 : 1 + cols], -1.1, 1.1)
+    by_col = np.clip(height_HW[1 : 1 + rows, 2 : 2 + cols] - height_HW[1 : 1 + rows, :cols], -1.1, 1.1)
+    toward = 1 + (by_row * np.float32(_SHADE[0]) + by_col * np.float32(_SHADE[1])) / np.float32(_TANGENT)
+    light = np.maximum(toward, np.float32(0.12)) / np.sqrt(1 + by_row * by_row + by_col * by_col)
+    return np.where(height_HW[1 : 1 + rows, 1 : 1 + cols] > 0.4, light, np.float32(1))
