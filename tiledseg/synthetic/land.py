@@ -8,7 +8,7 @@ parcels. What a parcel holds is a row of a table, and a pixel looks its row up: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def noise_of(seed: int, box: Box) -> Noise:
     return lambda number, period: grid_noise(seed + number, box, period)
 
 
-def bend(seed: int, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def bend(seed: int, box: Box) -> tuple[NDArray, NDArray]:
     """Return (u, v) of the pixels of `box`, metres."""
     here, straight = noise_of(seed, box), noise_of(seed, _STRAIGHT)
     v = ((np.arange(box.row.start, box.row.stop) + 0.5) * METRES)[:, None]
@@ -168,11 +168,10 @@ def _parcels(seed: int, i: NDArray, j: NDArray, kind: NDArray, parts_u: NDArray,
     flat = np.where(hall, random(60) < 0.5, random(60) < 0.2)
     eaves = np.where(hall, 5.0, 3.2) + 3.2 * random(61) + 1.5 * flat
     pitch = np.where(flat, 0.0, np.where(hall, 0.25, 0.75))
-    roof = _ROOFS_C[(random(62) * len(_ROOFS_C)).astype(np.int64)] * (0.85 + 0.3 * random(63))[..., None].astype(
-        np.float32
-    )
+    shade = (0.85 + 0.3 * random(63))[..., None].astype(np.float32)
+    roof = _ROOFS_C[(random(62) * len(_ROOFS_C)).astype(np.int64)] * shade
     bits = hash32(seed, 64, i, j, p, q)
-    columns = (use, u0, v0, wide, tall, bits, colour, house_u, house_v, half_u, half_v, eaves, pitch, roof)
+    columns: list[Any] = [use, u0, v0, wide, tall, bits, colour, house_u, house_v, half_u, half_v, eaves, pitch, roof]
     return Parcels(*(column.reshape(use.size, *column.shape[use.ndim :]) for column in columns))
 
 
