@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.spread import Spread, ratios
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config.run import ParallelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh

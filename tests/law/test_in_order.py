@@ -22,7 +22,7 @@ from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead

@@ -254,8 +254,8 @@ FAULTS = (
     Fault(
         "a damaged file of a checkpoint is read",
         "checkpoint/check.py",
-        "if fault is None and sha256(path / name) != checksums.get(name):",
-        "if False:",
+        "elif sha256(path / name) != checksums.get(name):",
+        "elif False:",
         "tests/checkpoint/test_checkpoint_damage.py",
     ),
     Fault(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.pipeline.chained import chained
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.pipeline import chunk_orders
 from tiledseg.pipeline.balance import Prices, choose_folded_balances, cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes
