@@ -144,7 +144,7 @@ def predict_raster(
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
-    from tiledseg.inference.views.reflections import CHOICES
+    from tiledseg.inference.views import CHOICES
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.units.widths import ACTIVATION_BYTES

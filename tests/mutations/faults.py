@@ -303,7 +303,7 @@ FAULTS = (
     ),
     Fault(
         "a map's pixels without data get a class",
-        "inference/predictor.py",
+        "inference/mapping.py",
         "classes_HW[nothing_HW] = mapper.ignore_index",
         "pass",
         "tests/test_predict.py",
