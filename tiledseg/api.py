@@ -245,8 +245,7 @@ def evaluate_map(
     names in both files, or of `classes`, give two numbers; classes of other names are a warning.
     """
     from tiledseg.execution.scores.metrics import scores
-    from tiledseg.inference.class_names import check_names
-    from tiledseg.inference.evaluation import class_numbers, compare, open_labels
+    from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.label_sources import LabelReading, check_used
     from tiledseg.raster.reading.reader import open_raster

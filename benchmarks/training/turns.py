@@ -54,7 +54,7 @@ class Contestant:
         from tiledseg.planning.run.parallelism import parallelism
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
-        from tiledseg.raster.tile_reference import TileReference
+        from tiledseg.raster.samples.sampling import TileReference
         from tiledseg.training.steps.step import Stepper, StepRules
 
         norm = "instance" if given.halo == "layer" else "none"

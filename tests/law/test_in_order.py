@@ -31,8 +31,8 @@ from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 from tiledseg.training.validation import validate
 

@@ -28,12 +28,11 @@ from tiledseg.models.sending import asked_back
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.masked_reader import area_reader
 from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
-from tiledseg.raster.reading.known_reader import KnownReader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reading.reader import KnownReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 
 
 @dataclass(frozen=True)

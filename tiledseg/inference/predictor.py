@@ -38,8 +38,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.reading.identity import identify, written_since
-from tiledseg.raster.reading.known_reader import KnownReader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reading.reader import KnownReader, open_raster
 from tiledseg.raster.statistics import Normalization, finish, measure, merge, statistics_blocks
 from tiledseg.user_files.machine import SOME_CPU
 

@@ -14,8 +14,7 @@ from tiledseg.models.cropping import cropped
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import DrawnTile
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import DrawnTile, TileReference
 from tiledseg.records import dataclass
 
 
