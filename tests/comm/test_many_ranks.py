@@ -14,8 +14,7 @@ import pytest
 
 from tests.comm.launching import clean_environment, run_job
 from tests.conftest import NIGHTLY
-from tiledseg.comm.connections import open_files_needed, store_operations
-from tiledseg.comm.launch import Launch
+from tiledseg.comm.launch import Launch, open_files_needed, store_operations
 from tiledseg.comm.session import check_open_files
 from tiledseg.comm.watching.verdict import Deadlines, Report
 from tiledseg.comm.watching.watch import Board, Watch

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.comm.launching import MPIRUN, Done, mpirun
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.watching.doing import ENOUGH, FIRST, Pace, changes, current, doing, tick, waiting
-from tiledseg.comm.watching.verdict import Deadlines, Report, Seen, decode, verdict
+from tiledseg.comm.watching.verdict import Deadlines, Report, SeenReport, decode, verdict
 from tiledseg.comm.watching.watch import Watch, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -22,10 +22,10 @@ DEADLINE = 6.0
 SUM = Report(0, "n0", 9, DEADLINE, True, "step 2, a sum over ranks")
 
 
-def everyone(size: int, *others: Report) -> list[Seen]:
+def everyone(size: int, *others: Report) -> list[SeenReport]:
     """All ranks wait in a sum, but for `others`."""
     reports = {rank: SUM._replace(rank=rank) for rank in range(size)} | {one.rank: one for one in others}
-    return [Seen(report, 0.0) for report in reports.values()]
+    return [SeenReport(report, 0.0) for report in reports.values()]
 
 
 def test_words_of_a_rank() -> None:
@@ -78,7 +78,7 @@ def test_ranks_that_wait_for_each_other() -> None:
 
 
 def test_the_line_stays_short_on_many_ranks() -> None:
-    seen = [Seen(SUM._replace(rank=r, words=f"step 2, messages with rank {r + 1}"), 0.0) for r in range(1200)]
+    seen = [SeenReport(SUM._replace(rank=r, words=f"step 2, messages with rank {r + 1}"), 0.0) for r in range(1200)]
     line = verdict(seen, DEADLINE)
     assert line is not None
     assert len(line) < 1000
@@ -91,7 +91,7 @@ def test_a_watch_counts_how_long_a_report_stays() -> None:
     assert watch._observe(1, None, 2.0).unchanged == 2.0
     beats = [SUM._replace(beat=beat) for beat in (1, 1, 1, 2)]
     assert [watch._observe(0, report, 2.0).unchanged for report in beats] == [0.0, 2.0, 4.0, 0.0]
-    assert watch._observe(0, None, 3.0) == Seen(SUM._replace(beat=2), 3.0)
+    assert watch._observe(0, None, 3.0) == SeenReport(SUM._replace(beat=2), 3.0)
 
 
 def test_the_pace_is_the_longest_time_without_progress_in_steps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tiledseg.models.cropping import cropped
+from tiledseg.models.layers.block import cropped
 
 ROWS, COLS = slice(1, 5), slice(2, 9)
 

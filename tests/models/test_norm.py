@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, normed
-from tiledseg.models.normalise import How, Sharing, measure, normalise
+from tiledseg.models.normalise import MomentSets, NormScope, measure, normalise
 
 CHANNELS = 16
 SIDES = (96, 128)
@@ -118,12 +118,12 @@ def test_a_pixel_has_the_same_bits_in_any_block(
 ) -> None:
     """By statistics of the whole, and backward too: whatever rows a kernel takes at once, in whichever piece."""
     x, g = (torch.randn(2, 20, 150, 47).to(dtype) for _ in range(2))
-    sharing = Sharing(2, 20, groups)
+    sharing = MomentSets(2, 20, groups)
     found = measure(x, sharing)
 
     def one(*slices: slice) -> tuple[torch.Tensor, torch.Tensor]:
         part = x[:, :, *slices].contiguous(memory_format=layout).requires_grad_()
-        y = normalise(part, None, None, 1e-5, found, How(sharing, None, dtype, Sums()))
+        y = normalise(part, None, None, 1e-5, found, NormScope(sharing, None, dtype, Sums()))
         (dx,) = torch.autograd.grad(y, part, g[:, :, *slices])
         return y.detach(), dx
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
 from tests.pipeline.chained import chained
-from tiledseg.config.words import SCHEDULES, chunk_ranks
+from tests.pipeline.faults import faults
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.itinerary import AHEAD, Move, itinerary
 from tiledseg.pipeline.schedule import (
@@ -25,7 +26,6 @@ from tiledseg.pipeline.schedule import (
     forward_program,
     program,
 )
-from tiledseg.pipeline.simulation import faults
 
 
 @st.composite

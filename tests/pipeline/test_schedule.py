@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
-from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
+from tests.pipeline.faults import faults
+from tiledseg.config.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.activations import Mark
@@ -29,7 +30,7 @@ from tiledseg.pipeline.schedule import (
     most_in_flight,
     program,
 )
-from tiledseg.pipeline.simulation import faults, in_flight, simulate
+from tiledseg.pipeline.simulation import in_flight, simulate
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
-from tiledseg.config.words import SCHEDULES, chunk_ranks
+from tests.pipeline.faults import faults
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
     Backward,
@@ -19,7 +20,7 @@ from tiledseg.pipeline.schedule import (
     SendActivation,
     program,
 )
-from tiledseg.pipeline.simulation import draw, faults, simulate, verify
+from tiledseg.pipeline.simulation import draw, simulate, verify
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 TWO = chained((0, 1))
@@ -68,7 +69,7 @@ def test_all_faults_are_listed_at_once() -> None:
     assert sum("lacks the send of the activation" in fault for fault in found) == 2
     assert sum("waits forever" in fault for fault in found) == 2
     with pytest.raises(ConfigError, match=r"does not fit its pipeline: .*;.*") as caught:
-        verify(broken, TWO, 2)
+        verify(broken, 2, [2, 1])
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="rank 0 waits forever at: receive of the gradient of micro-batch 0"):
         simulate(broken, [1, 1], [1, 1])
@@ -99,7 +100,7 @@ def test_a_message_to_the_wrong_rank_and_a_needless_one() -> None:
 
 
 def test_verify_says_nothing_of_a_sound_program() -> None:
-    verify(program("1f1b", TWO, 5), TWO, 5, [2, 1])
+    verify(program("1f1b", TWO, 5), 2, [2, 1])
 
 
 @law

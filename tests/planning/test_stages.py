@@ -11,9 +11,9 @@ import pytest
 from benchmarks.pipeline.paper_network import paper_graph
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.words import SCHEDULES
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.balance import Prices, choose_balances, cuts, parse_balance
+from tiledseg.pipeline.balance import StagePrices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main
 from tiledseg.planning.answer.stages import parse_counts
 from tiledseg.planning.step.cost import layer_costs
@@ -31,7 +31,9 @@ def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(mod
     layers = paper_graph(PRESETS[model].levels - 1)
     work = [cost.multiply_adds for cost in layer_costs(layers, 3, (px, px))]
     by_hand = parse_balance(PRESETS[model].balance, len(layers))
-    caps = [sum(work) / max(sum(work[a:b]) for a, b in cuts(b)) for b in (by_hand, choose_balances(Prices(work), 6)[0])]
+    caps = [
+        sum(work) / max(sum(work[a:b]) for a, b in cuts(b)) for b in (by_hand, choose_balances(StagePrices(work), 6)[0])
+    ]
     assert 0.26 <= 1 / caps[0] <= 0.32
     assert 3.15 <= caps[0] <= 3.65
     assert 5.2 <= caps[1] <= 5.7
@@ -54,7 +56,7 @@ def test_the_papers_lists_on_our_presets(
     assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
     layers = build_network(ModelConfig(name=model), 4, 2).graph()
     work = [cost.multiply_adds for cost in layer_costs(layers, 4, (1024, 1024))]
-    assert sum(work) / max(sum(work[a:b]) for a, b in cuts(choose_balances(Prices(work), 6)[0])) == pytest.approx(
+    assert sum(work) / max(sum(work[a:b]) for a, b in cuts(choose_balances(StagePrices(work), 6)[0])) == pytest.approx(
         best, abs=0.005
     )
 

@@ -17,7 +17,7 @@ from tiledseg.geometry.memory_policy import keep_all, named_policy
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
-from tiledseg.pipeline.partition import Cut, cut_network
+from tiledseg.pipeline.partition import NetworkCut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.step.cost import tile_walk
@@ -49,7 +49,9 @@ class Measured:
     backward: int
 
 
-def measured_chunks(network: GraphNetwork, cut: Cut, size: tuple[int, int], recompute: bool = False) -> list[Measured]:
+def measured_chunks(
+    network: GraphNetwork, cut: NetworkCut, size: tuple[int, int], recompute: bool = False
+) -> list[Measured]:
     """Each chunk run with what the chunks before it send; all that is received lies in memory of its own."""
     network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in network.parameters():

@@ -24,10 +24,10 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.aligned import AlignedUpsample
 from tiledseg.models.layers.border import Border
-from tiledseg.models.layers.maximum import WholeImageMax
+from tiledseg.models.layers.whole_image import WholeImageMax
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
-from tiledseg.models.normalise import How, Sharing, measure, normalise
+from tiledseg.models.normalise import MomentSets, NormScope, measure, normalise
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -321,9 +321,9 @@ def test_a_norm_of_all_ranks_and_its_gradients(opened: OpenAxes, dtype: torch.dt
     (expected_dx,) = torch.autograd.grad((upward_BCHW * expected_BCHW).sum(), whole_BCHW)
     centre, variance = exact_moments(whole_BCHW.detach())
     x_BCHW = values_BCHW[:, :, own].clone().requires_grad_()
-    sharing = Sharing(2, 3, 3)
+    sharing = MomentSets(2, 3, 3)
     found = measure(x_BCHW.detach(), sharing, communicator)
-    y_BCHW = normalise(x_BCHW, None, None, 1e-5, found, How(sharing, None, dtype, communicator))
+    y_BCHW = normalise(x_BCHW, None, None, 1e-5, found, NormScope(sharing, None, dtype, communicator))
     (dx_BCHW,) = torch.autograd.grad((upward_BCHW[:, :, own] * y_BCHW).sum(), x_BCHW)
     bounds = {"statistics": 1e-15 * max(1.0, mean) ** 2, "result": 64 * torch.finfo(dtype).eps * max(1.0, mean)}
     faults = [

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tiledseg.comm.connections import open_files_needed
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
-from tiledseg.comm.launch import Launch, detect
+from tiledseg.comm.launch import Launch, detect, open_files_needed
 from tiledseg.comm.transports.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.comm.watching.verdict import Deadlines
 from tiledseg.config.checks import TRANSPORTS, one_of

@@ -14,7 +14,6 @@ import torch
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halos.halo_modes import ExchangeMode, LayerMode, ReadMode
-from tiledseg.execution.halos.part import HaloMode
 from tiledseg.execution.passes.part_passes import Passes, SerialPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
@@ -85,7 +84,6 @@ class ParallelRun:
             from tiledseg.execution.passes.block_passes import BlockPasses
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
-            assert isinstance(mode, ReadMode), "as every mode is"
             passes: SerialPasses = BlockPasses(mode, self.work, (spread or self.spread).together)
             return passes
         if self.pipeline is None:
@@ -106,7 +104,7 @@ class ParallelRun:
             self.work.shelf.close()
         self.axes.close()
 
-    def _mode(self, tilings: tuple[Tiling, ...], batch: int, spread: Spread) -> HaloMode:
+    def _mode(self, tilings: tuple[Tiling, ...], batch: int, spread: Spread) -> ReadMode:
         if not spread.shares_images:
             axes = self.axes if self.pipeline else None
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch, self.compiled)

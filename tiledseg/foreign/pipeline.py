@@ -21,7 +21,7 @@ from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Cut, cut_network, layer_tensors, split_network
+from tiledseg.pipeline.partition import NetworkCut, cut_network, layer_tensors, split_network
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
 
@@ -243,7 +243,7 @@ def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
     return plan
 
 
-def _stages(network: GraphNetwork, cut: Cut) -> dict[str, int]:
+def _stages(network: GraphNetwork, cut: NetworkCut) -> dict[str, int]:
     """The stage that holds each weight and buffer that a layer takes."""
     modules = list(network.layers.values())
     stages = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]

@@ -31,13 +31,12 @@ from tiledseg.geometry.layers.resampling import (
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import aligned, border, joins, pooling, upsample
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
-from tiledseg.models.layers.maximum import WholeImageMax
-from tiledseg.models.layers.mean import WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
+from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
-class Site(NamedTuple):
+class ModuleSite(NamedTuple):
     """Where a module will work: its node's name, its layer (along columns too), the channels of each input, and whether
     it may write over its input."""
 
@@ -57,35 +56,35 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 }
 
 
-def _convolution(at: Site) -> nn.Module:
+def _convolution(at: ModuleSite) -> nn.Module:
     layer: Convolution = at.layer
     options = _options(at, "stride", "padding", "dilation")
     return SteadyConvolution(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
 
 
-def _transposed(at: Site) -> nn.Module:
+def _transposed(at: ModuleSite) -> nn.Module:
     layer: TransposedConvolution = at.layer
     options = _options(at, "padding", "output_padding", "dilation") | {"stride": (layer.step, at.cols.step)}
     return OneDnnTransposed(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
 
 
-def _options(at: Site, *names: str) -> dict[str, Any]:
+def _options(at: ModuleSite, *names: str) -> dict[str, Any]:
     """What a convolution says along rows and along columns, its kernel too."""
     pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in names}
     return pairs | {"kernel_size": (at.layer.kernel, at.cols.kernel)}
 
 
-def _pooling(at: Site) -> Any:
+def _pooling(at: ModuleSite) -> Any:
     """Kernel, stride, padding, dilation, (row, col) of each."""
     return list(zip(at.layer.sizes, at.cols.sizes, strict=True))
 
 
-def _upsample(at: Site) -> nn.Module:
+def _upsample(at: ModuleSite) -> nn.Module:
     align = None if at.layer.mode == "nearest" else False
     return upsample.Upsample(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
 
 
-BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
+BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
@@ -121,4 +120,4 @@ def build_module(node: Node, channels: Sequence[int], overwrites: bool) -> nn.Mo
     kind = type(node.layer)
     if kind not in BUILDERS:
         raise TypeError(f"no module for the layer description {kind.__name__}; add it to BUILDERS")
-    return BUILDERS[kind](Site(node.name, node.layer, node.cols or node.layer, tuple(channels), overwrites))
+    return BUILDERS[kind](ModuleSite(node.name, node.layer, node.cols or node.layer, tuple(channels), overwrites))

@@ -41,7 +41,7 @@ class ChannelDropout(nn.Module):
         self.probability = probability
         self.channels = channels
         self.keys: tuple[DropoutKey, ...] = (DropoutKey(0, 0, 0),)
-        self.draws: Draws | None = None
+        self.draws: DropoutDraws | None = None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
@@ -60,11 +60,11 @@ class ChannelDropout(nn.Module):
         """Which of so many channels are kept, kept_BC, bool, by the keys."""
         draws = self.draws
         if draws is None or draws.keys != self.keys or channels != self.channels:
-            draws = Draws(self.keys, {self.name: (self.probability, channels)})
+            draws = DropoutDraws(self.keys, {self.name: (self.probability, channels)})
         return draws.of(self.name, device)
 
 
-class Draws:
+class DropoutDraws:
     """Which channels the dropouts of a network keep, (probability, channels) of each by its name: drawn on the host
     when the first one asks, and sent to the device together, which it does not wait for."""
 
@@ -104,6 +104,6 @@ def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
     none for torch's generator."""
     own = keys[:1] if len(set(keys)) == 1 else keys
     modules = list(dropouts(network))
-    draws = Draws(own, {m.name: (m.probability, m.channels) for m in modules if m.channels is not None})
+    draws = DropoutDraws(own, {m.name: (m.probability, m.channels) for m in modules if m.channels is not None})
     for module in modules:
         module.keys, module.draws = own, draws

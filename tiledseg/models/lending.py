@@ -1,8 +1,8 @@
-"""Other tensors in the places of a network's parameters, for as long as some of its nodes run."""
+"""Places of a network's weights: other tensors in them while some of its nodes run, and weights of several names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -34,3 +34,12 @@ class Lending:
 
 def _is_trained(parameter: nn.Parameter | None) -> bool:
     return parameter is not None and parameter.requires_grad
+
+
+def by_memory(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Return the tensors in groups of those that share memory, in the order of their first names: a head that is
+    called twice, a bias of two layers."""
+    groups: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(tensor.untyped_storage().data_ptr() or id(tensor), {})[name] = tensor
+    return list(groups.values())

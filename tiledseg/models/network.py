@@ -45,7 +45,7 @@ class GraphNetwork(nn.Module):
     Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
     Where they are parts of somebody's module `whole`, its names stay: of weights, of buffers, of what it consists of.
     `untrained`: why the graph is not what that module does in training; it then stays in evaluation. `form`: what the
-    module returns, with an `Output` in the place of each tensor; None for the output, or a tuple of several.
+    module returns, with an `OutputPlace` in the place of each tensor; None for the output, or a tuple of several.
     """
 
     layers: Mapping[str, nn.Module]
@@ -181,7 +181,15 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
+        if not self.memory.keeps_all:
+            run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
+            return
+        for k in range(first, stop):  # few frames from here to the kernel
+            inputs = [tensors[source] for source in self.graph.sources[k]]
+            tensors[k + 1] = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
+            del inputs
+            for tensor in self.graph.released[k]:
+                del tensors[tensor]
 
 
 class _NoGradients(torch.autograd.Function):
@@ -198,7 +206,7 @@ class _NoGradients(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputPlace:
     """The place of one of a graph's outputs in what a module returns."""
 
     index: int
@@ -207,7 +215,7 @@ class Output:
 def filled(form: Any, outputs: Sequence[torch.Tensor]) -> Any:
     """Lists, tuples and dicts with the outputs in their places."""
     match form:
-        case Output(index):
+        case OutputPlace(index):
             return outputs[index]
         case dict():
             return {key: filled(each, outputs) for key, each in form.items()}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tiledseg.models.normalise import (
-    How,
+    MomentSets,
+    NormScope,
     Ranks,
-    Sharing,
     Slices,
     Statistics,
     measure,
@@ -95,14 +95,14 @@ def normed(
     sharing = sharing_of(norm, x_BCHW)
     found = noted(lambda: measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks))
     track(norm, found)
-    how = How(sharing, owned, dtype or x_BCHW.dtype, ranks)
+    how = NormScope(sharing, owned, dtype or x_BCHW.dtype, ranks)
     return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)
 
 
-def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> Sharing:
+def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
     """Which values of a tensor, or of a block of one, have one mean and variance."""
     batch, channels = x_BCHW.shape[:2]
-    return Sharing(batch, channels, _groups(norm, channels))
+    return MomentSets(batch, channels, _groups(norm, channels))
 
 
 def track(norm: StatisticsNorm, found: Statistics) -> None:
@@ -125,7 +125,7 @@ def normed_together(
         _track(norm, found)
     if not blocks:
         return ()
-    hows = [How(Sharing(x.shape[0], x.shape[1], None), part, x.dtype, ranks) for x, part in blocks]
+    hows = [NormScope(MomentSets(x.shape[0], x.shape[1], None), part, x.dtype, ranks) for x, part in blocks]
     return normalise_together([x for x, _ in blocks], norm.weight, norm.bias, norm.eps, found, hows)
 
 

@@ -42,7 +42,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
-class Sharing:
+class MomentSets:
     """Which channels and samples have one mean and variance (a set): each `groups`-th part of a sample's channels, or,
     None, a channel of all samples."""
 
@@ -72,7 +72,7 @@ class Statistics:
 
 
 @torch.no_grad()
-def measure(x_BCHW: torch.Tensor, sharing: Sharing, ranks: Ranks | None = None) -> Statistics:
+def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = None) -> Statistics:
     """The statistics of the values of all ranks, of which `x_BCHW` are this one's; each has at least one pixel.
 
     Collective over `ranks`, where given.
@@ -89,7 +89,7 @@ def measure_together(
 
     A rank may have none; one has a pixel.
     """
-    parts = [_own(x_BCHW, Sharing(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
+    parts = [_own(x_BCHW, MomentSets(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
     return joined_over(parts, channels, ranks, device)
 
 
@@ -106,7 +106,7 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
     return _joined(torch.stack(means), torch.stack(variances), torch.stack(counts))
 
 
-def _own(x_BCHW: torch.Tensor, sharing: Sharing) -> Statistics:
+def _own(x_BCHW: torch.Tensor, sharing: MomentSets) -> Statistics:
     means_BC, variances_BC = block_moments(x_BCHW)
     means_GP, variances_GP = sharing.gathered(means_BC), sharing.gathered(variances_BC)
     count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
@@ -173,7 +173,7 @@ class _Normalised(torch.autograd.Function):
         bias_C: torch.Tensor | None,
         found: Statistics,
         eps: float,
-        hows: Sequence[How],
+        hows: Sequence[NormScope],
         *tensors_BCHW: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         deviation_G = (found.variance_G + eps).rsqrt()
@@ -192,7 +192,7 @@ class _Normalised(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients_BCHW: torch.Tensor) -> tuple[Any, ...]:
         weight_C, mean_G, deviation_G, count, *saved = ctx.saved_tensors
-        hows: Sequence[How] = ctx.hows
+        hows: Sequence[NormScope] = ctx.hows
         scales_BC, tensors_BCHW = saved[: len(hows)], saved[len(hows) :]
         every = list(zip(gradients_BCHW, tensors_BCHW, hows, strict=True))
         sums = [_gradient_sums(g_BCHW, x_BCHW, how.sharing.spread(mean_G)) for g_BCHW, x_BCHW, how in every]
@@ -213,7 +213,7 @@ class _Normalised(torch.autograd.Function):
 
 
 def moment_slopes(
-    sums: torch.Tensor, mean_G: torch.Tensor, deviation_G: torch.Tensor, count: torch.Tensor, sharing: Sharing
+    sums: torch.Tensor, mean_G: torch.Tensor, deviation_G: torch.Tensor, count: torch.Tensor, sharing: MomentSets
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(slope, level), each of shape (B, C): through the moments goes level + slope x to the gradient of each of the
     values x that they were measured of. `sums`: what goes to mean and deviation, summed over all who share them;
@@ -225,7 +225,7 @@ def moment_slopes(
 
 
 def moment_gradient(
-    x_BCHW: torch.Tensor, sums: torch.Tensor, found: Statistics, eps: float, sharing: Sharing
+    x_BCHW: torch.Tensor, sums: torch.Tensor, found: Statistics, eps: float, sharing: MomentSets
 ) -> torch.Tensor:
     """What goes to the gradient of x through the moments `found`, of whose values it is some."""
     deviation_G = (found.variance_G + eps).rsqrt()
@@ -235,7 +235,10 @@ def moment_gradient(
 
 
 def _to_moments(
-    sums_BC: tuple[torch.Tensor, torch.Tensor], scale_BC: torch.Tensor, weight_C: torch.Tensor | None, sharing: Sharing
+    sums_BC: tuple[torch.Tensor, torch.Tensor],
+    scale_BC: torch.Tensor,
+    weight_C: torch.Tensor | None,
+    sharing: MomentSets,
 ) -> torch.Tensor:
     """What goes to the mean and to the deviation of each set: shape (2, G)."""
     shifts_BC, scales_BC = sums_BC
@@ -247,10 +250,10 @@ def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
 
 
-class How(NamedTuple):
+class NormScope(NamedTuple):
     """Sets of values, the part of the tensor that they are of (None: all), the result's dtype, who has the rest."""
 
-    sharing: Sharing
+    sharing: MomentSets
     owned: Slices | None
     dtype: torch.dtype
     ranks: Ranks | None
@@ -262,7 +265,7 @@ def normalise(
     bias_C: torch.Tensor | None,
     eps: float,
     found: Statistics,
-    how: How,
+    how: NormScope,
 ) -> torch.Tensor:
     """`x_BCHW` scaled and shifted by the statistics `found` of its owned part, as `measure` gives them; differentiable
     once, as if these were computed in it. The backward pass is collective over `how.ranks`, where given.
@@ -278,7 +281,7 @@ def normalise_together(
     bias_C: torch.Tensor | None,
     eps: float,
     found: Statistics,
-    hows: Sequence[How],
+    hows: Sequence[NormScope],
 ) -> tuple[torch.Tensor, ...]:
     """`normalise` of each tensor, where `found` is of all of them. The backward pass is one collective call."""
     kind = tensors_BCHW[0].device.type
@@ -334,7 +337,7 @@ def _input_gradient(
     return dx_BCHW
 
 
-def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor, how: How) -> torch.Tensor:
+def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor, how: NormScope) -> torch.Tensor:
     """x scale + shift. Where all samples have the same, a batch norm of constants is that, to the last bit: on a CPU
     it is faster."""
     if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:

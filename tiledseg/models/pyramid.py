@@ -24,7 +24,7 @@ from tiledseg.models.normalise import Ranks
 from tiledseg.models.sending import sent
 
 
-class PooledBranch(BlockModule):
+class PooledBranchModule(BlockModule):
     """See `geometry.pyramid.PooledBranch`; `modules` are the inner nodes'."""
 
     def __init__(self, rows: Geometry, cols: Geometry, modules: Sequence[nn.Module]) -> None:

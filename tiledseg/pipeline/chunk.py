@@ -34,10 +34,10 @@ from torch import nn
 
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.rerun.still import still_statistics
-from tiledseg.pipeline.partition import Cut
+from tiledseg.pipeline.partition import NetworkCut
 
 
-class MicroBatch(Protocol):
+class StagedBatch(Protocol):
     """What goes through a pipeline at once. The ranks of a pipeline have one each of the same micro-batch."""
 
     @property
@@ -93,7 +93,7 @@ class Entrance:
 class Chunk:
     """Nodes `first` to `stop` of a network, as a part of a pipeline."""
 
-    def __init__(self, network: GraphNetwork, cut: Cut, index: int) -> None:
+    def __init__(self, network: GraphNetwork, cut: NetworkCut, index: int) -> None:
         graph = network.graph
         self.index = index
         self.first, self.stop = cut.runs[index]
@@ -110,14 +110,14 @@ class Chunk:
         for module in self._modules:
             yield from module.parameters()
 
-    def output(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
+    def output(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
         """What goes out, the network's outputs from the last chunk. For a pass without gradients.
 
         Here and in `forward` the tensors of `inputs` are taken out as they are used.
         """
         return self._run(micro_batch, inputs)
 
-    def forward(self, micro_batch: MicroBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
+    def forward(self, micro_batch: StagedBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
         """What is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
         if not recompute or not (self.is_last or self._returning):  # no gradient comes back: nothing is kept anyway
             return self._differentiable(micro_batch, inputs)
@@ -128,7 +128,7 @@ class Chunk:
             outputs = self._run(micro_batch, inputs)
         return Held(inputs=kept), {} if self.is_last else outputs
 
-    def backward(self, micro_batch: MicroBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
+    def backward(self, micro_batch: StagedBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
         """Adds to the gradients of the chunk's weights; the gradients of what came in.
 
         `gradients`: of what went out, from each chunk that took it. They and `held` are used up.
@@ -143,7 +143,7 @@ class Chunk:
             held.scalar.backward()
         return {tensor: entrance.gradient() for tensor, entrance in held.entered.items()}
 
-    def _differentiable(self, micro_batch: MicroBatch, inputs: Tensors) -> tuple[Held, Tensors]:
+    def _differentiable(self, micro_batch: StagedBatch, inputs: Tensors) -> tuple[Held, Tensors]:
         held = Held()
         for tensor in [t for t in inputs if self._wants_gradient[t]]:
             held.entered[tensor] = Entrance(inputs[tensor])
@@ -158,7 +158,7 @@ class Chunk:
             held.scalar = _Leave.apply(held.outgoing, *returning)
         return held, {number: tensor.detach() for number, tensor in outputs.items()}
 
-    def _run(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
+    def _run(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
         micro_batch.run_nodes(inputs, self.first, self.stop)
         return {tensor: inputs[tensor] for tensor in (self._results if self.is_last else self.leaving)}
 

@@ -11,7 +11,7 @@ micro-batch to leave the pipeline every so often. A rank takes its most urgent p
 another, it waits for a more urgent one that it knows to come soon. How often, and how soon, is tried out on the times.
 Chunk c holds at most C - c micro-batches, the bound of 1f1b over C stages.
 
-The law: whatever the times, every order is sound (`simulation.faults`), and `fastest` is no slower than the order for
+The law: whatever the times, every order is sound (`simulation.verify`), and `fastest` is no slower than the order for
 ranks of equal work.
 """
 
@@ -44,7 +44,7 @@ class ChunkTimes(NamedTuple):
     sending: Sequence[float] = ()
 
 
-class Rule(NamedTuple):
+class OrderRule(NamedTuple):
     """How often a micro-batch is to leave, and how soon is soon: shares of the slowest rank's time."""
 
     rate: float
@@ -92,9 +92,9 @@ def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None =
     return min(for_equal, urgent_first(given, micro_batches, *rule), key=lambda order: makespan(order, given))
 
 
-def best_rule(given: PassTimes, micro_batches: int) -> Rule:
+def best_rule(given: PassTimes, micro_batches: int) -> OrderRule:
     """The rate and the patience with which `urgent_first` makes the order of the least makespan."""
-    rules = [Rule(rate, patience) for rate in _RATES for patience in _PATIENCE]
+    rules = [OrderRule(rate, patience) for rate in _RATES for patience in _PATIENCE]
     return min(rules, key=lambda rule: makespan(urgent_first(given, micro_batches, *rule), given))
 
 

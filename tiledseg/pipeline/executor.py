@@ -22,7 +22,7 @@ from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.transports.work import Work
 from tiledseg.models.network import Tensors
-from tiledseg.pipeline.chunk import Chunk, Held, MicroBatch
+from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.partition import SplitNetwork
 from tiledseg.pipeline.schedule import (
@@ -74,7 +74,7 @@ class PipelineExecutor:
         return len(self._pipeline.ranks) - 1 in self.chunks
 
     def train(
-        self, micro_batches: Sequence[MicroBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
+        self, micro_batches: Sequence[StagedBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
     ) -> None:
         """Forward and backward passes of all micro-batches; gradients are added to those of the weights.
 
@@ -93,7 +93,7 @@ class PipelineExecutor:
             run.do(move)
         run.finish()
 
-    def outputs(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    def outputs(self, micro_batches: Sequence[StagedBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
         """The network's outputs of each micro-batch with its number, in order, on the rank of the last chunk;
         nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
@@ -111,10 +111,10 @@ class PipelineExecutor:
         pipeline, schedule, times = self._pipeline, self._split.settings.schedule, self._split.settings.times
         sample = min(micro_batches, _VERIFIED)
         bounds = most_in_flight(schedule, pipeline.size, sample)
-        verify(program(schedule, pipeline, sample, times), pipeline, sample, bounds)
+        verify(program(schedule, pipeline, sample, times), len(pipeline.ranks), bounds)
         return itinerary(program(schedule, pipeline, micro_batches, times), self.stage, self._in_order)
 
-    def buffer(self, route: Route, micro_batch: MicroBatch) -> torch.Tensor:
+    def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
         """Room for what travels along a route, either way: channels last, in one piece."""
         return torch.empty(
             (micro_batch.images, *micro_batch.shapes[route.tensor]),
@@ -127,7 +127,7 @@ class PipelineExecutor:
 class _Run:
     """The micro-batches of one run, and what is under way of them."""
 
-    def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[MicroBatch]) -> None:
+    def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[StagedBatch]) -> None:
         self._executor = executor
         self._micro_batches = micro_batches
         self._routes = executor._pipeline.routes

@@ -10,7 +10,7 @@ all of it follows from the programs of all ranks, which every rank has:
   sent later than it received. Nobody has to ask, and nobody waits.
 
 Why nothing can deadlock: sends and receives are posted without waiting; a rank waits for a message only right before
-the computation that needs it; and the program has been replayed beforehand (`simulation.faults`), so each message that
+the computation that needs it; and the program has been replayed beforehand (`simulation.verify`), so each message that
 is waited for is sent by a rank that waits for nothing that comes after. A transport that carries out its messages one
 by one, in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one
 common order, that of their starts in the simulation. A rank's sends belong to the computation before them, and it posts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tiledseg.config.words import chunk_ranks
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
@@ -29,7 +29,7 @@ _PROBE = 8  # pixels a side of what is tried
 
 
 @dataclass(frozen=True)
-class Cut:
+class NetworkCut:
     """A network's nodes over the chunks of a pipeline; `runs` are their nodes (first, stop), half-open."""
 
     pipeline: ChunkMap
@@ -40,10 +40,10 @@ class Cut:
         return {layer for first, stop in own for layer in range(first, stop)}
 
 
-def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int) -> Cut:
+def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int) -> NetworkCut:
     """The chunks of a balance that fits (see `balance.parse_balance`)."""
     runs = cuts(balance)
-    return Cut(ChunkMap(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
+    return NetworkCut(ChunkMap(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SplitNetwork:
     """A network of which a rank has its stage's layers on `device`; `dtypes` of each tensor (see `tensor_dtypes`)."""
 
     network: GraphNetwork
-    cut: Cut
+    cut: NetworkCut
     settings: Settings
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
@@ -99,7 +99,7 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
         modules[index].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _check_shared(network: GraphNetwork, cut: Cut) -> None:
+def _check_shared(network: GraphNetwork, cut: NetworkCut) -> None:
     holder: dict[int, int] = {}
     modules = list(network.layers.values())
     for stage in sorted(set(cut.pipeline.ranks)):

@@ -1,4 +1,4 @@
-"""A schedule before it runs: is it sound, what does each rank hold, how long does it take, what does it look like?
+"""A schedule before it runs: whether it ends, what each rank holds, how long it takes, and a drawing.
 
 The model of time: a rank does its actions in order; a send costs the rank nothing, its messages leave one after the
 other; a receive waits for its message. Times are those of one micro-batch, all micro-batches alike.
@@ -6,7 +6,6 @@ other; a receive waits for its message. Times are those of one micro-batch, all 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from tiledseg.pipeline.schedule import (
     Backward,
     ChunkMap,
     Forward,
-    MessageEnd,
     Program,
     Receive,
     ReceiveActivation,
@@ -26,7 +24,6 @@ from tiledseg.pipeline.schedule import (
     Send,
     SendActivation,
     SendGradient,
-    with_messages,
 )
 
 _WORDS = {
@@ -75,30 +72,17 @@ class Timeline:
         return 1 - self.busy_share
 
 
-def verify(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> None:
-    """Raise ConfigError that lists every fault of the program."""
-    found = faults(program, pipeline, micro_batches, most_in_flight)
+def verify(program: Program, chunks: int, most_in_flight: Sequence[int]) -> None:
+    """Raise ConfigError for a program in which a rank waits forever, or a chunk holds more micro-batches than
+    `most_in_flight` says."""
+    _, stuck = replay(program)
+    found = [f"rank {rank} waits forever at: {words_of(action)}" for rank, action in stuck]
+    held = in_flight(program, chunks)
+    for chunk, (here, most) in enumerate(zip(held, most_in_flight, strict=True)):
+        if here > most:
+            found.append(f"chunk {chunk} holds {here} micro-batches at once, but at most {most} are allowed")
     if found:
         raise ConfigError(f"the schedule does not fit its pipeline: {'; '.join(found)}")
-
-
-def faults(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> list[str]:
-    """Every fault, one line each; empty where the program is sound.
-
-    Sound: each chunk computes each micro-batch forward and then backward, once, on its rank; whatever it needs has
-    been made or received before; every message has two ends, once each; no rank waits forever; and no chunk holds
-    more micro-batches than `most_in_flight` says, where it is given.
-    """
-    found = _count_faults(program, pipeline, micro_batches)
-    for rank, actions in enumerate(program):
-        found += _order_faults(rank, actions, pipeline)
-    _, stuck = replay(program)
-    found += [f"rank {rank} waits forever at: {_words(action)}" for rank, action in stuck]
-    for chunk, most in enumerate(most_in_flight):
-        held = in_flight(program, len(pipeline.ranks))[chunk]
-        if held > most:
-            found.append(f"chunk {chunk} holds {held} micro-batches at once, but at most {most} are allowed")
-    return found
 
 
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
@@ -126,7 +110,7 @@ def simulate(
     """
     order, stuck = replay(program)
     if stuck:
-        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {_words(stuck[0][1])}")
+        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {words_of(stuck[0][1])}")
     clock, link = [0.0] * len(program), [0.0] * len(program)
     arrival: dict[tuple[int, Receive], float] = {}
     spans: list[list[Span]] = [[] for _ in program]
@@ -200,54 +184,7 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     return order, stuck
 
 
-def _count_faults(program: Program, pipeline: ChunkMap, micro_batches: int) -> list[str]:
-    """Each chunk goes forward and backward with each micro-batch once, on its rank; each message has its two ends."""
-    wanted: set[Placed] = set()
-    for rank in range(pipeline.size):
-        own = [chunk for chunk, place in enumerate(pipeline.ranks) if place == rank]
-        passes = [kind(m, chunk) for m in range(micro_batches) for chunk in own for kind in (Forward, Backward)]
-        wanted |= {(rank, action) for action in with_messages(passes, pipeline)}
-    done = Counter((rank, action) for rank, actions in enumerate(program) for action in actions)
-    found = [f"rank {rank} lacks the {_words(action)}" for rank, action in sorted(wanted - set(done), key=_key)]
-    found += [f"rank {rank} has a needless {_words(action)}" for rank, action in sorted(set(done) - wanted, key=_key)]
-    repeated = sorted((placed for placed, times in done.items() if times > 1), key=_key)
-    return found + [f"rank {rank} has {done[rank, action]} times the {_words(action)}" for rank, action in repeated]
-
-
-def _order_faults(rank: int, actions: Sequence[Action], pipeline: ChunkMap) -> list[str]:
-    """Whatever an action needs stands before it."""
-    found, before = [], set[Action]()
-    for action in actions:
-        lacking = [need for need in _needs(action, pipeline) if need not in before]
-        found += [f"rank {rank} does '{_words(action)}' before '{_words(need)}'" for need in lacking]
-        before.add(action)
-    return found
-
-
-def _needs(action: Action, pipeline: ChunkMap) -> list[Action]:
-    """What a rank must have done before an action."""
-    m, ranks = action.micro_batch, pipeline.ranks
-    needs: list[Action] = []
-    if isinstance(action, SendActivation):
-        return [Forward(m, action.route.source)]
-    if isinstance(action, SendGradient):
-        return [Backward(m, action.route.target)]
-    if isinstance(action, MessageEnd):
-        return []
-    for route in pipeline.routes:
-        local = pipeline.is_local(route)
-        if isinstance(action, Forward) and route.target == action.chunk:
-            needs.append(Forward(m, route.source) if local else ReceiveActivation(m, route, ranks[route.source]))
-        if isinstance(action, Backward) and route.source == action.chunk and route.returns:
-            needs.append(Backward(m, route.target) if local else ReceiveGradient(m, route, ranks[route.target]))
-    return [Forward(m, action.chunk), *needs] if isinstance(action, Backward) else needs
-
-
-def _key(placed: Placed) -> tuple[int, int, str]:
-    return placed[0], placed[1].micro_batch, _words(placed[1])
-
-
-def _words(action: Action) -> str:
+def words_of(action: Action) -> str:
     what = f"{_WORDS[type(action)]} of micro-batch {action.micro_batch}"
     if isinstance(action, Forward | Backward):
         return f"{what}, chunk {action.chunk}"

@@ -12,8 +12,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.sharing.block_exchange import BlockExchange, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows
-from tiledseg.models.cropping import cropped
-from tiledseg.models.layers.block import DimPlace, Place
+from tiledseg.models.layers.block import DimPlace, Place, cropped
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import SpatialLayer
 

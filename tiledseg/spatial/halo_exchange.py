@@ -29,11 +29,11 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.collectives import as_bytes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.transports.work import DoneWork, Work
-from tiledseg.geometry.sharing.block_exchange import BlockExchange, Piece
+from tiledseg.geometry.sharing.block_exchange import BlockExchange, ExchangePiece
 from tiledseg.models.rerun.notes import Notes, current
 from tiledseg.spatial.written import Written
 
-Take = Callable[[Piece, torch.Tensor], object]
+Take = Callable[[ExchangePiece, torch.Tensor], object]
 """Puts a piece of the tensor at hand, or what is made of it, into a tensor of its size."""
 
 
@@ -43,7 +43,7 @@ class Flight(NamedTuple):
 
     work: Work
     made_BCHW: torch.Tensor
-    arriving: Sequence[tuple[Piece, torch.Tensor | None]] = ()
+    arriving: Sequence[tuple[ExchangePiece, torch.Tensor | None]] = ()
     notes: Notes | None = None
     form: Written | None = None
 
@@ -106,7 +106,7 @@ class HaloExchanger:
         """Post the messages, and make what needs none of them; leave x alone until its `window` is there. Without
         autograd. What has been noted is taken as it was, and nothing is posted."""
 
-        def copy(piece: Piece, into_BCHW: torch.Tensor) -> None:
+        def copy(piece: ExchangePiece, into_BCHW: torch.Tensor) -> None:
             into_BCHW.copy_(part(x_BCHW, piece))
 
         window_BCHW, notes = _empty(x_BCHW, exchange.window), current()
@@ -136,7 +136,7 @@ class HaloExchanger:
         """Start the adjoint: from the gradient of this rank's window to the `gradient` of its own block. `owned`: the
         latter is a part of the former where that holds all of the block. `form`: that of `activated`, which gave y."""
 
-        def take(piece: Piece, into_BCHW: torch.Tensor) -> None:
+        def take(piece: ExchangePiece, into_BCHW: torch.Tensor) -> None:
             if form is None or y_BCHW is None:
                 into_BCHW.copy_(part(gradient_BCHW, piece))
             else:
@@ -159,8 +159,8 @@ class HaloExchanger:
         way: str,
         x_BCHW: torch.Tensor,
         made_BCHW: torch.Tensor,
-        sends: Sequence[Piece],
-        receives: Sequence[Piece],
+        sends: Sequence[ExchangePiece],
+        receives: Sequence[ExchangePiece],
         take: Take,
         apart: bool = False,
     ) -> Flight:
@@ -192,7 +192,7 @@ class HaloExchanger:
         return self._strips[key]
 
 
-def part(x_BCHW: torch.Tensor, piece: Piece) -> torch.Tensor:
+def part(x_BCHW: torch.Tensor, piece: ExchangePiece) -> torch.Tensor:
     return x_BCHW[:, :, piece.rows, piece.cols]
 
 

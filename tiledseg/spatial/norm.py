@@ -26,7 +26,7 @@ from tiledseg.models.norm import (
     takes_statistics,
     track,
 )
-from tiledseg.models.normalise import How, Ranks, Statistics, measure, moment_gradient, normalise
+from tiledseg.models.normalise import NormScope, Ranks, Statistics, measure, moment_gradient, normalise
 from tiledseg.spatial.place import SpatialLayer
 
 _NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)
@@ -68,7 +68,7 @@ class SpatialNorm(SpatialLayer):
         """The layer by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
         through them to x is left to `moment_gradient`."""
         m = self.module
-        how = How(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
+        how = NormScope(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
         return normalise(x_BCHW, m.weight, m.bias, m.eps, found, how)
 
     def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:

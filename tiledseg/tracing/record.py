@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from tiledseg.models.network import Output
+from tiledseg.models.network import OutputPlace
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_in, values_in
 from tiledseg.tracing.kernels import Kernels, address, overlap
 from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
@@ -290,7 +290,7 @@ def _is_constant(value: Made | Given) -> bool:
 
 def _form(value: Any, numbers: Iterator[int]) -> Any:
     if isinstance(value, torch.Tensor):
-        return Output(next(numbers))
+        return OutputPlace(next(numbers))
     if isinstance(value, Mapping):
         return {key: _form(each, numbers) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -27,8 +27,7 @@ from tiledseg.errors import ConfigError, LabelError, OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import Shown, StepProgress, unseen
-from tiledseg.execution.surveys.content_survey import survey_content
-from tiledseg.execution.surveys.survey import Survey, survey
+from tiledseg.execution.surveys.survey import Survey, survey, survey_content
 from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization

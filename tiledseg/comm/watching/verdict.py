@@ -57,14 +57,14 @@ class Deadlines(NamedTuple):
         return min(self.most, max(self.least, _TIMES * longest))
 
 
-class Seen(NamedTuple):
+class SeenReport(NamedTuple):
     """A report, and for how many seconds the same one has been read again and again."""
 
     report: Report
     unchanged: float
 
 
-def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
+def verdict(seen: Sequence[SeenReport], deadline: float) -> str | None:
     """Return one line that names the ranks which hold up the job, with the work of every rank; None while one moves.
 
     A rank that answers and has made progress within the deadline keeps the job alive, however long the others wait.

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.watching.doing import changes, current, pace
-from tiledseg.comm.watching.verdict import SILENT, STALE, Deadlines, Report, Seen, decode, not_answering, verdict
+from tiledseg.comm.watching.verdict import SILENT, STALE, Deadlines, Report, SeenReport, decode, not_answering, verdict
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Watch:
         self._deadlines, self._period = deadlines, report_period(deadlines.least)
         self._beat, self._changes = 0, -1
         self._age = 0.0
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, SeenReport] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._board.put(self._report())
@@ -184,23 +184,23 @@ class Watch:
         deadline = self._deadlines.of([root.report, *others])
         if not self._stands_still(root, deadline):
             return None
-        line = verdict([root, *(Seen(report, 0.0) for report in others)], deadline)
+        line = verdict([root, *(SeenReport(report, 0.0) for report in others)], deadline)
         if line is not None and self._board.count("speakers") not in (None, 1):
             self._end()
         if line is not None and not reports and self._launch.rank > 1:  # no store to agree at: rank 1 ends the others
             time.sleep(GRACE_SECONDS + min(self._launch.rank - 2, GRACE_SECONDS))
         return line
 
-    def _observe(self, rank: int, report: Report | None, seconds: float) -> Seen:
+    def _observe(self, rank: int, report: Report | None, seconds: float) -> SeenReport:
         """Return a rank's report, `seconds` after the one before, and for how long it has stayed the same; None where
         nothing could be read."""
-        unknown = Seen(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
+        unknown = SeenReport(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
         before = self._seen.get(rank, unknown)
         same = report is None or (rank in self._seen and before.report.beat == report.beat)
-        self._seen[rank] = Seen(report or before.report, before.unchanged + seconds if same else 0.0)
+        self._seen[rank] = SeenReport(report or before.report, before.unchanged + seconds if same else 0.0)
         return self._seen[rank]
 
-    def _stands_still(self, root: Seen, deadline: float) -> bool:
+    def _stands_still(self, root: SeenReport, deadline: float) -> bool:
         return self._age >= STALE * deadline and root.unchanged >= SILENT * deadline
 
     def _own_deadline(self) -> float:

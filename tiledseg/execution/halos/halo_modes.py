@@ -34,7 +34,8 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import DrawnTile, TileReference, deal
+from tiledseg.raster.samples.sampling import DrawnTile, deal
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class ReadMode:
     compiled: CompiledNetwork | None = None  # runs the passes that have gradients
 
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        """Return this rank's parts of a step, the same for all calls with the same step. No communication. The stages
+        of a pipeline share their parts."""
         dealt = self.dealt(step)
         if self.axes is None:
             return dealt[self.mesh.rank]
@@ -79,15 +82,21 @@ class ReadMode:
 
     @property
     def device(self) -> torch.device:
+        """The device of the network."""
         return self.mesh.device
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        """Return the inputs of the network for a part, one after the other."""
         return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        """Yield the network's input for each micro-batch of a loaded part. Collective over the ranks of its image in
+        mode `exchange`: with stages, over those of the first one."""
         yield network_input(sample, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        """Run nodes `first` to `stop` on a micro-batch, as `GraphNetwork.run_nodes`. Collective over the ranks of its
+        image and stage in mode `layer`."""
         places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
         with autocast(self.precision, self.mesh.device):
             if self.compiled is not None and torch.is_grad_enabled():
@@ -106,9 +115,11 @@ class ReadMode:
         return Shared(rows, cols, (0, 0), tile.output, (self.whole(micro_batch), tile.context))
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        """Return (channels, height, width) of each tensor of the graph on a micro-batch, of this rank's block of it."""
         return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
 
     def speaks(self, parts: Sequence[Part]) -> bool:
+        """Return True if this rank's buffers count where ranks agree on theirs, after a step with `parts`."""
         return len(parts) > 0
 
 

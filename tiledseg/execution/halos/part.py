@@ -1,20 +1,16 @@
-"""What goes through a network at once, in any halo mode: parts, micro-batches, pieces of a map; what a mode is."""
+"""What goes through a network at once, in any halo mode: parts, micro-batches, pieces of a map."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.tiling import Tile
-from tiledseg.models.cropping import cropped
-from tiledseg.models.network import GraphNetwork, Tensors
-from tiledseg.raster.samples.dataset import Sample
+from tiledseg.models.layers.block import cropped
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import DrawnTile, TileReference
 from tiledseg.records import dataclass
 
 
@@ -61,36 +57,3 @@ class Piece:
     core: Box
     in_part: Box
     others: tuple[torch.Tensor, ...] = ()
-
-
-class HaloMode(Protocol):
-    """One way to run a network on the images of one list of tilings."""
-
-    @property
-    def network(self) -> GraphNetwork:
-        """The network whose layers run, of which a stage holds its own."""
-
-    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
-        """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
-        pipeline share their parts."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the network runs."""
-
-    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
-        """What the network runs on, one after the other, for a part."""
-
-    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        """The network's input for each micro-batch of a loaded part. Collective over the ranks of its image in mode
-        `exchange`: with stages, over those of the first one."""
-
-    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
-        """Nodes `first` to `stop` on a micro-batch, as `GraphNetwork.run_nodes`. Collective over the ranks of its image
-        and stage in mode `layer`."""
-
-    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
-        """(channels, height, width) of each tensor of the graph on a micro-batch, of this rank's block of it."""
-
-    def speaks(self, parts: Sequence[Part]) -> bool:
-        """Whether this rank's buffers count, after a step in which it had `parts`, where ranks agree on theirs."""

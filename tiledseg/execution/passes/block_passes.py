@@ -22,12 +22,12 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed
+from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, TimedSamples
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
-from tiledseg.models.cropping import cropped
 from tiledseg.models.dropout import dropouts, set_dropout_key
+from tiledseg.models.layers.block import cropped
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.spatial.blocks.block_pass import BlockPass
@@ -64,7 +64,7 @@ class BlockPasses(SerialPasses):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        timed, groups = Timed(samples), self._groups(parts)
+        timed, groups = TimedSamples(samples), self._groups(parts)
         again = self.rounds(parts, loss.looks_first) > 1
         if again:
             with still_statistics([self.mode.network]):

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.watching.doing import doing, reading
-from tiledseg.execution.halos.part import HaloMode, MicroBatch, Part, Piece
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.input.carrying import sender
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
@@ -55,7 +56,7 @@ class StageFigures:
 class Passes(Protocol):
     """Runs the network on a mode's micro-batches. What runs something is collective as the mode is, and over stages."""
 
-    mode: HaloMode
+    mode: ReadMode
 
     @property
     def loads(self) -> bool:
@@ -107,14 +108,14 @@ class SerialPasses:
 
     loads = loads_pixels = sends = True
 
-    def __init__(self, mode: HaloMode, batch: int = 1) -> None:
+    def __init__(self, mode: ReadMode, batch: int = 1) -> None:
         self.mode = mode
         self._batch = batch
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        timed = Timed(samples)
+        timed = TimedSamples(samples)
         if self.rounds(parts, loss.looks_first) > 1:
             with torch.no_grad(), still_statistics([self.mode.network]):
                 for piece, sample in chain.from_iterable(self._each(timed, parts, key)):
@@ -202,7 +203,7 @@ def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads:
     return prefetch(wanted, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, depth)
 
 
-class Timed:
+class TimedSamples:
     """An iterator of samples that counts the seconds in which its consumer has waited."""
 
     def __init__(self, samples: Iterator[Sample]) -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 from tiledseg.comm.transports.point_to_point import MessageMeter
 from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.execution.halos.part import HaloMode, MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, Timed
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.halos.part import MicroBatch, Part, Piece
+from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, TimedSamples
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
@@ -36,7 +37,7 @@ class PipelinePasses:
 
     def __init__(
         self,
-        mode: HaloMode,
+        mode: ReadMode,
         executor: PipelineExecutor | None,
         meter: MessageMeter,
         round_size: int | None,
@@ -61,13 +62,15 @@ class PipelinePasses:
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
         self._meter.reset()
-        timed = Timed(samples)
+        timed = TimedSamples(samples)
         self._passes.reset()
         with self._passes.running():
             self._train(timed, parts, key, loss, reducer)
         return timed.seconds
 
-    def _train(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer) -> None:
+    def _train(
+        self, timed: TimedSamples, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
+    ) -> None:
         if self._executor is not None:
             self._executor.busy.reset()
             if self.rounds(parts, loss.looks_first) > 1:
@@ -83,7 +86,7 @@ class PipelinePasses:
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and parts else 1
 
-    def _look(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss) -> None:
+    def _look(self, timed: TimedSamples, parts: Sequence[Part], key: Key, loss: Loss) -> None:
         """Forward once, and the sums of the step's loss. All ranks of a pipeline have the same parts, so all come."""
         with torch.no_grad(), still_statistics([self.mode.network]):
             for sample, piece in self._outputs(timed, parts, key):
@@ -125,7 +128,7 @@ def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
 class _Feed:
     """The samples of a rank's micro-batches by their numbers, each taken once; with the input where it is wanted."""
 
-    def __init__(self, samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> None:
+    def __init__(self, samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> None:
         self._entries = self._each(samples, mode, pixels)
         self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
         self._next = 0
@@ -138,7 +141,7 @@ class _Feed:
         return self._waiting.pop(number)
 
     @staticmethod
-    def _each(samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> Iterator[tuple[Sample, torch.Tensor | None]]:
+    def _each(samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> Iterator[tuple[Sample, torch.Tensor | None]]:
         for sample in samples:
             micro_batches = mode.micro_batches(Part(sample.image, sample.tile))
             inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(micro_batches))
@@ -153,7 +156,7 @@ class _Staged:
 
     def __init__(
         self,
-        mode: HaloMode,
+        mode: ReadMode,
         micro_batch: MicroBatch,
         number: int,
         feed: _Feed,

@@ -22,7 +22,7 @@ from torch import nn
 from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.halos.halo_modes import LayerMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed, batched, unbatched
+from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, TimedSamples, batched, unbatched
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import dropouts, set_dropout_key
@@ -53,7 +53,7 @@ class StepPasses(SerialPasses):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        timed = Timed(samples)
+        timed = TimedSamples(samples)
         nodes = len(self.mode.network.graph)
         batches = [self._loaded(batch, timed) for batch in self.mode.batches(parts)]
         with doing("a step of %d images", len(parts)):

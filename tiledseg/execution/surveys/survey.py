@@ -19,6 +19,7 @@ from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.labels.class_counts import count_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.content import Unit, count_units
 from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish, measure, merge, statistics_blocks
 
 
@@ -103,3 +104,26 @@ def _counted(
 ) -> NDArray[np.int64]:
     valid_HW = image.read(block.box)[1] & (classes_HW != label_map.ignore_index)
     return count_classes(classes_HW, valid_HW, label_map.count)
+
+
+def survey_content(
+    mesh: Mesh,
+    units: Sequence[Unit],
+    images: Sequence[RasterReader],
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+) -> NDArray[np.int64]:
+    """Return `count_units` of all units, on every rank. Collective; any rank's InputError is raised on every rank.
+
+    All ranks agree, then gather, in this order, whatever they found: none waits for another.
+    """
+    counts: NDArray[np.int64] | None = None
+    error: InputError | None = None
+    mine = units[mesh.rank * len(units) // mesh.size : (mesh.rank + 1) * len(units) // mesh.size]
+    try:
+        with doing("counting labels by their places"):
+            counts = count_units(mine, images, labels, label_map)
+    except InputError as found:
+        error = found
+    mesh.agree(error)
+    return np.concatenate(mesh.communicator.gather_objects(counts))

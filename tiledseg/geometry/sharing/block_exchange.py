@@ -24,7 +24,7 @@ from tiledseg.records import dataclass
 _ALL = slice(None)
 
 
-class Piece(NamedTuple):
+class ExchangePiece(NamedTuple):
     """A part of a tensor, counted from its first row and column; `peer`: (row, col) of the rank it goes to or comes
     from."""
 
@@ -45,11 +45,11 @@ class BlockExchange:
     at: tuple[int, int]
     owned: tuple[int | None, int | None]
     window: tuple[int | None, int | None]
-    sends: tuple[Piece, ...]
-    receives: tuple[Piece, ...]
-    kept: tuple[Piece, Piece] | None
+    sends: tuple[ExchangePiece, ...]
+    receives: tuple[ExchangePiece, ...]
+    kept: tuple[ExchangePiece, ExchangePiece] | None
     keeps_all: bool
-    outside: tuple[Piece, ...]
+    outside: tuple[ExchangePiece, ...]
 
 
 def block_exchange(
@@ -93,15 +93,17 @@ def _parts(index: int, exchange: WindowExchange | None, arrives: bool) -> Parts:
     return [(peer, part.relative_to(origin.start).slice) for peer, part in sorted(found)]
 
 
-def _pieces(dims: Sequence[Parts], at: tuple[int, int]) -> tuple[tuple[Piece, ...], Piece | None]:
+def _pieces(dims: Sequence[Parts], at: tuple[int, int]) -> tuple[tuple[ExchangePiece, ...], ExchangePiece | None]:
     """Every pair of a part along rows and one along columns: those of others, and the rank's own."""
-    every = [Piece((row, col), rows, cols) for (row, rows), (col, cols) in product(*dims)]
+    every = [ExchangePiece((row, col), rows, cols) for (row, rows), (col, cols) in product(*dims)]
     own = next((piece for piece in every if piece.peer == at), None)
     return tuple(piece for piece in every if piece.peer != at), own
 
 
-def _outside(rows: WindowExchange | None, cols: WindowExchange | None, at: tuple[int, int]) -> Iterator[Piece]:
-    for exchange, piece in ((rows, lambda part: Piece(at, rows=part)), (cols, lambda part: Piece(at, cols=part))):
+def _outside(rows: WindowExchange | None, cols: WindowExchange | None, at: tuple[int, int]) -> Iterator[ExchangePiece]:
+    for dim, exchange in (("rows", rows), ("cols", cols)):
         if exchange is not None:
             (before, after), size = exchange.outside, exchange.window.size
-            yield from (piece(part) for part in (slice(0, before), slice(size - after, size)) if part.stop > part.start)
+            for part in (slice(0, before), slice(size - after, size)):
+                if part.stop > part.start:
+                    yield ExchangePiece(at, **{dim: part})

@@ -10,7 +10,6 @@ from torch import nn
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.cropping import cropped
 from tiledseg.models.normalise import Ranks, Slices
 from tiledseg.records import dataclass
 
@@ -98,3 +97,17 @@ class BlockModule(nn.Module):
         """Whether `on_block` is about this class's own `forward`: a subclass with another one may compute anything."""
         provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
         return {"forward", "on_block"} <= vars(provider).keys()
+
+
+def cropped(x_BCHW: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
+    """Return a view of these rows and columns, or the tensor itself where that is all.
+
+    Its gradient keeps the layout. torch gives the gradient of a slice in rows of channels, whatever lies in memory, and
+    the layers before it go on so. By strides it is one copy into zeros that lie as the tensor does.
+    """
+    part_BCHW = x_BCHW[:, :, rows, cols]
+    if part_BCHW.shape == x_BCHW.shape:
+        return x_BCHW
+    if not (torch.is_grad_enabled() and x_BCHW.requires_grad) or torch.compiler.is_compiling():
+        return part_BCHW  # of an exported network too, whose format has no strides
+    return x_BCHW.as_strided(part_BCHW.shape, part_BCHW.stride(), part_BCHW.storage_offset())

@@ -8,8 +8,7 @@ import torch
 
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.cropping import cropped
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.block import BlockModule, Place, cropped
 from tiledseg.models.normalise import Ranks
 
 

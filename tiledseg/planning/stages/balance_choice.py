@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
-from tiledseg.pipeline.balance import TOLERANCES, Prices, choose_balances, choose_folded_balances
-from tiledseg.pipeline.chunk_orders import Rule, best_rule, makespan, pass_times, urgent_first
+from tiledseg.pipeline.balance import TOLERANCES, StagePrices, choose_balances, choose_folded_balances
+from tiledseg.pipeline.chunk_orders import OrderRule, best_rule, makespan, pass_times, urgent_first
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
 _SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
@@ -67,7 +67,7 @@ def _improved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balan
     return best
 
 
-def _step_time(case: PipelineCase, staged: StagedPipeline, rule: Rule | None) -> float:
+def _step_time(case: PipelineCase, staged: StagedPipeline, rule: OrderRule | None) -> float:
     """Of all micro-batches of `case`, of which `staged` has some; `rule`: of the order of ranks with several chunks."""
     more = case.micro_batches - staged.case.micro_batches
     rest = more * staged.period if more else 0.0
@@ -115,7 +115,7 @@ def _balances(case: PipelineCase, tolerances: Sequence[float]) -> list[Balance]:
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
     traffic = case.prices.handed_on if case.folds else case.prices.received
-    prices = Prices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
+    prices = StagePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
     if case.folds:
         found = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
     else:

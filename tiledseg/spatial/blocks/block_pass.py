@@ -31,7 +31,7 @@ import torch
 from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.geometry.sharing.segments import segments
 from tiledseg.memory.disk.shelf import MemoryShelf
-from tiledseg.spatial.blocks.image_pass import How, Image, ImagePass, LossOf
+from tiledseg.spatial.blocks.image_pass import Image, ImagePass, LossOf, PassOptions
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.statistics import Cast, StepNorms, Together
 from tiledseg.spatial.blocks.store import INPUT, Bring, Shelf
@@ -43,8 +43,8 @@ class BlockPass:
 
     `together`: batch norms take their statistics over all images, of all ranks, of which one may have none; else there
     is one image. `input_gradient`: that of the input is wanted too, block by block in the end. For the others see
-    `How`. The making, `forward` and `backward` are collective over `axes`, the ranks that share an image, and over
-    `together`. `close` lets go of all that is kept.
+    `PassOptions`. The making, `forward` and `backward` are collective over `axes`, the ranks that share an image, and
+    over `together`. `close` lets go of all that is kept.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BlockPass:
         axes = axes or serial_axes()
         self._shelf = shelf or MemoryShelf()
         self._wants = network.wants_gradient(input_gradient)
-        how = How(self._shelf, self._wants, cast, bring, axes)
+        how = PassOptions(self._shelf, self._wants, cast, bring, axes)
         joins = together is not None or images[0].program.blocks > 1
         self.images = [ImagePass(network, image, how, joins) for image in images]
         self._segments = images[0].program.segments if images else segments(network.graph)

@@ -36,7 +36,7 @@ class Image(NamedTuple):
     begin: Callable[[], None] = _nothing
 
 
-class How(NamedTuple):
+class PassOptions(NamedTuple):
     """Where blocks lie in between; whose gradients are wanted, by the tensor; in which precision layers compute, their
     backward passes as these do; what makes a window of the input one on the network's device, in its layout, None
     where it is already; the ranks that share an image."""
@@ -52,7 +52,7 @@ class ImagePass:
     """`compute` and `differentiate` are given a segment, by its index, and a block: no communication. `complete` and
     `complete_gradients`, of a tensor, are collective over the ranks of the image."""
 
-    def __init__(self, network: BlockNetwork, image: Image, how: How, joins: bool) -> None:
+    def __init__(self, network: BlockNetwork, image: Image, how: PassOptions, joins: bool) -> None:
         self._network, self.program, self._how, self._begin = network, image.program, how, image.begin
         self._values, self._gradients = BlockValues(self.program, how.shelf), BlockGradients(self.program, how.shelf)
         self._messages = BlockMessages(self.program, how.axes, self._values, self._gradients)

@@ -22,7 +22,7 @@ from tiledseg.spatial.actions import Action, compile_actions
 
 
 @dataclass(frozen=True)
-class Piece:
+class WindowPart:
     """What lies in a block: `there`, counted from the block's first pixel, `here` from the window's."""
 
     block: int
@@ -35,8 +35,8 @@ class Window:
     """What a block reads of a tensor: `own`, of its own block of it, and `others`, in the blocks' order."""
 
     box: Box
-    own: Piece | None
-    others: tuple[Piece, ...]
+    own: WindowPart | None
+    others: tuple[WindowPart, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Strip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traffic:
+class BlockTraffic:
     """Of one tensor, what this rank sends to and receives from each other one (by its `ImageRanks.index`), in an order
     that both know. Gradients go the other way."""
 
@@ -94,7 +94,7 @@ class BlockProgram:
     segments: tuple[Segment, ...]
     runs: tuple[Mapping[int, BlockRun], ...]
     strips: Mapping[tuple[int, int], tuple[Box, ...]]
-    traffic: Mapping[int, Traffic]
+    traffic: Mapping[int, BlockTraffic]
 
     @property
     def blocks(self) -> int:
@@ -226,9 +226,9 @@ def _meeting(interval: Interval, partition: Partition) -> list[int]:
     ]
 
 
-def _piece(window: Box, block: Box, number: int) -> Piece:
+def _piece(window: Box, block: Box, number: int) -> WindowPart:
     common = block.clip(window)
-    return Piece(number, common.relative_to(block), common.relative_to(window))
+    return WindowPart(number, common.relative_to(block), common.relative_to(window))
 
 
 Read = Sequence[Sequence[Mapping[int, Window]]]  # of each segment, of each block
@@ -242,7 +242,7 @@ def _strips(windows: Read, own: Container[int]) -> dict[tuple[int, int], tuple[B
     return {key: tuple(boxes) for key, boxes in found.items()}
 
 
-def _traffic(windows: Read, owner: Sequence[int], ranks: ImageRanks) -> dict[int, Traffic]:
+def _traffic(windows: Read, owner: Sequence[int], ranks: ImageRanks) -> dict[int, BlockTraffic]:
     """Of the tensors of which something travels between any ranks, so that all of them take part in the same order."""
     found: dict[int, tuple[dict[int, dict[Strip, None]], dict[int, dict[Strip, None]]]] = {}
     for tensor, block, piece in _pieces(windows):
@@ -255,12 +255,12 @@ def _traffic(windows: Read, owner: Sequence[int], ranks: ImageRanks) -> dict[int
         if ranks.index == taker:
             receives.setdefault(giver, {})[Strip(piece.block, piece.there)] = None
     return {
-        tensor: Traffic(*({peer: tuple(strips) for peer, strips in way.items()} for way in ways))
+        tensor: BlockTraffic(*({peer: tuple(strips) for peer, strips in way.items()} for way in ways))
         for tensor, ways in found.items()
     }
 
 
-def _pieces(windows: Read) -> Iterator[tuple[int, int, Piece]]:
+def _pieces(windows: Read) -> Iterator[tuple[int, int, WindowPart]]:
     """Tensor, block, and what that reads of another block of it."""
     for segment in windows:
         for block, read in enumerate(segment):

@@ -49,7 +49,7 @@ def resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> str:
     bins = lowering.pixels[root.name][0]
     inner = Graph(tuple(inside), (inside[-1].name if value.node == root.name else value.node,))
     rows, cols = (PooledBranch(n, bins[0] * bins[1], inner, aligned, f) for n, f in zip(bins, factors, strict=True))
-    branch = pyramid.PooledBranch(rows, cols, [writing(module, False) for module in modules])
+    branch = pyramid.PooledBranchModule(rows, cols, [writing(module, False) for module in modules])
     taken = Value(source, value.layout, (), ())
     return lowering.add(step, "pyramid", rows, branch, (taken,), cols=None if rows == cols else cols)
 

@@ -14,9 +14,8 @@ from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxUnpool
 from tiledseg.models.layers import pooling
-from tiledseg.models.layers.maximum import WholeImageMax
-from tiledseg.models.layers.mean import WholeImageMean
 from tiledseg.models.layers.pooling import MaxPool
+from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import pooled, ratios
 from tiledseg.tracing.functions.resizing import ratios as ratios_of

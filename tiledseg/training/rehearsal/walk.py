@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from tiledseg.comm.axes import open_axes
-from tiledseg.comm.connections import open_files_needed, store_operations
-from tiledseg.comm.launch import Launch
+from tiledseg.comm.launch import Launch, open_files_needed, store_operations
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.watching.verdict import name_ranks
