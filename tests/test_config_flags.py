@@ -12,7 +12,7 @@ from tiledseg.commands.config_flags import parse
 from tiledseg.errors import ConfigError
 from tiledseg.evaluate import build_parser as evaluate_parser
 from tiledseg.evaluate import main as evaluate
-from tiledseg.predict import build_parser, parse_grid, parse_parallel
+from tiledseg.predict import build_parser, parse_groups
 
 FILES = "checkpoint: runs/a\nimage: a.tif\noutput: b.tif\n"
 
@@ -31,10 +31,10 @@ def test_every_key_is_the_flag(tmp_path: Path) -> None:
     flags += ["--workers", "3", "--parallel.halo", "layer", "--parallel.mesh", "[1,2]", "--parallel.exact", "false"]
     flags += ["--parallel.overlap", "true", "--parallel.fusion", "2", "--parallel.deadline", "60"]
     expected = parse(build_parser(), flags)
-    assert parse_grid(found.grid) == parse_grid(expected.grid) == (2, 3)
-    assert parse_parallel(found) == parse_parallel(expected)
+    assert parse_groups(found) == parse_groups(expected)
+    assert parse_groups(found).tiling.grid_shape() == (2, 3)
     differing = {key for key in vars(found) if vars(found)[key] != vars(expected)[key]}
-    assert differing == {"config", "grid", "mesh"}  # which are text, with a blank after the comma
+    assert differing == {"config", "tiling.grid", "parallel.mesh"}  # which are text, with a blank after the comma
 
 
 def test_the_later_word_wins(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 KNOWN = (
     "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
     "polygons_minimum_area, polygons_classes, area, build, weights, classes, arguments, bands, mean, deviation, "
-    "verify, tiling, tta, normalize, precision, parallel, memory, references, workers, verbosity"
+    "verify, tta, normalize, precision, references, workers, verbosity, tiling, parallel, memory"
 )
 
 

@@ -18,9 +18,9 @@ from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
-from tiledseg.inference import fetching, map_files
+from tiledseg.inference import map_files, mapping
 from tiledseg.models.network import build_modules
-from tiledseg.predict import main, parse_grid
+from tiledseg.predict import build_parser, main, parse_groups
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
 
@@ -123,13 +123,13 @@ def test_fp64_is_the_trained_network_in_float64(
     options += ["--train.tiles_per_step", "1"]
     assert train([*material.train_command(run)[1:], *options]) == 0
     found: list[torch.Tensor] = []
-    original = fetching.shares_of
+    original = mapping.shares_of
 
     def seen(scores_KHW: torch.Tensor) -> torch.Tensor:
         found.append(scores_KHW.clone())
         return original(scores_KHW)
 
-    monkeypatch.setattr(fetching, "shares_of", seen)
+    monkeypatch.setattr(mapping, "shares_of", seen)
     files = ["--tiling.grid", "1", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
     checkpoint = find_checkpoint(str(run))
@@ -240,26 +240,30 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     def fail(*_: object) -> None:
         raise OutputError("the disk is full; make room")
 
-    monkeypatch.setattr(map_files if what == "publish" else fetching, what, fail)
+    monkeypatch.setattr(map_files if what == "publish" else mapping, what, fail)
     assert predict(trained, image, output, "--probabilities", str(tmp_path / "shares.tif")) == 2
     assert output.read_bytes() == b"old"
     if what == "shares_of":
         assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+def grid(text: str) -> tuple[int, int] | None:
+    words = ["--image", "a.tif", "--output", "b.tif", f"--tiling.grid={text}"]
+    return parse_groups(build_parser().parse_args(words)).tiling.grid_shape()
+
+
+@settings(derandomize=True, max_examples=5, deadline=None)
 @given(rows=st.integers(1, 10**6), cols=st.integers(1, 10**6))
 def test_grids_as_typed(rows: int, cols: int) -> None:
-    assert parse_grid(str(rows)) == (rows, rows)
-    assert parse_grid(f"[{rows},{cols}]") == parse_grid(f"[{rows}, {cols}]") == parse_grid(f"{rows},{cols}")
-    assert parse_grid(f"[{rows},{cols}]") == (rows, cols)
-    assert parse_grid("auto") is None
+    assert grid(str(rows)) == (rows, rows)
+    assert grid(f"[{rows},{cols}]") == grid(f"[{rows}, {cols}]") == grid(f"{rows},{cols}") == (rows, cols)
+    assert grid("auto") is None
 
 
-@pytest.mark.parametrize("text", ["", "0", "[0,3]", "[1,2,3]", "-2", "2x2", "[]", "fine", "1.5", "[2,", "2]"])
+@pytest.mark.parametrize("text", ["0", "[0,3]", "[1,2,3]", "-2", "2x2", "[]", "fine", "1.5", "[2,", "2]"])
 def test_grids_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match=r"tiling\.grid"):
-        parse_grid(text)
+        grid(text)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

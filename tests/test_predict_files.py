@@ -24,7 +24,7 @@ from tests.crash.runs import Material
 from tests.raster.gdal_meaning import meaning
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError, install
-from tiledseg.inference import predictor, trained
+from tiledseg.inference import mapping, trained
 from tiledseg.predict import main
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.train import main as train
@@ -305,7 +305,7 @@ def test_a_damaged_image_among_many_leaves_the_maps_before_it(
     (tmp_path / "maps").mkdir()
     for name in "abc":
         write_raster(tmp_path / f"{name}.tif", np.full((3, 40, 50), 9, np.uint8))
-    monkeypatch.setattr(predictor, "_dataset", _failing_at(2, predictor._dataset))
+    monkeypatch.setattr(mapping, "open_dataset", _failing_at(2, mapping.open_dataset))
     assert predict(folder, tmp_path / "maps", "--image", f"{tmp_path}/*.tif") == 2
     assert "b.tif is broken" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["a.qml", "a.tif", "a.tif.aux.xml"]
@@ -314,7 +314,7 @@ def test_a_damaged_image_among_many_leaves_the_maps_before_it(
 def _failing_at(number: int, function: Callable) -> Callable:
     calls = []
 
-    def called(share: predictor._Share, *rest: object) -> object:
+    def called(share: mapping.ImageShare, *rest: object) -> object:
         calls.append(1)
         if len(calls) == number:
             raise RasterError(f"{share.request.image} is broken")

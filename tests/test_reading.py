@@ -12,7 +12,7 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.interval import Interval

@@ -144,7 +144,7 @@ def predict_raster(
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
-    from tiledseg.inference.views.reflections import CHOICES
+    from tiledseg.inference.views import CHOICES
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.units.widths import ACTIVATION_BYTES
@@ -245,8 +245,7 @@ def evaluate_map(
     names in both files, or of `classes`, give two numbers; classes of other names are a warning.
     """
     from tiledseg.execution.scores.metrics import scores
-    from tiledseg.inference.class_names import check_names
-    from tiledseg.inference.evaluation import class_numbers, compare, open_labels
+    from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.label_sources import LabelReading, check_used
     from tiledseg.raster.reading.reader import open_raster

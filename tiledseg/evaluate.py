@@ -22,8 +22,14 @@ from tiledseg.commands.config_flags import parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.execution.scores.metrics import Scores, scores
-from tiledseg.inference.class_names import check_names, shown_classes
-from tiledseg.inference.evaluation import class_numbers, compare, open_labels
+from tiledseg.inference.evaluation import (
+    check_names,
+    class_numbers,
+    compare,
+    open_labels,
+    shown_classes,
+    write_comparison,
+)
 from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels.classes import ClassRecord
@@ -108,8 +114,6 @@ def _evaluate(options: Namespace) -> None:
             )
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None:
-            from tiledseg.inference.comparison_plot import write_comparison  # matplotlib is slow to import
-
             shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)

@@ -18,7 +18,7 @@ from tiledseg.commands.parser import Parser, add_format_option, json_map, make_c
 from tiledseg.config.arguments import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.site import SYSTEMS
 from tiledseg.system.console import answer

@@ -23,8 +23,7 @@ from tiledseg.commands.parser import Parser, json_list, json_map, run
 from tiledseg.config.checks import Range
 from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
 from tiledseg.config.memory import NONE
-from tiledseg.config.parallel import HALO_MODES
-from tiledseg.config.run import MemoryConfig, ParallelConfig, TilingConfig
+from tiledseg.config.run import Config, MemoryConfig, ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory
 from tiledseg.units.widths import ACTIVATION_BYTES
@@ -35,9 +34,21 @@ if TYPE_CHECKING:
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.raster.statistics import Normalization
 
+GROUPED = (
+    "tiling.grid",
+    *(f"parallel.{key}" for key in ("exact", "halo", "mesh", "fusion", "overlap", "stages", "balance", "schedule")),
+    *(f"parallel.{key}" for key in ("idle_ranks", "transport", "deadline", "machine")),
+    "memory.blocks",
+    "memory.store",
+)
+"""The keys of a run's configuration that a map has too."""
+_OTHERWISE = {"memory.blocks": "default none", "parallel.deadline": "default 600"}
+_DEADLINE = 600.0  # seconds
+_PLAIN_LIST = re.compile(r"\d+(\s*,\s*\d+)+")
+
 
 def build_parser() -> Parser:
-    """The command's options."""
+    """Return the command's parser."""
     parser = Parser(prog="tiledseg predict", description="Map a raster with a trained network.")
     parser.add_argument("--checkpoint", type=str, help="a run's folder, or one checkpoint of it")
     parser.add_argument(
@@ -99,7 +110,6 @@ def build_parser() -> Parser:
         default=True,
         help="first compare what was traced with the module, on a tile (default: yes)",
     )
-    parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
     parser.add_argument(
         "--tta",
         choices=("none", "reflections", "turns"),
@@ -114,136 +124,64 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
-        "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
-    )
-    parser.add_argument(
-        "--parallel.halo", dest="halo", default="read", help=f"{', '.join(HALO_MODES)} (default read): see train --help"
-    )
-    parser.add_argument("--parallel.mesh", dest="mesh", default="auto", help="[R,C] ranks, or auto (default)")
-    parser.add_argument(
-        "--parallel.fusion",
-        dest="fusion",
-        default="1",
-        help="layers an exchange in halo mode layer, whole or auto (default 1)",
-    )
-    parser.add_argument(
-        "--parallel.overlap", dest="overlap", choices=("true", "false"), default="false", help="see train --help"
-    )
-    parser.add_argument(
-        "--parallel.stages", dest="stages", type=int, default=1, help="ranks that share the layers (default 1)"
-    )
-    parser.add_argument(
-        "--parallel.balance", dest="balance", default="auto", help="layers a stage as [14,24,30], or auto (default)"
-    )
-    parser.add_argument(
-        "--parallel.schedule",
-        dest="schedule",
-        default="1f1b",
-        help="order of passes (default 1f1b): see train --help",
-    )
-    parser.add_argument(
-        "--memory.blocks", dest="blocks", default="none", help="[R,C] blocks of a tile, none, or auto (the fewest)"
-    )
-    parser.add_argument("--memory.store", dest="store", default="host", help="where blocks lie: see train --help")
-    parser.add_argument(
-        "--parallel.idle_ranks", dest="idle_ranks", choices=("true", "false"), default="false", help="see train --help"
-    )
-    parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
-    parser.add_argument(
         "--references",
         action=BooleanOptionalAction,
         default=False,
         help="open formats that read further files and URLs (VRT)",
     )
-    parser.add_argument(
-        "--parallel.deadline", dest="deadline", type=float, default=600.0, help="see train --help (default 600 seconds)"
-    )
-    parser.add_argument(
-        "--parallel.machine",
-        dest="machine",
-        metavar="FILE|NAME",
-        help="profile by which a grid of auto is quickest",
-    )
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
+    shared = parser.add_argument_group("keys of a run's configuration, as in tiledseg train --help")
+    for name in GROUPED:
+        shared.add_argument(f"--{name}", metavar="VALUE", help=_OTHERWISE.get(name))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the map; the exit code (0; 2 for bad input)."""
+    """Write the map and return the exit code (0; 2 for bad input)."""
 
     def body() -> int:
         options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
-        grid = parse_grid(options.grid)
+        config = parse_groups(options)
         Range(1, 256).check("--workers", options.workers)
-        parallel, memory = parse_parallel(options), parse_memory(options)
         check_own(options)
         check_files(vars(options), _flag)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
             with traced(options.verbosity == 2):
-                _work(options, grid, parallel, memory, mesh)
+                _work(options, config, mesh)
 
-        return run_on_mesh(work, options.transport, options.deadline)
+        return run_on_mesh(work, config.parallel.transport, config.parallel.deadline or _DEADLINE)
 
     return run(body)
 
 
-def parse_grid(text: str) -> tuple[int, int] | None:
-    """`Q`, `[R,C]` or `auto` (None); raises ConfigError for anything else."""
-    pair = re.fullmatch(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]|(\d+)\s*,\s*(\d+)", text)
-    if pair:
-        tiling = TilingConfig(grid=[int(number) for number in pair.groups() if number])
-    else:
-        tiling = TilingConfig(grid=int(text) if text.isdecimal() else text)
-    tiling.check()
-    return tiling.grid_shape()
+def parse_groups(options: Namespace) -> Config:
+    """Return the configuration of the options `group.key`, read and checked as those of train. Raises ConfigError."""
+    given = {name: vars(options)[name] for name in GROUPED if vars(options)[name] is not None}
+    config = Config(memory=MemoryConfig(blocks=NONE))
+    if given:
+        from tiledseg.commands.config_file import parse_config
 
-
-def parse_parallel(options: Namespace) -> ParallelConfig:
-    """The flags --parallel.*, checked as train checks its keys."""
-    pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.mesh)
-    parallel = ParallelConfig(
-        exact=options.exact == "true",
-        halo=options.halo,
-        mesh=[int(pair[1]), int(pair[2])] if pair else options.mesh,
-        fusion=int(options.fusion) if options.fusion.isdecimal() else options.fusion,
-        overlap=options.overlap == "true",
-        stages=options.stages,
-        balance=_parse_balance(options.balance),
-        schedule=options.schedule,
-        idle_ranks=options.idle_ranks == "true",
-        transport=options.transport,
-        deadline=options.deadline,
-    )
-    parallel.check()
-    return parallel
-
-
-def parse_memory(options: Namespace) -> MemoryConfig:
-    """The flags --memory.*, checked as train checks its keys."""
-    pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.blocks)
-    single = int(options.blocks) if options.blocks.isdecimal() else options.blocks
-    memory = MemoryConfig(blocks=[int(pair[1]), int(pair[2])] if pair else single, store=options.store)
-    if memory.in_file and memory.blocks == NONE:
+        pairs = ({"memory.blocks": NONE} | given).items()
+        words = [
+            f"--{name}=[{value}]" if _PLAIN_LIST.fullmatch(value) else f"--{name}={value}" for name, value in pairs
+        ]
+        config = parse_config(words, "tiledseg predict", "")
+    if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
-            f"--memory.store is {memory.store}, but --memory.blocks is none: nothing would lie there; give "
+            f"--memory.store is {config.memory.store}, but --memory.blocks is none: nothing would lie there; give "
             "--memory.blocks too, auto say, or leave --memory.store out"
         )
-    memory.check()
-    memory.check_folder()
-    return memory
-
-
-def _parse_balance(text: str) -> list[int] | str:
-    """Counts of layers, or the word as it is, for `ParallelConfig` to judge."""
-    inner = re.fullmatch(r"\[?\s*(\d+(?:\s*,\s*\d+)+)\s*\]?", text)
-    return [int(count) for count in inner[1].split(",")] if inner else text
+    for group in (config.tiling, config.parallel, config.memory):
+        group.check()
+    config.memory.check_folder()
+    return config
 
 
 def _flag(name: str) -> str:
-    """Of an option's name."""
+    """Return the flag of an option."""
     return "--" + {"minimum_area": "polygons-minimum-area"}.get(name, name.replace("_", "-"))
 
 
@@ -284,7 +222,7 @@ def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
 
 
 def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
-    """Words on a checkpoint that was taken for its score, not for its age."""
+    """Return words on a checkpoint that is the best, and was not asked for."""
     best = checkpoint.saved.best
     if options.which is not None or best is None or best.step != checkpoint.saved.step:
         return ""
@@ -292,21 +230,19 @@ def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
 
 
 def targets(options: Namespace) -> dict[str, str | None]:
-    """The output of each kind, as typed."""
+    """Return the output of each kind, as typed."""
     return {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
 
 
 def _parallelism(parallel: ParallelConfig) -> Parallelism:
-    """Return what is asked for; a mesh of auto may leave ranks idle, as some images are small."""
+    """Return the parallelism. A mesh of auto may leave ranks idle, as some images are small."""
     from tiledseg.planning.run.parallelism import parallelism
 
     asked = parallelism(parallel)
     return replace(asked, idle_ranks=True) if asked.mesh is None and asked.stages == 1 else asked
 
 
-def _work(
-    options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, memory: MemoryConfig, mesh: Mesh
-) -> None:
+def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
     from tiledseg.inference.predictor import predict_all
@@ -314,7 +250,7 @@ def _work(
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.blocks import BlocksAsked
 
-    taken = None
+    taken, memory = None, config.memory
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, options.build, options.which))
         mapper = checkpoint_mapper(checkpoint)
@@ -325,10 +261,10 @@ def _work(
     request = Request(
         image="",
         output="",
-        grid=grid,
+        grid=config.tiling.grid_shape(),
         precision=options.precision,
-        parallel=_parallelism(parallel),
-        machine=options.machine,
+        parallel=_parallelism(config.parallel),
+        machine=config.parallel.machine,
         references=options.references,
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",

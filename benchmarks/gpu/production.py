@@ -26,8 +26,8 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules

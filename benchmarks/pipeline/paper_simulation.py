@@ -9,7 +9,7 @@ from functools import cached_property
 from benchmarks.pipeline.paper_network import BANDS, network_graph
 from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
-from tiledseg.config.schedules import SCHEDULES, chunk_ranks
+from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.stages.balance_choice import choose

@@ -23,7 +23,7 @@ from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 
 LEARNING_RATE = 0.01  # above 0, so the loss of a step tells whether the gradients of the step before were right

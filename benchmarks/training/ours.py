@@ -39,8 +39,8 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.samples.dataset import Dataset
+    from tiledseg.raster.samples.sampling import TileReference
     from tiledseg.raster.statistics import Normalization
-    from tiledseg.raster.tile_reference import TileReference
     from tiledseg.training.steps.step import Stepper, StepRules
 
     torch.set_num_threads(job.threads)

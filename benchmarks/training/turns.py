@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.spread import Spread, ratios
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config.run import ParallelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -54,7 +54,7 @@ class Contestant:
         from tiledseg.planning.run.parallelism import parallelism
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
-        from tiledseg.raster.tile_reference import TileReference
+        from tiledseg.raster.samples.sampling import TileReference
         from tiledseg.training.steps.step import Stepper, StepRules
 
         norm = "instance" if given.halo == "layer" else "none"

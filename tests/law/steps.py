@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiledseg.execution.passes.part_passes import Passes
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper
 
 

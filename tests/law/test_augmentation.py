@@ -18,7 +18,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.augmentation import augmentation
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.raster.samples.draws import Draw, Drawer
-from tiledseg.raster.samples.pixel_noise import pixel_noise
+from tiledseg.raster.samples.photometry import pixel_noise
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.raster.samples.views import View
 from tiledseg.tile import main as cut

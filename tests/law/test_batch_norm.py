@@ -47,7 +47,7 @@ from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.training.steps.step import Stepper, StepRules
 

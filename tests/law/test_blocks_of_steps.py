@@ -36,8 +36,8 @@ from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS = ((0, 1, 2, 3, 4), (1,))

@@ -31,7 +31,7 @@ from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import Tensors, build_modules
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS, IMAGES = 2, 2

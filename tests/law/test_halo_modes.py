@@ -27,7 +27,7 @@ from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.steps.step import Stepper, StepRules
 

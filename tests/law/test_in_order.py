@@ -22,7 +22,7 @@ from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
@@ -31,8 +31,8 @@ from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 from tiledseg.training.validation import validate
 

@@ -22,7 +22,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.passes.part_passes import SerialPasses
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 CASES = all_cases()

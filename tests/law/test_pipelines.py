@@ -23,7 +23,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.steps.step import Stepper, StepRules
 

@@ -28,8 +28,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.samples.drawn_steps import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import DrawnTile, Position
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import DrawnTile, Position, TileReference
 from tiledseg.tracing.build import known, network_modules
 
 pytestmark = pytest.mark.usefixtures("without_plots")

@@ -95,8 +95,8 @@ FAULTS = (
     Fault(
         "halo gradients replace their owner's in place of being added",
         "spatial/halo_exchange.py",
-        "part.of(self.made_BCHW).add_(part.strip_BCHW)",
-        "part.of(self.made_BCHW).copy_(part.strip_BCHW)",
+        "part(self.made_BCHW, piece).add_(strip_BCHW)",
+        "part(self.made_BCHW, piece).copy_(strip_BCHW)",
         "tests/spatial/test_halo_exchange.py",
         2,
     ),
@@ -254,8 +254,8 @@ FAULTS = (
     Fault(
         "a damaged file of a checkpoint is read",
         "checkpoint/check.py",
-        "if fault is None and sha256(path / name) != checksums.get(name):",
-        "if False:",
+        "elif sha256(path / name) != checksums.get(name):",
+        "elif False:",
         "tests/checkpoint/test_checkpoint_damage.py",
     ),
     Fault(
@@ -303,7 +303,7 @@ FAULTS = (
     ),
     Fault(
         "a map's pixels without data get a class",
-        "inference/predictor.py",
+        "inference/mapping.py",
         "classes_HW[nothing_HW] = mapper.ignore_index",
         "pass",
         "tests/test_predict.py",
@@ -319,9 +319,11 @@ FAULTS = (
     Fault(
         "messages of two peers are swapped",
         "spatial/halo_exchange.py",
-        "incoming = [Message(rank, part.carried(made_BCHW)) for rank, part in way.receives]",
-        "incoming = [Message(rank, part.carried(made_BCHW)) for rank, (_, part) in zip("
-        "[r for r, _ in way.receives], way.receives[::-1], strict=True)]",
+        "for number, piece in enumerate(receives):\n            part_BCHW, strip = part(made_BCHW, piece), None",
+        "for number, (piece, other) in enumerate(zip(receives, receives[::-1], strict=True)):\n"
+        "            piece = piece._replace(peer=other.peer) if hasattr(piece, '_replace') else "
+        "__import__('dataclasses').replace(piece, peer=other.peer)\n"
+        "            part_BCHW, strip = part(made_BCHW, piece), None",
         "tests/spatial/test_halo_exchange.py",
         4,
     ),

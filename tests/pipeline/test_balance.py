@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import StagePrices, choose_balances, choose_folded_balances, cuts, parse_balance
 

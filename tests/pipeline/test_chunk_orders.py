@@ -10,7 +10,7 @@ from tests.pipeline.chained import chained
 from tests.pipeline.faults import faults
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.pipeline import chunk_orders
 from tiledseg.pipeline.balance import StagePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes

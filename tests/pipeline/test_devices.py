@@ -13,7 +13,7 @@ from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
-from tiledseg.config.schedules import RECOMPUTE
+from tiledseg.config.words import RECOMPUTE
 from tiledseg.execution.precision import autocast
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network, tensor_dtypes

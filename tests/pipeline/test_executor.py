@@ -18,7 +18,7 @@ from tiledseg.architecture.presets import PRESETS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
+from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.balance import StagePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor

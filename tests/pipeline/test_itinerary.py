@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law
 from tests.pipeline.chained import chained
 from tests.pipeline.faults import faults
-from tiledseg.config.schedules import SCHEDULES, chunk_ranks
+from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.itinerary import AHEAD, Move, itinerary
 from tiledseg.pipeline.schedule import (

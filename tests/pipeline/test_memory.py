@@ -14,7 +14,7 @@ from tests.pipeline.test_executor import Case as ExecutorCase
 from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.geometry.layers.activations import Mark
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor

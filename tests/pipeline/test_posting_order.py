@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.pipeline.chained import chained
-from tiledseg.config.schedules import SCHEDULES, chunk_ranks
+from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
     Forward,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
 from tests.pipeline.faults import faults
-from tiledseg.config.schedules import SCHEDULES, chunk_ranks
+from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
     Backward,

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
 from tiledseg.planning.stages.balance_choice import choose
 from tiledseg.planning.stages.cost import StagePrices

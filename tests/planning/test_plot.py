@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import WriteError
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
 from tiledseg.geometry.tiling import make_tiling, tiling_efficiency

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pipeline.paper_network import paper_graph
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.schedules import SCHEDULES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import StagePrices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main

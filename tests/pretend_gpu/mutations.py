@@ -19,7 +19,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "pass",
         RUNS,
     ),
-    "a map is taken before it is there": ("inference/fetching.py", "self.sent.synchronize()", "pass", RUNS),
+    "a map is taken before it is there": ("inference/mapping.py", "self.sent.synchronize()", "pass", RUNS),
     "a checkpoint is written before it is there": (
         "checkpoint/snapshot.py",
         "torch.cuda.synchronize(device)",

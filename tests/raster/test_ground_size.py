@@ -8,7 +8,7 @@ from affine import Affine
 from rasterio.crs import CRS
 
 from tiledseg.errors import ConfigError
-from tiledseg.raster.ground_size import along
+from tiledseg.raster.georeferencing import along
 from tiledseg.raster.info import RasterInfo
 from tiledseg.units.quantities import Length, blocks_of, parse_length
 

@@ -11,8 +11,7 @@ import rasterio
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.reading.known_reader import KnownReader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reading.reader import KnownReader, open_raster
 
 BOX = Box(Interval(-3, 9), Interval(4, 15))  # beyond the raster on two sides
 

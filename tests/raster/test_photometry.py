@@ -10,8 +10,7 @@ from tiledseg.config.augmentation import Augmentation
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.samples.draws import Drawer, draw_photometry
-from tiledseg.raster.samples.photometry import Photometry
-from tiledseg.raster.samples.pixel_noise import pixel_noise
+from tiledseg.raster.samples.photometry import Photometry, pixel_noise
 
 RASTER = (40, 50)
 ALL_VALID = np.ones(RASTER, np.bool_)

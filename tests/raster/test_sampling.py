@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import ConfigError
-from tiledseg.raster.samples.sampling import Position, Sampler, deal
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import Position, Sampler, TileReference, deal
 
 counts = st.lists(st.integers(1, 12), min_size=1, max_size=8).map(tuple)
 law = settings(derandomize=True, max_examples=100, deadline=None)

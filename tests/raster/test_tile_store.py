@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -212,33 +213,26 @@ def test_stopped_at_any_write_it_leaves_no_store_and_the_next_run_cuts_a_whole_o
         path.unlink()
 
 
-def test_killed_again_and_again_it_is_the_same_store(tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:
+def test_killed_after_some_writes_it_leaves_no_store(tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:
     what = plan(*rasters, grid=(4, 4))
-    expected = digest(cut(tmp_path / "whole.h5", what))
     path = tmp_path / "tiles.h5"
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv.pop()); "
-        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster.tile_store import writer as w; "
-        "old = w._HdfTarget.write; w._HdfTarget.write = lambda *a: (time.sleep(0.004), old(*a))[1]; "
-        "what = plan(sys.argv[2:4], sys.argv[4:6], grid=(4, 4)); sys.stderr.write('ready\\n'); cut(sys.argv[1], what)"
+        "import os, signal, sys; sys.path.insert(0, sys.argv.pop()); left = [int(sys.argv.pop())]; write = os.write\n"
+        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster.tile_store import writer as w\n"
+        "def dying(*words):\n"
+        "    left[0] -= 1\n"
+        "    left[0] or os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return write(*words)\n"
+        "w.os.write = dying; cut(sys.argv[1], plan(sys.argv[2:4], sys.argv[4:6], grid=(4, 4)))"
     )
     root = str(Path(__file__).parents[2])
-    done, kills = False, 0
-    while not done:
-        command = [sys.executable, "-c", code, str(path), *rasters[0], *rasters[1], root]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=root) as process:
-            assert process.stderr is not None
-            process.stderr.readline()
-            try:
-                assert process.wait(timeout=0.1 * (1 + kills) ** 2) == 0
-                done = True
-            except subprocess.TimeoutExpired:
-                process.kill()
-                kills += 1
-                assert not path.exists()
-    assert kills >= 1
-    assert digest(path) == expected
-    assert sorted(file.name for file in tmp_path.glob("*tiles.h5*")) == ["tiles.h5"]
+    for writes in (1, 20, 70):
+        command = [sys.executable, "-c", code, str(path), *rasters[0], *rasters[1], str(writes), root]
+        done = subprocess.run(command, cwd=root, check=False, stdout=subprocess.DEVNULL)
+        assert done.returncode == -signal.SIGKILL
+        assert [file.name for file in tmp_path.glob("*tiles.h5*")] == [".tiles.h5.part"]
+    assert digest(cut(path, what)) == digest(cut(tmp_path / "whole.h5", what))
+    assert [file.name for file in tmp_path.glob("*tiles.h5*")] == ["tiles.h5"]
 
 
 def test_sources_name_the_images_of_a_store(tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:

@@ -16,8 +16,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.draws import draw_view
-from tiledseg.raster.samples.rotation import Rotation
-from tiledseg.raster.samples.views import Line, View, ViewReader, whole
+from tiledseg.raster.samples.views import Line, Rotation, View, ViewReader, whole
 
 H, W = 23, 17
 

@@ -20,7 +20,7 @@ from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]

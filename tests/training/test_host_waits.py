@@ -27,8 +27,8 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.samples.photometry import Photometry
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, Tversky
 from tiledseg.training.steps import step_loss
 from tiledseg.training.steps.step import Stepper, StepRules

@@ -19,8 +19,7 @@ from tiledseg.errors import CheckpointError
 from tiledseg.training.losses.choose_objective import EDGE_KEYS
 from tiledseg.training.preparing.from_config import recipe_of
 from tiledseg.training.preparing.preparation import prepare
-from tiledseg.training.resume.begin import begin, flat
-from tiledseg.training.resume.rules import EDGE, NAMES, REFUSED, rule_of
+from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat, rule_of
 
 OTHERS: dict[str, Any] = {
     "data.classes": {0: 0, 1: 1, 2: 2, 7: 2},

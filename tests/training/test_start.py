@@ -23,8 +23,8 @@ from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
 from tiledseg.training.run_folder.check import check_run_folder
+from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.start import start
-from tiledseg.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +149,14 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
     config.data.val_labels = config.data.labels if key == "val_images" else config.data.val_labels
     assert run(config) == 0
     assert said not in capfd.readouterr().err
-    log_step = Trainer._log_step
+    log_step = Journal.step
 
-    def write_then_log(trainer: Trainer, *arguments: Any) -> None:
+    def write_then_log(journal: Journal, line: dict[str, Any]) -> None:
         with rasterio.open(image, "r+") as raster:
             raster.write(raster.read(1), 1)
-        log_step(trainer, *arguments)
+        log_step(journal, line)
 
-    monkeypatch.setattr(Trainer, "_log_step", write_then_log)
+    monkeypatch.setattr(Journal, "step", write_then_log)
     config.run.output = str(tmp_path / "other")
     assert run(config) == 0
     assert f"warning: {image} {said}" in capfd.readouterr().err

@@ -6,8 +6,8 @@ import tempfile
 from dataclasses import dataclass
 
 from tiledseg.config.checks import AUTO, check_values, number, one_of, rows_cols, shown
-from tiledseg.config.schedules import IN_STAGES
-from tiledseg.config.schedules import RECOMPUTE as MODES
+from tiledseg.config.words import IN_STAGES
+from tiledseg.config.words import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
 from tiledseg.units.quantities import MOST_BYTES, parse_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
-from tiledseg.config.schedules import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, Word, chunk_ranks
+from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, Word, chunk_ranks
 from tiledseg.errors import ConfigError
 
 HALO_MODES = ("read", "exchange", "layer")

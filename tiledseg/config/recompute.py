@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tiledseg.config.checks import shown
 from tiledseg.config.memory import NONE, MemoryConfig
 from tiledseg.config.parallel import ParallelConfig
-from tiledseg.config.schedules import NEVER, split_recompute
+from tiledseg.config.words import NEVER, split_recompute
 from tiledseg.errors import ConfigError
 
 

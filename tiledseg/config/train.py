@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tiledseg.config.augmentation import EACH, augmentation
-from tiledseg.config.best import check_best
 from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of
-from tiledseg.config.loss import check_loss
+from tiledseg.config.words import check_best, check_loss
 from tiledseg.errors import ConfigError
 from tiledseg.units.widths import ACTIVATION_BYTES
 

@@ -1,20 +1,25 @@
-"""A class map against its labels, block by block in bounded memory."""
+"""A class map against its labels: scores block by block in bounded memory, class names, and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.errors import LabelError
 from tiledseg.execution.scores.metrics import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord, default_classes, in_hex
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.labels.label_sources import LabelReading
 from tiledseg.raster.labels.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.prefetch import prefetch
+from tiledseg.reporting.pictures import as_picture, class_picture
+from tiledseg.system.writing import replacing
 
 _BLOCK = 1024, 2048
 THREADS = 2
@@ -83,3 +88,103 @@ def thumbnail(reader: RasterReader, side: int = 1024) -> tuple[NDArray, NDArray[
         pixels_CHW[(slice(None), *place)] = part_CHW
         valid_HW[place] = block_valid_HW[rows, cols]
     return pixels_CHW, valid_HW
+
+
+def shown_classes(
+    label_map: LabelMap | None, count: int, labels: RasterInfo, prediction: RasterInfo
+) -> tuple[ClassRecord, ...]:
+    """A record for each of `count` classes.
+
+    Where `label_map` gives a class no name, or no colour, of its own, it has those of the labels' file (names in the
+    tags CLASS_0, CLASS_1, ..., colours in the colour table), then those of the prediction's.
+    """
+    given = label_map or LabelMap.from_config(max(count, 2))
+    by_raw = dict(given.resolve(labels).pairs)
+    in_files = (_in_file(labels, by_raw), _in_file(prediction, {k: k for k in range(count)}))
+    found = []
+    for number, (record, default) in enumerate(zip(given.classes[:count], default_classes(count), strict=True)):
+        for names, colours in in_files:
+            if record.name == default.name:
+                record = record._replace(name=names.get(number, record.name))
+            if record.colour == default.colour:
+                record = record._replace(colour=colours.get(number, record.colour))
+        found.append(record)
+    return tuple(found)
+
+
+def check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:
+    """A line on classes that have one name in the labels, by `label_map` or else by their file, and another in the
+    prediction's file, if there are any. Raises LabelError where a class of one has another number in the other."""
+    pairs = label_map.resolve(labels).pairs
+    once = {raw: k for raw, k in pairs if sum(other == k for _, other in pairs) == 1}
+    truth = {k: name for k, name in _in_file(labels, once)[0].items() if k < label_map.count}
+    defaults = {record.name for record in default_classes(label_map.count)}
+    truth |= {k: record.name for k, record in enumerate(label_map.classes) if record.name not in defaults}
+    mapped = {k: name for k, name in prediction.class_names if name not in defaults}
+    numbers = {name: k for k, name in mapped.items()}
+    moved = [k for k, name in truth.items() if numbers.get(name, k) != k and truth[k] != mapped.get(k)]
+    if moved:
+        name = truth[moved[0]]
+        raise LabelError(
+            f"{prediction.path} holds class {name} as {numbers[name]}, but of {labels.path} it is {moved[0]}; give "
+            "classes that bring the labels' values to the numbers of the map"
+        )
+    others = [k for k, name in sorted(truth.items()) if mapped.get(k, name) != name]
+    if not others:
+        return []
+    first = others[0]
+    more = f", and so are {len(others) - 1} more" if len(others) > 1 else ""
+    return [
+        f"class {first} is '{truth[first]}' of {labels.path} and '{mapped[first]}' of {prediction.path}{more}: scores "
+        "compare numbers, whatever their names"
+    ]
+
+
+def _in_file(info: RasterInfo, by_raw: dict[int, int]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
+    """Names and colours by class."""
+    names = {by_raw[raw]: name for raw, name in info.class_names if raw in by_raw}
+    colours = {by_raw[raw]: colour[:3] for raw, colour in info.palette or () if raw in by_raw}
+    return names, colours
+
+
+def write_comparison(
+    path: str | Path,
+    image: RasterReader | None,
+    labels: RasterReader,
+    prediction: RasterReader,
+    label_map: LabelMap,
+    title: str,
+) -> None:
+    """Write a PNG of the image (if given), the labels and the prediction, thinned to about 1000 pixels a side.
+
+    Names and colours of classes are those of `shown_classes`.
+    Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    panels: list[tuple[str, NDArray[np.uint8]]] = []
+    if image is not None:
+        check_grids_match(image.info, prediction.info)
+        panels.append(("image", as_picture(*thumbnail(image))))
+    classes = shown_classes(label_map, label_map.count, labels.info, prediction.info)
+    colours = [record.colour for record in classes]
+    class_map = LabelMap.from_config(label_map.count, label_map.ignore_index)
+    for name, reader, mapping in (("labels", labels, label_map), ("prediction", prediction, class_map)):
+        raw_CHW, valid_HW = thumbnail(reader)
+        classes_HW = mapping.resolve(reader.info).apply(raw_CHW, valid_HW, path=reader.info.path)
+        panels.append((name, class_picture(classes_HW, colours)))
+    height, width = prediction.info.shape
+    figure = Figure(
+        figsize=(5 * len(panels), 5 * min(max(height / width, 0.4), 2.5) + 1), layout="constrained", dpi=110
+    )
+    FigureCanvasAgg(figure)
+    for axes, (name, picture) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        axes.imshow(picture, extent=(0, width, height, 0), interpolation="antialiased")
+        axes.set(title=name, xlabel="column [px]", ylabel="row [px]")
+    keys = [Patch(color=in_hex(record.colour), label=record.name) for record in classes[:24]]
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(label_map.count, 8))
+    figure.suptitle(title)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")

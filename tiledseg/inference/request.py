@@ -12,8 +12,7 @@ from tiledseg.config.map_formats import Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
-from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
-from tiledseg.inference.views.reflections import NONE, TURNS
+from tiledseg.inference.views import NONE, TURNS
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
@@ -31,23 +30,28 @@ from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.remote.http_store import parse_http
 from tiledseg.raster.samples.layout import check_cut
+from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store.store import parse_store_name
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_outputs
 from tiledseg.system.run_lock import check_unclaimed
 from tiledseg.user_files.machine import machine_of
 
+TRAINING, IMAGE = ("training", "image")
+"""Normalisation by the training images, or by the bands of the raster that is mapped."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
-    be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
-    float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of those of `polygons_classes` (None: of all), of
-    at least `minimum_area` (`raster.maps.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
-    `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map.
-    `verify`: a traced network is compared with its module first (`tracing.agreement`).
-    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.disk.shelf`) in between. `machine`: see
-    `machine_file`."""
+    """A map to make.
+
+    `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
+    the files that the request was read from. `probability_type`: float32, or uint8 (`map_files.in_bytes`). `polygons`:
+    a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.maps.geopackage.pixels_of`).
+    `views`: a word of `views.CHOICES`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
+    a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
+    `machine`: the profile by which a grid of auto is quickest.
+    """
 
     image: str
     output: str
@@ -78,9 +82,9 @@ _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
 
 
 def each_image(request: Request, images: Sequence[str], targets: Mapping[str, str | None]) -> list[Request]:
-    """`request` for each of the `images`: paths, folders, globs, URLs, and lists, of which no split is left out.
+    """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists, every split included.
 
-    `targets`: where to, by the request's names: of one image a file, of several a folder, in which a file has its
+    `targets` are the outputs by the request's names: a file of one image, a folder of several, in which a file has its
     image's name. A name that ends in a slash is a folder too.
 
     Raises RasterError where there is no such image, OutputError where a folder is not there, or two images have one
@@ -100,7 +104,7 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
 
 
 def _files(given: Mapping[str, str], folders: Set[str], stem: str) -> dict[str, Any]:
-    """Each output's own file."""
+    """Return each output's own file."""
     return {
         name: os.path.join(target, stem + _ENDINGS[name]) if name in folders and _is_folder(target) else target
         for name, target in given.items()
@@ -113,7 +117,7 @@ def _is_folder(target: str) -> bool:
 
 
 def _stems(images: Sequence[str]) -> dict[str, str]:
-    """Of each image the name without folder and ending; of those in a tile store with their number."""
+    """Return each image's name without folder and ending. Images of a tile store keep their number."""
     first: dict[str, str] = {}
     for path in images:
         name = re.sub(r"[^\w.+-]", "-", path.rstrip("/").rsplit("/", 1)[-1])
@@ -126,7 +130,7 @@ def _stems(images: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PlannedMaps:
-    """Requests that can start: one plan for all, and what is known of each image."""
+    """Requests that can start: one plan for all, and the information on each image."""
 
     plan: RunPlan
     infos: tuple[RasterInfo, ...]
@@ -134,17 +138,16 @@ class PlannedMaps:
 
     @property
     def tilings(self) -> tuple[Tiling, ...]:
-        """Of the images as they lie: the plan has turned ones after them."""
+        """The tilings of the images, without the turned ones that follow in the plan."""
         return self.plan.tilings[: len(self.infos)]
 
 
 def plan_maps(
     requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
 ) -> PlannedMaps:
-    """The plan of requests that differ in their files only. `usual`: the machine where they name none. Raises
-    InputError for the first thing that cannot be."""
+    """Plan requests that differ in their files only. `usual`: the machine where they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
-    check_own_statistics(first.normalize, mapper)
+    _check_normalize(first.normalize, mapper.normalization)
     infos = tuple(_info(request, mapper, network.bands) for request in requests)
     plan = plan_run(
         RunQuestion(
@@ -174,7 +177,7 @@ def plan_maps(
 
 
 def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
-    """The numbers of the classes that have polygons: all, or those with these names or numbers. Raises ConfigError."""
+    """Return the numbers of the classes that have polygons: all, or those of `words`. Raises ConfigError."""
     names = [record.name for record in legend]
     known = {**{str(number): number for number in range(len(names))}, **{name: k for k, name in enumerate(names)}}
     for word in words or ():
@@ -184,15 +187,18 @@ def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -
 
 
 def _turned(request: Request, infos: Sequence[RasterInfo]) -> tuple[int, ...]:
-    """The images of which ranks share a view with rows for columns, of another shape."""
+    """Return the images of which ranks share a view with rows for columns, of another shape."""
     if request.views != TURNS or request.parallel.halo == "read":
         return ()
     return tuple(k for k, info in enumerate(infos) if info.height != info.width)
 
 
 def _mean_bytes(request: Request, infos: Sequence[RasterInfo], classes: int, ranks: int, memory_bytes: int) -> int:
-    """What the mean over views takes of a rank that has a block of each: its sum in float64, the probabilities of a
-    view as they are made, as they are sent, and as they arrive. Raises ConfigError where a rank has not got it."""
+    """Return the bytes of the mean over views on a rank that has a block of each.
+
+    They are its sum in float64, and a view's probabilities as they are made, sent and received. Raises ConfigError
+    where a rank has less.
+    """
     parallel = request.parallel
     if request.views == NONE or parallel.halo == "read":
         return 0
@@ -209,13 +215,22 @@ def _mean_bytes(request: Request, infos: Sequence[RasterInfo], classes: int, ran
 
 
 def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
-    """Raise ConfigError or RasterError where a reflected raster's windows cannot be had."""
+    """Raise ConfigError or RasterError where a reflected raster has no windows."""
     if views == NONE:
         return
     if plan.blocks is not None:
         raise ConfigError(f"--tta is {views}, which looks at whole tiles, but --memory.blocks is given; leave one out")
     if info.tiling is not None:
         raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
+
+
+def _check_normalize(normalize: str, given: Normalization | None) -> None:
+    """Raise ConfigError where a raster is to be normalised for a network that takes pixels as they are."""
+    if normalize == IMAGE and (given is None or given == Normalization.identity(len(given.mean))):
+        raise ConfigError(
+            "--normalize is image, but the network takes pixels as they are (data.normalize false, or no --mean); use "
+            "training"
+        )
 
 
 def _check_area(request: Request, info: RasterInfo) -> None:
@@ -266,5 +281,5 @@ def _outputs(request: Request, info: RasterInfo, classes: int) -> list[Output]:
 
 
 def notes(planned: PlannedMaps) -> tuple[str, ...]:
-    """What to tell of the images and of the plan before the work."""
+    """Return the warnings on the images and on the plan."""
     return (*reference_notes(planned.infos), *code_notes(planned.infos), *planned.plan.warnings)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval

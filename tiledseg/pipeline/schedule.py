@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tiledseg.config.schedules import RECOMPUTE, chunk_ranks
+from tiledseg.config.words import RECOMPUTE, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.records import dataclass

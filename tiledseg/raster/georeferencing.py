@@ -19,9 +19,9 @@ from rasterio.errors import CRSError
 from rasterio.rpc import RPC
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import RasterError, first_line
-from tiledseg.raster.ground_control import GroundControl, ground_of
-from tiledseg.raster.info import RasterInfo
+from tiledseg.errors import ConfigError, RasterError, first_line
+from tiledseg.raster.info import GroundControl, RasterInfo, ground_of
+from tiledseg.units.quantities import Length
 
 _CODE = re.compile(
     r"(?:urn:(?:x-)?ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?([A-Za-z]\w*)(?:[:/][\w.]*)?[:/](\w+)", re.I
@@ -103,3 +103,19 @@ def _polynomials(ground: GroundControl) -> dict[str, Any]:
         return {}
     numbers: dict[str, Any] = RPC.from_gdal(dict(ground.coefficients)).to_dict()
     return {name: value for name, value in numbers.items() if not name.startswith("err_")}
+
+
+def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:
+    """`length` in pixels of the raster, across its rows and across its columns: of a rotated or sheared one, at right
+    angles to them. Raises ConfigError, naming `key`, for metres of a raster that has none."""
+    if not length.metres:
+        return length.number, length.number
+    if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:
+        raise ConfigError(
+            f"{key} is {length}, but {info.path} has no metres (it is in degrees, or not placed); give it in pixels, "
+            "as 512 px, or reproject the images"
+        )
+    metres = length.number / info.crs.linear_units_factor[1]
+    a, b, _, d, e, _ = tuple(info.transform)[:6]
+    area = abs(a * e - b * d)
+    return metres * math.hypot(a, d) / area, metres * math.hypot(b, e) / area

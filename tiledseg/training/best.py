@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.checkpoint.saved_state import Best
-from tiledseg.config.best import LOSS, class_of
+from tiledseg.config.words import LOSS, class_of
 from tiledseg.errors import ConfigError
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.sampling import Position

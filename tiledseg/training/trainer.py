@@ -49,16 +49,7 @@ from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.resume.sources import rewritten_notes, sources_of
 from tiledseg.training.run_folder.journal import Journal, expected_time, step_line
 from tiledseg.training.run_folder.metrics import write_whole
-from tiledseg.training.run_folder.summary import (
-    About,
-    decisions,
-    found_settings,
-    run_title,
-    seconds_so_far,
-    weights_of,
-    windows_or_grids,
-)
-from tiledseg.training.run_folder.validations import Scene
+from tiledseg.training.run_folder.summary import About, facts_of, scene_of, seconds_so_far
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.steps.culprit import DivergedError, named
 from tiledseg.training.steps.optimizer import (
@@ -136,11 +127,13 @@ class Trainer:
         if checkpoint is not None:
             self._resume(checkpoint)
         self.best = BestSoFar(recipe.cadence.judge, beginning.best, recipe.cadence.validate_every)
-        self.average = self._averaged(checkpoint)
+        average = load_average(checkpoint, mesh) if checkpoint is not None and recipe.ema else ()
+        self.average = AveragedWeights(self.network, recipe.ema, average) if recipe.ema else None
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
-        ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
-        asked = preparation.objective, recipe.cadence.largest_loss
-        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, *asked)
+        ignored, largest = preparation.label_map.ignore_index, recipe.cadence.largest_loss
+        rules = StepRules(
+            ignored, recipe.seed, recipe.update.clip_norm, recipe.wide_sums, preparation.objective, largest
+        )
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, self._loss_scale())
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
@@ -153,11 +146,13 @@ class Trainer:
             stack.callback(self.stepper.close)
             stack.callback(self.saver.wait)
             if self.mesh.is_root:
-                self.seconds_before = self._seconds_before()
+                checkpoint = self.beginning.checkpoint  # of this very folder, or of another run's
+                own = checkpoint is not None and checkpoint.path.parent.resolve() == self.checkpoints.resolve()
+                self.seconds_before = seconds_so_far(self.folder) if own else 0.0
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
-                scene = self._scene()
-                told = {**self._told(), "seconds_before": self.seconds_before}
-                self.journal = Journal(self.folder, self.step, total, verbosity, told, self.lines, scene)
+                started = {**self._started(), "seconds_before": self.seconds_before}
+                scene = scene_of(self.preparation, self.normalization)
+                self.journal = Journal(self.folder, self.step, total, verbosity, started, self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
                 left, again = total - self.step, self.stepper.looks_first
                 self.journal.say(expected_time(self._measured_seconds(), again, self.lines, left))
@@ -172,7 +167,9 @@ class Trainer:
             moved = moved_by_ranks(self.offload, self.recipe.store, self.mesh)
             if self.journal is not None:
                 self.journal.say(moved.in_words if moved else "")
-                self.journal.say(self._early_end() if stopped else "")
+                if stopped:
+                    why = f"stopped early after step {self.step}, by a signal or because the job's time ends"
+                    self.journal.say(f"{why}; its checkpoint is written: run the command again to go on")
                 self._say_what_was_written(self.journal)
         self.parallel.close()
         if self.journal is not None:
@@ -181,10 +178,6 @@ class Trainer:
             self.journal.draw(now=True)
             self.journal.say(self._written())
         return EXIT_CODE if stopped else 0
-
-    def _early_end(self) -> str:
-        why = f"stopped early after step {self.step}, by a signal or because the job's time ends"
-        return f"{why}; its checkpoint is written: run the command again to go on"
 
     def _nothing_to_do(self) -> str:
         """How to go on with a run that has come to its end before."""
@@ -203,12 +196,6 @@ class Trainer:
         if best is not None:
             files.append(f"best {self.checkpoints / name_of(best['step'])} ({best['score']} {best['value']:.4f})")
         return f"wrote {', '.join(files)}"
-
-    def _seconds_before(self) -> float:
-        """Wall time of the parts of this run before: of the folder that its checkpoint lies in."""
-        checkpoint = self.beginning.checkpoint
-        own = checkpoint is not None and checkpoint.path.parent.resolve() == self.checkpoints.resolve()
-        return seconds_so_far(self.folder) if own else 0.0
 
     def _say_what_was_written(self, journal: Journal) -> None:
         """Rasters that were not left alone: some values may be those of before, some those of after."""
@@ -240,8 +227,10 @@ class Trainer:
                     self._verify(self.unverified, training, parts)
                     self.unverified = None
                 result = self._one_step(training, samples, parts, flag, self._weight(step))
-                self.position = self._after(position)
-                self._log_step(position, step, result)
+                self.position = self.course.after(position)
+                if self.journal is not None:
+                    rate = learning_rate(recipe.rate, self.step - 1, self.course)
+                    self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
                 epoch_ends = self.position.epoch > position.epoch
                 better = False
                 if epoch_ends and (position.epoch + 1) % cadence.validate_every == 0 and held_out is not None:
@@ -285,6 +274,10 @@ class Trainer:
         tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
         return sum(tile.core.area for tile in tiles) * max((1.0, *self.preparation.class_weights))
 
+    def _say(self, line: str) -> None:
+        if self.journal is not None:
+            self.journal.say(line)
+
     def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
         """Compare a traced network with its module on the root's first part, backward too. Collective."""
         from tiledseg.tracing.agreement import verify_first
@@ -293,24 +286,9 @@ class Trainer:
             part = next(iter(parts), None)
             return part and network_input(training.load(part.image, part.tile, draw=part.draw), self.mesh.device)
 
-        def say(line: str) -> None:
-            if self.journal is not None:
-                self.journal.say(line)
-
         with doing("comparing the network with what was traced of it"):
             most = self.preparation.question.memory
-            verify_first(network.train(), load, self.mesh, self.recipe.precision, most, say)
-
-    def _after(self, position: Position) -> Position:
-        """The position of the following step."""
-        if position.step + 1 < self.sampler.steps_per_epoch:
-            return Position(position.epoch, position.step + 1)
-        return Position(position.epoch + 1, 0)
-
-    def _log_step(self, position: Position, step: DrawnStep, result: StepResult) -> None:
-        if self.journal is not None:
-            rate = learning_rate(self.recipe.rate, self.step - 1, self.course)
-            self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
+            verify_first(network.train(), load, self.mesh, self.recipe.precision, most, self._say)
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Whether the run has not been as good before: the same on all ranks, as the scores are."""
@@ -359,17 +337,12 @@ class Trainer:
             "sources": [asdict(source) for source in self.beginning.sources],
             "judged": [asdict(source) for source in self.judged],
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
-            "pretrained": self._pretrained(),
+            "pretrained": self.beginning.pretrained and asdict(self.beginning.pretrained),
             "sampling": sampling_fingerprint(self.preparation),
             "random": {"seed": self.recipe.seed, "step": self.step},
             "step": self.step,
             "loss_scale": self.stepper.scale and asdict(self.stepper.scale),
         }
-
-    def _pretrained(self) -> dict[str, str] | None:
-        """The file that the run began with, however often it has been resumed."""
-        origin = self.beginning.pretrained
-        return None if origin is None else asdict(origin)
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         load_optimizer(checkpoint, self.optimizer, self.mesh)
@@ -384,12 +357,6 @@ class Trainer:
         if self.recipe.precision != "fp16":
             return None
         return (checkpoint and checkpoint.saved.loss_scale) or LossScale()
-
-    def _averaged(self, checkpoint: Checkpoint | None) -> AveragedWeights | None:
-        if not self.recipe.ema:
-            return None
-        begun = () if checkpoint is None else load_average(checkpoint, self.mesh)
-        return AveragedWeights(self.network, self.recipe.ema, begun)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
         numbers = range(len(rasters.images))
@@ -409,40 +376,20 @@ class Trainer:
         shapes = [tiling.raster for tiling in held_out.tilings] if held_out else []
         return Panels(choose_views(shapes, self.recipe.panels, self.recipe.seed) if shapes else (), ignored)
 
-    def _scene(self) -> Scene | None:
-        """What validations are of, on the root."""
-        held_out, label_map = self.preparation.validation, self.preparation.label_map
-        if held_out is None:
-            return None
-        classes, dtype = label_map.classes, held_out.infos[0].dtype
-        return Scene(classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
-
-    def _told(self) -> dict[str, Any]:
-        """What the summary says that is known from the start."""
-        return {
-            "title": run_title(self.preparation, self.folder.name, self.mesh.size),
-            "loss": self.preparation.objective.in_words,
-            "class_weights": list(self.preparation.class_weights) or None,
-            "ranks": self.mesh.size,
-            "transport": self.mesh.transport,
-            "parameters": weights_of(self.plan),
-            **windows_or_grids(self.preparation),
-            **decisions(self.plan),
-            "found": found_settings(self.preparation),
-            "classes": [record._asdict() for record in self.preparation.label_map.classes],
-            **self.about.to_json(self.mesh),
-        }
+    def _started(self) -> dict[str, Any]:
+        """The facts of the summary that are known from the start."""
+        return {**facts_of(self.preparation, self.folder.name, self.mesh), **self.about.to_json(self.mesh)}
 
     def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None, moved: Moved | None) -> None:
         summary = {
-            **self._told(),
+            **self._started(),
             "offloaded": moved and moved._asdict(),
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
             "checkpoint_copy_bytes": self.copy.bytes if self.copy.fits else None,
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
-            "pretrained": self._pretrained(),
+            "pretrained": self.beginning.pretrained and asdict(self.beginning.pretrained),
             "best": self.best.record(),
             "stopped_early": self.best.gives_up(self.position),
             "seconds": seconds,

@@ -20,7 +20,7 @@ from tiledseg.execution.scores.metrics import confusion_matrix, scores
 from tiledseg.execution.scores.reliability import empty_counts, reliability_counts
 from tiledseg.models.sending import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.records import dataclass
 from tiledseg.training.losses.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView

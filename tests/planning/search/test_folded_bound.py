@@ -9,7 +9,7 @@ import pytest
 
 from tests.planning.search.test_best import question
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes, fastest, makespan, pass_times
 from tiledseg.planning.run.question import Extent

@@ -34,8 +34,7 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import DrawnTile, deal
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import DrawnTile, TileReference, deal
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:

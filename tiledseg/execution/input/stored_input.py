@@ -15,8 +15,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.models.sending import fixed, sent
 from tiledseg.raster.mirrored_reader import mirrored_positions
 from tiledseg.raster.samples.normalizer import Rule
-from tiledseg.raster.samples.photometry import Photometry
-from tiledseg.raster.samples.pixel_noise import GOLDEN, MIXING, quantiles
+from tiledseg.raster.samples.photometry import GOLDEN, MIXING, Photometry, quantiles
 
 _CHUNK = {"cpu": 1 << 15}  # pixels whose noise is drawn at a time: on a CPU what its cache holds
 _LARGE_CHUNK = 1 << 22

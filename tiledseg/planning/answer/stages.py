@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config.checks import counts_of
-from tiledseg.config.schedules import RECOMPUTE, chunk_ranks
+from tiledseg.config.words import RECOMPUTE, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts

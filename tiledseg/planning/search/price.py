@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import context_sizes

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tiledseg.config.schedules import SCHEDULES, chunk_ranks
+from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from tiledseg.config.schedules import chunk_ranks
+from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes

@@ -24,7 +24,7 @@ from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.raster.geojson import named_crs, read_geometries
 from tiledseg.raster.georeferencing import is_placed, whole_turn
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.unforeseen import reading
+from tiledseg.raster.retrying import reading
 from tiledseg.system.files import irregular_kind
 
 _BEGINS = {

@@ -28,7 +28,7 @@ from tiledseg.raster.remote.s3_server import (
     is_of_certificates,
 )
 from tiledseg.raster.remote.s3_store import parse_s3, refusal
-from tiledseg.raster.unforeseen import reading, reason
+from tiledseg.raster.retrying import reading, reason
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
 DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")

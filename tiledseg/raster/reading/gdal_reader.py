@@ -24,15 +24,11 @@ from rasterio.windows import Window
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.georeferencing import checked_crs
-from tiledseg.raster.ground_control import ground_of
-from tiledseg.raster.handles import HandlePool
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader, memory_bytes
+from tiledseg.raster.info import RasterInfo, ground_of
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes
 from tiledseg.raster.reading.gdal_open import open_dataset, references_of, settings
-from tiledseg.raster.reading.source_files import source_files
-from tiledseg.raster.reading.truncation import check_complete
-from tiledseg.raster.reading.validity import as_stored, valid_pixels
-from tiledseg.raster.unforeseen import reading
+from tiledseg.raster.reading.source_files import check_complete, source_files
+from tiledseg.raster.retrying import reading
 
 # A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
@@ -230,3 +226,56 @@ def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None
         f"{path}: band {alpha} is marked as alpha and is read as validity, not as data; if it is data (near-infrared, "
         f"say), name it: --data.bands [{every}]",
     )
+
+
+def valid_pixels(
+    pixels_CHW: NDArray, nodata: Sequence[float | None], masks: Sequence[NDArray] = ()
+) -> NDArray[np.bool_]:
+    """Validity (H, W) of pixels (C, H, W), with each band's nodata value (None: none) and further masks (0: invalid).
+
+    A pixel is invalid
+    - where a mask (a per-dataset mask, an alpha band) is 0;
+    - where any band is NaN or infinite;
+    - signed and floating-point rasters: where any band holds its nodata value, which is then no measurement;
+    - unsigned rasters: where every band holds its nodata value (GDAL's rule for a whole dataset), since 0 or 255 in one
+      band alone is a legal dark or bright pixel.
+    """
+    valid_HW = np.ones(pixels_CHW.shape[1:], np.bool_)
+    for mask_HW in masks:
+        valid_HW &= mask_HW != 0
+    if pixels_CHW.dtype.kind == "f":
+        for band_HW in pixels_CHW:
+            valid_HW &= np.isfinite(band_HW)
+    sentinels = [as_stored(value, pixels_CHW.dtype) for value in nodata]
+    if pixels_CHW.dtype.kind != "u":
+        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
+            if sentinel is not None:
+                valid_HW &= band_HW != sentinel
+    elif None not in sentinels:
+        held_HW = _holds_everywhere(pixels_CHW, sentinels)
+        if held_HW.any():
+            valid_HW &= ~held_HW
+    return valid_HW
+
+
+def _holds_everywhere(pixels_CHW: NDArray, sentinels: Sequence[np.generic | None]) -> NDArray[np.bool_]:
+    """Where every band holds its sentinel. Most windows are done after the first band."""
+    held_HW = pixels_CHW[0] == sentinels[0]
+    for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
+        if not held_HW.any():
+            break
+        held_HW &= band_HW == sentinel
+    return held_HW
+
+
+def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
+    """A nodata value as the raster's dtype holds it; None where there is none, or the dtype cannot hold it."""
+    if value is None:
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return dtype.type(value)
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinite fail the first
+        return None
+    return dtype.type(int(value))

@@ -21,8 +21,15 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.labels.class_counts import count_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.sampling import Position, Sampler, Step, epoch_generator, shuffled, steps_from
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import (
+    Position,
+    Sampler,
+    Step,
+    TileReference,
+    epoch_generator,
+    shuffled,
+    steps_from,
+)
 from tiledseg.records import dataclass
 
 READ_AT_ONCE = 8  # squares along each side

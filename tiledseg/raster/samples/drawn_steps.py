@@ -19,9 +19,8 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, window_tile
 from tiledseg.raster.samples.content import Content, ContentSampler
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
-from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step
+from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, TileReference
 from tiledseg.raster.samples.views import whole
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 
 

@@ -18,9 +18,20 @@ from typing import NamedTuple, Protocol, TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 from tiledseg.system.console import counted
+
+
+class TileReference(NamedTuple):
+    """Tile `tile` of image `image`, both counted from 0."""
+
+    image: int
+    tile: int
+
+    @property
+    def draw(self) -> None:
+        """None: the tile as it lies on the disk."""
+
 
 T = TypeVar("T")
 

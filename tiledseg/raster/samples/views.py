@@ -9,16 +9,83 @@ What lies beyond the raster is not valid.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.rotation import Rotation, read_places
 from tiledseg.records import dataclass
+
+
+class Rotation(NamedTuple):
+    """Moves positions by an angle of this cosine and sine about the position (`row`, `col`)."""
+
+    cos: float
+    sin: float
+    row: float
+    col: float
+
+    def about(self, row: float, col: float) -> Rotation:
+        """The same angle about another position."""
+        return Rotation(self.cos, self.sin, row, col)
+
+    def counted_from(self, row: int, col: int) -> Rotation:
+        """The same rotation of positions that are counted from (row, col)."""
+        return self.about(self.row - row, self.col - col)
+
+    @property
+    def back(self) -> Rotation:
+        """The one that undoes it."""
+        return Rotation(self.cos, -self.sin, self.row, self.col)
+
+    def moved(self, row: Any, col: Any) -> tuple[Any, Any]:
+        """Where positions come to lie: of numbers, or of arrays, which are broadcast."""
+        down, right = row - self.row, col - self.col
+        return self.row + (self.cos * down - self.sin * right), self.col + (self.sin * down + self.cos * right)
+
+
+def read_places(
+    source: RasterReader,
+    rows_HW: NDArray[np.float64],
+    cols_HW: NDArray[np.float64],
+    dtype: DTypeLike,
+    nearest: bool,
+) -> tuple[NDArray, NDArray[np.bool_]]:
+    """Pixels (C, H, W) at these places of a raster, and which are valid: those within the raster that are made of valid
+    pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the raster's own."""
+    height, width = source.info.shape
+    rows, cols = _taps(rows_HW, height, nearest), _taps(cols_HW, width, nearest)
+    inside_HW = rows.inside & cols.inside
+    pixels_CHW, valid_HW = source.read(Box(rows.hull, cols.hull))
+    if nearest:
+        at = _numbers(rows.low, cols.low, cols.hull)
+        return _taken(pixels_CHW, at), valid_HW.take(at) & inside_HW
+    pixels_CHW = pixels_CHW.astype(dtype)
+    if not valid_HW.all():
+        pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
+    row_share, col_share = rows.share.astype(dtype), cols.share.astype(dtype)
+    found_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), dtype)
+    for row_HW, row_part in ((rows.low, 1 - row_share), (rows.high, row_share)):
+        for col_HW, col_part in ((cols.low, 1 - col_share), (cols.high, col_share)):
+            at = _numbers(row_HW, col_HW, cols.hull)
+            corner_CHW = _taken(pixels_CHW, at)
+            corner_CHW *= row_part * col_part
+            found_CHW += corner_CHW
+            inside_HW &= valid_HW.take(at)
+    return found_CHW, inside_HW
+
+
+def _numbers(rows_HW: NDArray[np.intp], cols_HW: NDArray[np.intp], hull: Interval) -> NDArray[np.intp]:
+    """Of pixels, counted row by row through rows as long as `hull`."""
+    return rows_HW * hull.size + cols_HW
+
+
+def _taken(pixels_CHW: NDArray, at_HW: NDArray[np.intp]) -> NDArray:
+    """The pixels of these numbers, in every band."""
+    return np.stack([band_HW.take(at_HW) for band_HW in pixels_CHW])
 
 
 class Line(NamedTuple):
@@ -35,6 +102,10 @@ class Line(NamedTuple):
     def shift(self, by: int) -> Line:
         """The line of positions that are counted from position `by`."""
         return Line(self.start + self.step * by, self.step)
+
+    def places(self, positions: Interval) -> NDArray[np.float64]:
+        """Return the places in the raster of positions of the view."""
+        return self.start + self.step * np.arange(positions.start, positions.stop, dtype=np.float64)
 
     def source(self, positions: Interval) -> Interval:
         """Of a line on pixels: the pixels that the positions are, in the raster's order."""
@@ -141,8 +212,8 @@ class ViewReader(RasterReader):
 
     def _resized(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         height, width = self._source.info.shape
-        rows = _taps(self._view.row, box.row, height, self._nearest)
-        cols = _taps(self._view.col, box.col, width, self._nearest)
+        rows = _taps(self._view.row.places(box.row), height, self._nearest)
+        cols = _taps(self._view.col.places(box.col), width, self._nearest)
         pixels_CHW, valid_HW = self._source.read(Box(rows.hull, cols.hull))
         inside_HW = rows.inside[:, None] & cols.inside
         if self._nearest:
@@ -164,8 +235,10 @@ class ViewReader(RasterReader):
 
 
 class _Taps(NamedTuple):
-    """What each position along a dim is made of: pixels `low` and `high`, counted from `hull`, and the share of the
-    latter; `inside`: whether it lies within the raster."""
+    """The pixels `low` and `high` along a dim between which places lie, counted from `hull`, and the share of `high`.
+
+    `inside` is True for places within the raster.
+    """
 
     low: NDArray[np.intp]
     high: NDArray[np.intp]
@@ -174,8 +247,7 @@ class _Taps(NamedTuple):
     hull: Interval
 
 
-def _taps(line: Line, positions: Interval, size: int, nearest: bool) -> _Taps:
-    at = line.start + line.step * np.arange(positions.start, positions.stop, dtype=np.float64)
+def _taps(at: NDArray[np.float64], size: int, nearest: bool) -> _Taps:
     inside = (at >= -0.5) & (at < size - 0.5)
     at = np.floor(at + 0.5) if nearest else at
     at = np.clip(at, 0, size - 1)

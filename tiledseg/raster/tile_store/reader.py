@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader
 from tiledseg.raster.tile_store.store import (
     StoreName,
     load_info,

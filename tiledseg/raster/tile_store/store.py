@@ -25,9 +25,8 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.georeferencing import named_crs
-from tiledseg.raster.ground_control import as_json, from_json
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.unforeseen import reading
+from tiledseg.raster.info import RasterInfo, as_json, from_json
+from tiledseg.raster.retrying import reading
 
 if TYPE_CHECKING:
     import h5py

@@ -31,7 +31,7 @@ from tiledseg.planning.modes.mode_cost import layer_ranks, settled
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.halo_traffic import statistic_sums
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.tile_reference import TileReference
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 NETWORK = UNet(2, base_channels=12, classes=5)

@@ -16,8 +16,8 @@ import torch
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.config.checks import shown
-from tiledseg.config.loss import BOUNDARY, CROSS_ENTROPY, FOCAL, TVERSKY, loss_terms
-from tiledseg.config.loss import DICE as DICE_LOSS
+from tiledseg.config.words import BOUNDARY, CROSS_ENTROPY, FOCAL, TVERSKY, loss_terms
+from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.memory_words import LossBytes
 from tiledseg.raster.labels.label_map import LabelMap

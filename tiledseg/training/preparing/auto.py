@@ -18,7 +18,7 @@ from tiledseg.config.checks import AUTO
 from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.recompute import recompute_of
 from tiledseg.config.run import Config
-from tiledseg.config.schedules import REMOVED_SCHEDULES
+from tiledseg.config.words import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.parallelism import parallelism

@@ -11,12 +11,12 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
-from tiledseg.raster.ground_size import along
+from tiledseg.raster.georeferencing import along
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.masked_reader import Inside, MaskedReader, area_reader
 from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reading.known_reader import KnownReader
+from tiledseg.raster.reading.reader import KnownReader
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.samples.spatial_split import Cut, Part, SpatialSplit
 from tiledseg.records import dataclass

@@ -1,4 +1,8 @@
-"""The beginning of a run: anew, or from a checkpoint, with the changes that `rules` allows."""
+"""The beginning of a run: anew, or from a checkpoint, with the changes that the keys below allow (docs/resume.md).
+
+A key that is not named here may change from the checkpoint on: it changes speed and memory alone, or a change of the
+result is said.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,12 @@ from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
-from tiledseg.config.schedules import split_recompute
+from tiledseg.config.words import split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.records import dataclass
 from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.resume.rules import EDGE, NAMES, REFUSED
 from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of
 
 _RECOMPUTE = "memory.recompute", "parallel.recompute"
@@ -176,3 +179,44 @@ def flat(record: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     return "null" if value is None else str(value) if isinstance(value, int | float | str) else shown(repr(value))
+
+
+REFUSED = frozenset(
+    f"{group}.{key}"
+    for group, keys in {
+        "data": (
+            *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
+            *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
+        ),
+        "model": (
+            *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
+            *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
+        ),
+        "optimizer": ("name",),
+    }.items()
+    for key in keys
+)
+EDGE = {
+    "data.images": "sources",
+    "data.labels": "sources",
+    "tiling.grid": "grids",
+    "train.tiles_per_step": "tiles_per_step",
+    "train.images_per_step": "images_per_step",
+    "train.seed": "seed",
+    "train.sampling": "windows",
+    "train.window": "windows",
+    "train.windows_per_step": "windows",
+    "train.window_halo": "windows",
+    "train.skip_empty": "content",
+    "train.balance_classes": "content",
+}
+"""Keys that may change between epochs and their names in `sampling_fingerprint`: they order the steps."""
+NAMES = frozenset({"train.resume", "run.output", "run.verbosity", "run.panels"})
+"""Keys that name the run, or change its words and pictures: they are not compared."""
+
+
+def rule_of(key: str) -> str:
+    """Return the rule of a key as docs/resume.md names it."""
+    if key in REFUSED:
+        return "refused"
+    return "between epochs" if key in EDGE else "names the run" if key in NAMES else "may change"

@@ -16,11 +16,13 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
+from tiledseg.raster.statistics import Normalization
 from tiledseg.records import dataclass
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
 from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.run_folder.validations import Scene
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -53,6 +55,30 @@ class About:
             },
             "versions": own.versions,
         }
+
+
+def facts_of(preparation: Preparation, name: str, mesh: Mesh) -> dict[str, Any]:
+    """Return the facts of the summary that are known from the start."""
+    return {
+        "title": run_title(preparation, name, mesh.size),
+        "loss": preparation.objective.in_words,
+        "class_weights": list(preparation.class_weights) or None,
+        "ranks": mesh.size,
+        "transport": mesh.transport,
+        "parameters": weights_of(preparation.plan),
+        **windows_or_grids(preparation),
+        **decisions(preparation.plan),
+        "found": found_settings(preparation),
+        "classes": [record._asdict() for record in preparation.label_map.classes],
+    }
+
+
+def scene_of(preparation: Preparation, normalization: Normalization) -> Scene | None:
+    """Return the material of the run's validations; None if it has none."""
+    held_out, label_map = preparation.validation, preparation.label_map
+    if held_out is None:
+        return None
+    return Scene(label_map.classes, label_map.ignore_index, held_out.images, held_out.infos[0].dtype, normalization)
 
 
 def run_title(preparation: Preparation, name: str, ranks: int) -> str:

@@ -142,6 +142,12 @@ class Course:
         step, epoch = self.marks[-1]
         return step + max(0, self.epochs - epoch) * self.steps_per_epoch
 
+    def after(self, position: Position) -> Position:
+        """Return the position of the following step."""
+        if position.step + 1 < self.steps_per_epoch:
+            return Position(position.epoch, position.step + 1)
+        return Position(position.epoch + 1, 0)
+
     def ends_at(self, position: Position) -> bool:
         """Whether a run that stands there has nothing left to do."""
         return position.epoch >= self.epochs

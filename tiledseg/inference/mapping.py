@@ -1,0 +1,203 @@
+"""The loop of a map: read a window, run the network, crop, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.errors import RasterError
+from tiledseg.execution.halos.part import Part
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes.part_passes import Passes, read_ahead
+from tiledseg.execution.precision import INPUT_DTYPES
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.inference.map_files import NO_SHARE, in_bytes
+from tiledseg.inference.mapper import Mapper
+from tiledseg.inference.request import Request
+from tiledseg.inference.views import Window, means, parts_of_views, shared_means, shares_of, tilings_of, views_of
+from tiledseg.models.sending import asked_back
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.masked_reader import area_reader
+from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
+from tiledseg.raster.reading.reader import KnownReader, open_raster
+from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
+from tiledseg.raster.samples.views import View, ViewReader
+from tiledseg.raster.statistics import Normalization
+
+
+@dataclass(frozen=True)
+class ImageShare:
+    """A rank's share of one map. `outside`: cores beyond the area, of which nothing is computed."""
+
+    request: Request
+    info: RasterInfo
+    tilings: tuple[Tiling, ...]
+    passes: Passes
+    parts: tuple[Part, ...]
+    views: tuple[View, ...]
+    parallel: ParallelRun
+    outside: tuple[Box, ...] = ()
+
+
+def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> ImageShare:
+    """Return this rank's share of the map of one image."""
+    views, shares_images = views_of(request.views, tiling.raster), parallel.spread.shares_images
+    tilings = tilings_of(views, tiling, shares_images)
+    passes = parallel.over(tilings)
+    wanted = list(tiling.tiles)
+    if request.area is not None and not shares_images:  # ranks that share an image compute all of it together
+        inside = _area(request, info)
+        wanted = [tile for tile in tiling.tiles if inside(tile.core).any()]
+    left = {tile.index for tile in tiling.tiles} - {tile.index for tile in wanted}
+    outside = tuple(tiling.tiles[index].core for index in sorted(left)[mesh.rank :: mesh.size])
+    parts = passes.mode.share([TileReference(0, tile.index) for tile in wanted])
+    if len(views) > 1 and shares_images:
+        parts = tuple(
+            part
+            for image, cut in enumerate(tilings)
+            for part in passes.mode.share([TileReference(image, k) for k in range(len(cut))])
+        )
+    elif len(views) > 1:
+        parts = parts_of_views(parts, views, tiling.footprint)
+    return ImageShare(request, info, tilings, passes, parts, views, parallel, outside)
+
+
+def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
+    """Return the image and its views, cut into tiles."""
+    request = share.request
+    reader = KnownReader(
+        share.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.references)
+    )
+    normalization = mapper.normalization or Normalization.identity(reader.info.bands)
+    readers = [reader, *(ViewReader(reader, view) for view in share.views[1:])]
+    return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[request.precision])
+
+
+def map_windows(
+    share: ImageShare,
+    mapper: Mapper,
+    layouts: Sequence[RasterLayout],
+    mesh: Mesh,
+    advance: Callable[[str], object],
+) -> None:
+    """Write this rank's pixels of a map into its laid-out files: classes, and probabilities where there are two.
+
+    `advance` is called with words for each window that is read. Collective as the passes are.
+    """
+    request, probabilities = share.request, len(layouts) > 1
+    inside, as_bytes = _area(request, share.info), request.probability_type == "uint8"
+    with ExitStack() as stack:
+        dataset = stack.enter_context(closing(open_dataset(share, mapper)))
+        writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
+        # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
+        mesh.communicator.barrier()
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(doing("mapping"))
+        for core in share.outside:
+            _write_nothing(writers, core, mapper.ignore_index)
+
+        def write(window: HostWindow) -> None:
+            classes_HW, shares_KHW, finite_HW = window.arrays()
+            nothing_HW = ~(window.valid_HW & inside(window.core))
+            _check_finite(finite_HW | nothing_HW, window.core, request)
+            classes_HW[nothing_HW] = mapper.ignore_index
+            writers[0].write(window.core, classes_HW[None])
+            if shares_KHW is not None:
+                shares_KHW[:, nothing_HW] = np.nan
+                writers[1].write(window.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
+
+        waiting: list[HostWindow] = []
+        for core, scores_KHW, valid_HW in _scores(share, dataset, advance):
+            waiting.append(to_host(core, scores_KHW, valid_HW, probabilities, len(share.views) > 1))
+            del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
+            if len(waiting) > int(mesh.device.type == "cuda"):
+                write(waiting.pop(0))
+        for window in waiting:
+            write(window)
+
+
+def _scores(share: ImageShare, dataset: Dataset, advance: Callable[[str], object]) -> Iterator[Window]:
+    """Yield each window's scores, or its mean probabilities over several views."""
+    passes, parts, request = share.passes, share.parts, share.request
+
+    def samples() -> Iterator[Any]:
+        for sample in read_ahead(passes, dataset, parts, request.threads, request.prefetch):
+            core = sample.tile.core
+            advance(f"mapping rows {core.row.start} to {core.row.stop}")
+            yield sample
+
+    if len(share.views) == 1:
+        for sample, piece in ticking(passes.outputs(samples(), parts)):
+            yield piece.core, piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
+    elif share.parallel.spread.shares_images:
+        yield from shared_means(passes, share.parallel.axes, samples(), parts, share.views)
+    else:
+        yield from means(passes, samples(), parts, share.views)
+
+
+class HostWindow(NamedTuple):
+    """A window's classes, probabilities (or None) and finite scores on their way to the host."""
+
+    core: Box
+    valid_HW: NDArray[np.bool_]
+    tensors: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+    sent: Any  # the event after which the tensors are there; None on a CPU
+
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None, NDArray[np.bool_]]:
+        """Return the tensors as arrays, once they are there."""
+        if self.sent is not None:
+            self.sent.synchronize()
+        classes_HW, shares_KHW, finite_HW = self.tensors
+        return classes_HW.numpy(), None if shares_KHW is None else shares_KHW.numpy(), finite_HW.numpy()
+
+
+def to_host(
+    core: Box, scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_], probabilities: bool, are_shares: bool
+) -> HostWindow:
+    """Send a window's classes, and its `probabilities` if wanted, to the host. `are_shares`: the scores are these."""
+    classes_HW = asked_back(scores_KHW.argmax(0).to(torch.uint8))
+    shares_KHW = asked_back((scores_KHW if are_shares else shares_of(scores_KHW)).float()) if probabilities else None
+    finite_HW = asked_back(scores_KHW.amax(0).isfinite())  # the largest is not a number where any is none
+    sent = None
+    if scores_KHW.device.type == "cuda":
+        sent = torch.cuda.Event()
+        sent.record()
+    return HostWindow(core, valid_HW, (classes_HW, shares_KHW, finite_HW), sent)
+
+
+def _area(request: Request, info: RasterInfo) -> Callable[[Box], NDArray[np.bool_]]:
+    """Return a function that gives the pixels of a box in the area, by their centres."""
+    if request.area is None:
+        return lambda box: np.ones(box.shape, np.bool_)
+    reader = area_reader(request.area, info)
+    return lambda box: reader.read(box)[0][0] == 1
+
+
+def _check_finite(good_HW: NDArray[np.bool_], core: Box, request: Request) -> None:
+    """Raise RasterError where a score is no finite number: no class is likelier than another there."""
+    if good_HW.all():
+        return
+    row, col = np.argwhere(~good_HW)[0]
+    raise RasterError(
+        f"{request.image}: the network's scores of {(~good_HW).sum()} pixels are no finite numbers, the first at row "
+        f"{core.row.start + row}, col {core.col.start + col}; give values that stand for no data there a tag "
+        f"(gdal_edit.py -a_nodata), or another --precision than {request.precision}"
+    )
+
+
+def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int) -> None:
+    """Write no data, in the classes and in the probabilities."""
+    for writer, nothing in zip(writers, (ignore_index, np.nan), strict=False):
+        layout = writer.layout
+        fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
+        writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
