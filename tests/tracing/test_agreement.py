@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.foreign.modules import Somebody, build_aligned
 from tests.foreign.sly import Sly
+from tests.tracing.styles import Functions
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.agreement import verified
@@ -107,6 +108,11 @@ def honest(kind: str) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2), nn.Conv2d(8, 3, 3, padding=1)
     )
+
+
+def test_a_norm_that_stands_still_leaves_others_moving() -> None:
+    network = trace(Functions(2).train(), 2)
+    assert verified(network.train(), window(), ROOM).startswith("checked: ")
 
 
 def test_constant_pixels_are_no_fault() -> None:

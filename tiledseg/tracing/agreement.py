@@ -13,6 +13,7 @@ Dropout keeps all channels in both, and scales them: a graph drops channels, wha
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -39,6 +40,7 @@ NOISE = 8.0  # times the module's own rounding
 ROUNDINGS = 16.0  # of the dtype, of the largest value, whatever the network
 TRIES = 2048  # sizes looked at for a legal one
 _WIDE = torch.float64.itemsize
+_twin = functools.lru_cache(2)(copied)
 
 
 def verify_first(
@@ -78,7 +80,7 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
     room = memory - 3 * sum(tensor.numel() * _WIDE for tensor in network.state_dict().values())
     room = room if most is None else min(room, most)
     try:
-        copied(network, False)
+        _twin(network, False)
     except Exception as error:  # whatever an attribute of the module raises
         return f"not checked: {name} cannot be copied ({type(error).__name__}: {first_line(error)})"
     x_BCHW = x_BCHW.detach()
@@ -95,6 +97,9 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
             if not is_exhausted(error):
                 raise
             window_BCHW = _fitted(network, window_BCHW, _bytes(network, window_BCHW, 1) // 4, 1)
+        finally:
+            _twin.cache_clear()
+    _twin.cache_clear()
     return f"not checked: no part of {x_BCHW.shape[2]} x {x_BCHW.shape[3]} pixels suits {name} and the free memory"
 
 
@@ -107,8 +112,8 @@ def _check_crop(network: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> 
             if _bytes(network, crop_BCHW, _WIDE * (3 if backward else 1)) > room:
                 break
             try:
+                found = _values(network, crop_BCHW, False, precise, backward)  # before a module that writes weights
                 expected = _values(network, crop_BCHW, True, precise, backward)
-                found = _values(network, crop_BCHW, False, precise, backward)
             except Exception as error:  # whatever the module raises
                 if is_exhausted(error):
                     raise
@@ -162,8 +167,8 @@ def _rounding(network: GraphNetwork, x_BCHW: torch.Tensor, precise: Values) -> f
 def _values(
     network: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
 ) -> Values:
-    """What the module, or its graph, gives, and what it leaves behind: run on a copy of its own."""
-    return values(copied(network, precise), x_BCHW, of_module, precise, backward)
+    """What the module, or its graph, gives, and what it leaves behind: run on a copy, which the check keeps."""
+    return values(_twin(network, precise), x_BCHW, of_module, precise, backward)
 
 
 def _refuse(

@@ -32,7 +32,7 @@ def values(
     channels, and scales them: a graph drops channels, whatever the module drops."""
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
-    with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module):
+    with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module, False):
         held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
         if of_module:
             outputs = chosen(tensors_of(as_trained(twin)(held)), twin.recorded.wanted)
@@ -62,10 +62,11 @@ def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
 
 
 def as_trained(twin: GraphNetwork) -> nn.Module:
-    """Return the module in the network's mode; norms that stand still there are evaluated."""
+    """Return the module in the network's mode; where all norms stand still there, its own are evaluated."""
     module: nn.Module = twin.recorded.module
     module.training = twin.training  # its parts are the network's
-    if any(layer.is_still for layer in twin.graph.layers):
+    norms = [layer.is_still for layer in twin.graph.layers if layer.tracks or layer.is_still]
+    if norms and all(norms):
         for part in module.modules():
             part.training &= getattr(part, "running_mean", None) is None
     return module

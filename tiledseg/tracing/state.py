@@ -38,16 +38,18 @@ class Changes:
 
 
 @contextmanager
-def kept_state(root: nn.Module) -> Iterator[Changes]:
-    """List what changes in `root` while this is entered, and set it back."""
-    changes = Changes()
-    modules = [(path, module, _snapshot(module), _attributes(module)) for path, module in root.named_modules()]
+def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
+    """Set back what changes in `root` while this is entered. `look`: list the changes."""
+    changes, looked = Changes(), {}
+    if look:
+        looked = {path: _attributes(module) for path, module in root.named_modules()}
+    modules = [(path, module, _snapshot(module)) for path, module in root.named_modules()]
     buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
     try:
         yield changes
     finally:
-        for path, module, before, attributes in modules:
-            now = _attributes(module)
+        for path, module, before in modules:
+            attributes, now = looked.get(path, {}), _attributes(module) if look else {}
             for name in [name for name in {**now, **attributes} if not is_same(now.get(name), attributes.get(name))]:
                 keeps = name in vars(module) and _holds_tensors(vars(module)[name])
                 (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
@@ -154,10 +156,12 @@ class Origin:
 
     def renew(self) -> None:
         """Take the module as it is now."""
-        self._description = _description(self._module, self._kept)
+        self._description: dict[str, Any] | None = _description(self._module, self._kept)
 
     def check(self) -> None:
         """Raise ConfigError, by name, where the module has other attributes, hooks, weights or submodules since."""
+        if self._description is None:
+            return
         now = _description(self._module, self._kept)
         for path in {**self._description, **now}:
             if not is_same(self._description.get(path), now.get(path)):
@@ -167,7 +171,10 @@ class Origin:
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
-        return Origin(copy.deepcopy(self._module, memo), self._kept)
+        """Of a copy, which is compared with nothing."""
+        again: Origin = object.__new__(Origin)
+        again._module, again._kept, again._description = copy.deepcopy(self._module, memo), self._kept, None
+        return again
 
     def train(self, mode: bool) -> None:
         """Set the module's mode as its author wrote it, such as with frozen parts."""
@@ -193,6 +200,8 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
 def _picture(value: Any, depth: int) -> Any:
     """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
     as it is."""
+    if value is None or isinstance(value, SIMPLE):
+        return value
     match value:
         case np.ndarray():
             return value.shape, value.tobytes()
