@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,15 +21,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.labels.class_counts import count_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.sampling import (
-    Position,
-    Sampler,
-    Step,
-    TileReference,
-    epoch_generator,
-    shuffled,
-    steps_from,
-)
+from tiledseg.raster.samples.sampling import Sampler, Step, Steps, TileReference, epoch_generator, shuffled
 from tiledseg.records import dataclass
 
 READ_AT_ONCE = 8  # squares along each side
@@ -132,7 +124,7 @@ def _drawn(ends: NDArray[np.int64], generator: random.Random) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class ContentSampler:
+class ContentSampler(Steps):
     """The steps of `sampler`, of a number of tiles each, but with the tiles that `content` draws.
 
     An epoch has as many tiles as are drawn at all. A share of them, the balance, is drawn by class, the same tile
@@ -172,9 +164,6 @@ class ContentSampler:
         ]
         tiles = [self._reference(number) for number in numbers]
         return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
-
-    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
-        return steps_from(self.steps, position, epochs)
 
     def _reference(self, number: int) -> TileReference:
         image, _, tile = self.content.regions[number]

@@ -19,13 +19,13 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, window_tile
 from tiledseg.raster.samples.content import Content, ContentSampler
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
-from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, TileReference
+from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, Steps, TileReference
 from tiledseg.raster.samples.views import whole
 from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)
-class DrawnTiles:
+class DrawnTiles(Steps):
     """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
 
     Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
@@ -43,9 +43,9 @@ class DrawnTiles:
     def steps_per_epoch(self) -> int:
         return self.sampler.steps_per_epoch
 
-    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
-        for at, step in self.sampler.steps_from(position, epochs):
-            yield at, step if self.drawer.is_idle else self._drawn(step, at.epoch)
+    def steps(self, epoch: int) -> Iterator[DrawnStep]:
+        for step in self.sampler.steps(epoch):
+            yield step if self.drawer.is_idle else self._drawn(step, epoch)
 
     def _drawn(self, step: Step, epoch: int) -> DrawnStep:
         found: dict[str, Draw | None] = {}
@@ -76,7 +76,7 @@ def _centre(box: Box) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class DrawnWindows:
+class DrawnWindows(Steps):
     """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images, each with a draw of
     its own: an image by its share of the pixels, then a place in it, each as likely as any other.
 
@@ -110,11 +110,9 @@ class DrawnWindows:
     def steps_per_epoch(self) -> int:
         return math.ceil(sum(self._areas()) / (self.per_step * self.side**2))
 
-    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
-        for epoch in range(position.epoch, epochs):
-            first = position.step if epoch == position.epoch else 0
-            for index in range(first, self.steps_per_epoch):
-                yield Position(epoch, index), self.step(Position(epoch, index))
+    def steps(self, epoch: int) -> Iterator[DrawnStep]:
+        for index in range(self.steps_per_epoch):
+            yield self.step(Position(epoch, index))
 
     def step(self, position: Position) -> DrawnStep:
         return tuple(self._window(position, k) for k in range(self.per_step))

@@ -12,8 +12,9 @@ import hashlib
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
@@ -55,18 +56,28 @@ Step = tuple[TileReference, ...]
 DrawnStep = tuple[TileReference | DrawnTile, ...]
 
 
-class Steps(Protocol):
+class Steps(ABC):
     """The steps of a run, the same on every rank."""
 
     @property
+    @abstractmethod
     def steps_per_epoch(self) -> int: ...
 
+    @abstractmethod
+    def steps(self, epoch: int) -> Iterable[DrawnStep]:
+        """Return the steps of an epoch."""
+
     def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
-        """The steps from `position` to the end of epoch `epochs` - 1, each with its own position: how a run resumes."""
+        """Yield the steps from `position` to the end of epoch `epochs` - 1, each with its own position."""
+        for epoch in range(position.epoch, epochs):
+            first = position.step if epoch == position.epoch else 0
+            for index, step in enumerate(self.steps(epoch)):
+                if index >= first:
+                    yield Position(epoch, index), step
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(Steps):
     """The steps of a run over images of `tiles_per_image` tiles each.
 
     `tiles_per_step` None: a step is all tiles of `images_per_step` images, images shuffled; the last step of an epoch
@@ -125,24 +136,9 @@ class Sampler:
         size = self.tiles_per_step
         return [tuple(sorted(pairs[start : start + size])) for start in range(0, len(pairs), size)]
 
-    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
-        """The steps from `position` to the end of epoch `epochs` - 1, each with its own position: how a run resumes."""
-        return steps_from(self.steps, position, epochs)
-
     def _all_tiles(self, image: int) -> Step:
         tiles = self.kept[image] if self.kept is not None else range(self.tiles_per_image[image])
         return tuple(TileReference(image, tile) for tile in tiles)
-
-
-def steps_from(
-    steps: Callable[[int], Sequence[Step]], position: Position, epochs: int
-) -> Iterator[tuple[Position, Step]]:
-    """The `steps` of each epoch from `position` to the end of epoch `epochs` - 1."""
-    for epoch in range(position.epoch, epochs):
-        first = position.step if epoch == position.epoch else 0
-        for index, step in enumerate(steps(epoch)):
-            if index >= first:
-                yield Position(epoch, index), step
 
 
 def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
