@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @checked
 def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
-    """The halo of a network: of any module for images of `bands` bands (None: as many as its first convolution takes),
-    of what `load` gives, or of a name with the keys of the group `model`.
+    """Return the halo of a network: of any module for images of `bands` bands (None: as many as its first convolution
+    takes), of what `load` gives, or of a name with the keys of the group `model`.
 
     Raises ConfigError for a key or a value that no network can have, or that lists every place of a module that no
     tiling leaves exact; GeometryError where no exact tile exists.
@@ -195,7 +195,7 @@ def predict_raster(
 
 
 def _mapper(network: Any, images: Sequence[str], references: bool, given: Mapping[str, Any], mesh: Mesh) -> Mapper:
-    """What maps. Collective."""
+    """Return the mapper of a network. Collective."""
     from torch import nn
 
     from tiledseg.comm.failure import mark_agreed
@@ -237,7 +237,7 @@ def evaluate_map(
     background: str | int | None = None,
     warp: bool = False,
 ) -> Scores:
-    """The scores of a class map against its labels, as `tiledseg evaluate` gives them.
+    """Return the scores of a class map against its labels, as `tiledseg evaluate` gives them.
 
     `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
     polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them.

@@ -30,7 +30,7 @@ _KIB, _MIB = 2**10, 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the diagnosis on rank 0 and returns the exit code."""
+    """Print the diagnosis on rank 0 and return the exit code."""
     return run(lambda: _main(argv))
 
 
@@ -57,7 +57,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
-    """Code 1 where the job would fail by what only its ranks show; what its configuration shows is bad input."""
+    """Rehearse a job, and return 1 where it would fail on its ranks. A bad configuration is bad input."""
     from tiledseg.commands.config_file import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.training.preparing.preparation import prepare

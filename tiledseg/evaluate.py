@@ -131,7 +131,7 @@ def _label_reading(options: Namespace, label_map: LabelMap | None) -> LabelReadi
 
 
 def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]) -> str:
-    """Strict JSON; null where a class has no score."""
+    """Return strict JSON; null where a class has no score."""
     answer = {
         "prediction": options.prediction,
         "labels": options.labels,
@@ -145,7 +145,7 @@ def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores, class
 
 
 def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:
-    """Scores and confusion matrix for people, in percent; `-` where a class has no score."""
+    """Return scores and confusion matrix for people, in percent; `-` where a class has no score."""
     head = ["class", "pixels", "IoU", "F1", "precision", "recall"]
     rows = [
         [

@@ -34,7 +34,7 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def build_parser() -> Parser:
-    """The command's options."""
+    """Return the command's parser."""
     parser = Parser(prog="tiledseg export", description="Write a trained network for other programs (docs/export.md).")
     parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
     parser.add_argument(
@@ -143,7 +143,7 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
 
 
 def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
-    """The file has its name once it has been read back and gives what the network gives."""
+    """Write a network. The file gets its name once it was read back and gives the network's probabilities."""
     from tiledseg.inference.exports import exported
     from tiledseg.inference.exports.model_cards import deepness_keys, own_keys
 

@@ -28,7 +28,7 @@ THREADS = 2
 def compare(
     prediction: RasterReader, labels: RasterReader, label_map: LabelMap | None, ignore_index: int = 255
 ) -> NDArray[np.int64]:
-    """Confusion matrix (K, K), int64, rows truth, columns prediction, over the pixels valid in both rasters.
+    """Return the confusion matrix (K, K), int64, rows truth, columns prediction, over the pixels valid in both rasters.
 
     `label_map` turns the labels' raw values into classes; the prediction holds class numbers. Without one, labels hold
     class numbers below `ignore_index` too, and K is one more than the largest that either raster holds (at least 2).
@@ -54,12 +54,12 @@ def compare(
 
 
 def class_numbers(ignore_index: int) -> LabelMap:
-    """Of labels that hold class numbers below `ignore_index`. Raises ConfigError."""
+    """Return the map of labels that hold class numbers below `ignore_index`. Raises ConfigError."""
     return LabelMap.from_config(max(ignore_index, 2) if ignore_index <= 255 else 2, ignore_index)
 
 
 def open_labels(reading: LabelReading, path: str, prediction: RasterInfo) -> RasterReader:
-    """Labels of a map: a raster on its grid, or polygons, of which at least one is in it."""
+    """Open the labels of a map: a raster on its grid, or polygons, of which at least one is in it."""
     labels = reading.open(path, prediction)
     if isinstance(labels, PolygonReader):
         check_any([path], [labels.count])
@@ -74,7 +74,8 @@ def _blocks(*infos: RasterInfo) -> Iterator[Box]:
 
 
 def thumbnail(reader: RasterReader, side: int = 1024) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Every k-th pixel, the largest picture of at most `side` pixels a side: pixels (C, h, w) and validity (h, w)."""
+    """Return every k-th pixel, the largest picture of at most `side` pixels a side: pixels (C, h, w) and validity (h,
+    w)."""
     info = reader.info
     step = -(-max(info.shape) // side)
     pixels_CHW = np.zeros((info.bands, *(-(-size // step) for size in info.shape)), info.dtype)
@@ -93,7 +94,7 @@ def thumbnail(reader: RasterReader, side: int = 1024) -> tuple[NDArray, NDArray[
 def shown_classes(
     label_map: LabelMap | None, count: int, labels: RasterInfo, prediction: RasterInfo
 ) -> tuple[ClassRecord, ...]:
-    """A record for each of `count` classes.
+    """Return a record for each of `count` classes.
 
     Where `label_map` gives a class no name, or no colour, of its own, it has those of the labels' file (names in the
     tags CLASS_0, CLASS_1, ..., colours in the colour table), then those of the prediction's.
@@ -113,8 +114,8 @@ def shown_classes(
 
 
 def check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:
-    """A line on classes that have one name in the labels, by `label_map` or else by their file, and another in the
-    prediction's file, if there are any. Raises LabelError where a class of one has another number in the other."""
+    """Return a line on classes that have one name in the labels, by `label_map` or else by their file, and another in
+    the prediction's file, if there are any. Raises LabelError where a class of one has another number in the other."""
     pairs = label_map.resolve(labels).pairs
     once = {raw: k for raw, k in pairs if sum(other == k for _, other in pairs) == 1}
     truth = {k: name for k, name in _in_file(labels, once)[0].items() if k < label_map.count}
@@ -141,7 +142,7 @@ def check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo)
 
 
 def _in_file(info: RasterInfo, by_raw: dict[int, int]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
-    """Names and colours by class."""
+    """Return names and colours by class."""
     names = {by_raw[raw]: name for raw, name in info.class_names if raw in by_raw}
     colours = {by_raw[raw]: colour[:3] for raw, colour in info.palette or () if raw in by_raw}
     return names, colours

@@ -50,7 +50,8 @@ class Mapper:
 
 
 def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None) -> Mapper:
-    """The network of a checkpoint, which the user has named (`trained.check_named`); `weights` in place of its own."""
+    """Return the network of a checkpoint, which the user has named (`trained.check_named`); `weights` in place of its
+    own."""
     saved = checkpoint.saved
     data, network = saved.config.data, saved.network
 
@@ -89,8 +90,8 @@ def module_mapper(
     classes: int | None = None,
     normalization: Normalization | None = None,
 ) -> Mapper:
-    """A module for images of `bands` bands (`numbers` of the raster, None: all), with the weights that it has now: a
-    copy of it maps, in evaluation mode.
+    """Return a module for images of `bands` bands (`numbers` of the raster, None: all), with the weights that it has
+    now: a copy of it maps, in evaluation mode.
 
     Raises ConfigError that lists every place of it that tiles would change, or where its first output is no scores of
     2 to 255 classes, of `classes` where that is given.
@@ -112,7 +113,7 @@ def module_mapper(
 def weights_mapper(
     network: ForeignNetwork, path: str, numbers: Sequence[int] | None, normalization: Normalization | None
 ) -> Mapper:
-    """A network that the user's function builds, with the weights of a file (torch's, read as weights only, or
+    """Return a network that the user's function builds, with the weights of a file (torch's, read as weights only, or
     safetensors), under the module's names, or with what wrappers put before these (`module.`, see `strip_prefixes`).
     Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
 

@@ -138,7 +138,7 @@ class PlannedMaps:
 
     @property
     def tilings(self) -> tuple[Tiling, ...]:
-        """The tilings of the images, without the turned ones that follow in the plan."""
+        """Return the tilings of the images, without the turned ones that follow in the plan."""
         return self.plan.tilings[: len(self.infos)]
 
 

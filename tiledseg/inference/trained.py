@@ -36,31 +36,31 @@ class Trained:
 
     @property
     def bands(self) -> int:
-        """Bands of an image, selected and in the order of the training."""
+        """Return the number of bands of an image, as selected in the training."""
         return self.checkpoint.saved.network.bands
 
     @property
     def band_numbers(self) -> list[int]:
-        """The bands of an image's file that it takes, from 1, in its order."""
+        """Return the bands of an image's file that it takes, from 1, in its order."""
         return self.checkpoint.saved.config.data.bands or list(range(1, self.bands + 1))
 
     @property
     def classes(self) -> int:
-        """Classes that the network tells apart."""
+        """Return the number of classes."""
         return self.checkpoint.saved.network.classes
 
     @property
     def ignore_index(self) -> int:
-        """The class number of pixels that count nowhere."""
+        """Return the class number of pixels that count nowhere."""
         return self.checkpoint.saved.config.data.ignore_index
 
     @property
     def normalization(self) -> Normalization:
-        """Mean and deviation of each band over the training images."""
+        """Return mean and deviation of each band over the training images."""
         return self.checkpoint.saved.normalization
 
     def normalize(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_] | None = None) -> torch.Tensor:
-        """A raster's pixels as a batch of one for `network`, x_BCHW; 0 where they are not valid."""
+        """Return a raster's pixels as a batch of one for `network`, x_BCHW; 0 where they are not valid."""
         dtype = torch.zeros((), dtype=next(self.network.parameters()).dtype).numpy().dtype
         valid_HW = np.ones(pixels_CHW.shape[1:], bool) if valid_HW is None else valid_HW
         return torch.from_numpy(Normalizer(self.normalization, pixels_CHW.dtype, dtype)(pixels_CHW, valid_HW))[None]
@@ -68,8 +68,8 @@ class Trained:
 
 @checked
 def load(run: str | Path, build: str | None = None, which: str = "latest") -> Trained:
-    """The trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the average of
-    its weights, where the run has taken one.
+    """Return the trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the
+    average of its weights, where the run has taken one.
 
     `build`: the function that has made a network of `model.build`: what a file says gets no code run that the user has
     not named. Raises ConfigError where it is another, CheckpointError where there is no checkpoint, or a file is not
@@ -80,7 +80,8 @@ def load(run: str | Path, build: str | None = None, which: str = "latest") -> Tr
 
 
 def find_named(run: str | Path, build: str | None = None, which: str | None = None) -> Checkpoint:
-    """The checkpoint of a run (`find_checkpoint`), or the one named, whose network the user knows (`check_named`)."""
+    """Return the checkpoint of a run (`find_checkpoint`), or the one named, whose network the user knows
+    (`check_named`)."""
     if which is not None:
         one_of("which", which, ("latest", "best"))
     checkpoint = find_checkpoint(run, which)
@@ -108,7 +109,7 @@ def load_trained(
     weights: Mapping[str, torch.Tensor] | None = None,
     mesh: Mesh | None = None,
 ) -> GraphNetwork:
-    """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
+    """Return the checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
 
     `weights` and buffers by name, in place of the checkpoint's, which the root of `mesh` reads for all (collective;
     None: this rank alone).

@@ -55,7 +55,7 @@ def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[
 
 
 def _crs(path: str, found: dict[str, Any]) -> CRS | None:
-    """The CRS that is named; without one that of the standard. A link is not followed."""
+    """Return the CRS that is named; without one that of the standard. A link is not followed."""
     if found.get("crs", ...) is None:
         return None
     named = found.get("crs", {"properties": {"name": "EPSG:4326"}})

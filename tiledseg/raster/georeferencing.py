@@ -61,17 +61,17 @@ def code_notes(infos: Iterable[RasterInfo]) -> list[str]:
 
 
 def is_placed(transform: Any) -> bool:
-    """Whether there is a transform other than the identity, which is what a raster without one reports."""
+    """Return True if there is a transform other than the identity, which is what a raster without one reports."""
     return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
 
 
 def whole_turn(crs: CRS) -> float | None:
-    """Units of a CRS around the world; None of one that is not of longitudes."""
+    """Return the units of a CRS around the world; None for a CRS that is not of longitudes."""
     return math.tau / crs.units_factor[1] if crs.is_geographic else None
 
 
 def placement(info: RasterInfo) -> dict[str, Any]:
-    """What `rasterio.open` takes, to make a file that lies where `info` does."""
+    """Return the arguments of `rasterio.open` that make a file lie where `info` does."""
     found: dict[str, Any] = {"crs": info.crs}
     ground = info.ground or GroundControl()
     if is_placed(info.transform):
@@ -85,7 +85,7 @@ def placement(info: RasterInfo) -> dict[str, Any]:
 
 
 def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
-    """One line for each part of where `info` lies that the written `dataset` has not kept."""
+    """Return one line for each part of where `info` lies that the written `dataset` has not kept."""
     wanted, found = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
     pairs = [
         ("CRS", info.crs or None, dataset.crs or None),
@@ -98,7 +98,7 @@ def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
 
 
 def _polynomials(ground: GroundControl) -> dict[str, Any]:
-    """The coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
+    """Return the coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
     if not ground.coefficients:
         return {}
     numbers: dict[str, Any] = RPC.from_gdal(dict(ground.coefficients)).to_dict()
@@ -106,8 +106,8 @@ def _polynomials(ground: GroundControl) -> dict[str, Any]:
 
 
 def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:
-    """`length` in pixels of the raster, across its rows and across its columns: of a rotated or sheared one, at right
-    angles to them. Raises ConfigError, naming `key`, for metres of a raster that has none."""
+    """Return `length` in pixels of the raster, across its rows and across its columns: of a rotated or sheared one, at
+    right angles to them. Raises ConfigError, naming `key`, for metres of a raster that has none."""
     if not length.metres:
         return length.number, length.number
     if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:

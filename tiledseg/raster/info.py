@@ -25,7 +25,10 @@ class GroundControl:
 
 
 def ground_of(path: str, dataset: Any) -> GroundControl | None:
-    """The ground control of an open raster; None where it has none. Raises RasterError for points at no place."""
+    """Return the ground control of an open raster.
+
+    None where it has none. Raises RasterError for points at no place.
+    """
     points, crs = dataset.gcps
     rpcs = dataset.rpcs
     if not points and rpcs is None:
@@ -95,17 +98,17 @@ class RasterInfo:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(height, width)."""
+        """Return (height, width)."""
         return self.height, self.width
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The local files other than its own that hold a part of it: a mask, attributes of polygons, sources of a VRT.
-        Statistics and overviews that a viewer has left there change no pixel."""
+        """Return the local files other than its own that hold a part of it: a mask, attributes of polygons, sources of
+        a VRT. Statistics and overviews that a viewer has left there change no pixel."""
         others = (file for file in self.files if file != self.path and not file.endswith(_OF_VIEWERS))
         return tuple(file for file in others if not is_named(file) and os.path.exists(file))
 
 
 def reference_notes(infos: Iterable[RasterInfo]) -> list[str]:
-    """The lines on rasters that name further files, in the order of `infos`."""
+    """Return the lines on rasters that name further files, in the order of `infos`."""
     return [info.references for info in infos if info.references]

@@ -36,7 +36,7 @@ class HandlePool(Generic[H]):
 
     @contextmanager
     def borrow(self) -> Iterator[H]:
-        """A handle for this thread alone. Raises RasterError after `close`, and what opening raises."""
+        """Yield a handle for this thread alone. Raises RasterError after `close`, and what opening raises."""
         with self._lock:
             if self._closed:
                 raise RasterError(f"{self._path} is read after its reader was closed; open it again")
@@ -73,7 +73,7 @@ class RasterReader(ABC):
     info: RasterInfo
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """Pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
+        """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
 
         Where the box passes the border, pixels and validity are mirrored as by numpy's pad mode 'symmetric' (the edge
         pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, one that
@@ -104,7 +104,7 @@ class RasterReader(ABC):
 
     @abstractmethod
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """`read` for a box that lies within the raster."""
+        """Read a box that lies within the raster."""
 
     @abstractmethod
     def release(self) -> None:
@@ -122,20 +122,20 @@ class RasterReader(ABC):
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
-    """Where each position is found in a raster of `size` pixels along a dim, mirrored at its borders."""
+    """Return the place of each position in a raster of `size` pixels along a dim, mirrored at its borders."""
     folded = np.arange(positions.start, positions.stop) % (2 * size)
     return np.where(folded < size, folded, 2 * size - 1 - folded)
 
 
 def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interval]:
-    """Where each position of the mirrored raster is found: offsets into the returned interval of real positions."""
+    """Return offsets of mirrored positions into the returned interval of real positions."""
     found = mirrored_positions(positions, size)
     hull = Interval(int(found.min()), int(found.max()) + 1)
     return found - hull.start, hull
 
 
 def memory_bytes() -> int:
-    """Of the whole machine."""
+    """Return the bytes of memory of the whole machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -15,22 +15,22 @@ _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 
 
 def is_remote(path: str) -> bool:
-    """Whether the path is a URL or goes through one of GDAL's virtual file systems."""
+    """Return True if the path is a URL or goes through one of GDAL's virtual file systems."""
     return path.startswith("/vsi") or _URL.fullmatch(path) is not None
 
 
 def is_named(path: str) -> bool:
-    """Whether the path is no file's: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
+    """Return True if the path is no file's: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
     return is_remote(path) or re.match(r"\w{2,}:", path) is not None
 
 
 def is_vector(path: str) -> bool:
-    """Whether the path is of polygons, by its ending."""
+    """Return True if the path is of polygons, by its ending."""
     return path.lower().endswith(VECTOR_ENDINGS)
 
 
 def gdal_path(path: str) -> str:
-    """The path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
+    """Return the path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
     match = _URL.fullmatch(path)
     if match is None:
         return path

@@ -49,7 +49,7 @@ def _in_order(pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], 
 def _submit_next(
     pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], S], waiting: deque[Future[S]]
 ) -> bool:
-    """Submit one more item; False where there is none left."""
+    """Submit one more item. Return False where there is none left."""
     try:
         item = next(items)
     except StopIteration:

@@ -33,7 +33,8 @@ def reading(what: str, remedy: str = DAMAGED) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The error's own words on one line: GDAL's, which rasterio keeps in the cause; other errors with their class."""
+    """Return the error's own words on one line: GDAL's, which rasterio keeps in the cause; other errors with their
+    class."""
     cause = error.__cause__ or error
     text = " ".join(str(getattr(cause, "errmsg", None) or cause).split())[:300]
     if isinstance(error, (OSError, RasterioError)) and text:
@@ -48,9 +49,9 @@ PAUSES = (0.1, 0.5, 2.0)
 
 
 def tried(what: str, read: Callable[[], T], let_go: Callable[[], object]) -> T:
-    """`read()`, tried again after each of the pauses where the system or GDAL refuses it, and after `let_go()`, which
-    closes handles that may be stale. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any other
-    error at once.
+    """Return `read()`, tried again after each of the pauses where the system or GDAL refuses it, and after `let_go()`,
+    which closes handles that may be stale. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any
+    other error at once.
 
     The law: what is read is read whole in one try.
     """

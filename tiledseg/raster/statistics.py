@@ -56,7 +56,7 @@ class Normalization:
 def given_normalization(
     given: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
 ) -> Normalization:
-    """The normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
+    """Return the normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
     if given is None:
         return Normalization.identity(bands)
     if isinstance(given, Normalization):
@@ -87,14 +87,14 @@ class PartialSums:
 
 
 def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Block, ...]:
-    """The contiguous share of rank `rank` of `size` in the blocks of all rasters."""
+    """Return the contiguous share of rank `rank` of `size` in the blocks of all rasters."""
     blocks = [Block(i, box) for i, info in enumerate(infos) for box in Box.of_shape(info.shape).blocks(*BLOCK_SHAPE)]
     return tuple(blocks[rank * len(blocks) // size : (rank + 1) * len(blocks) // size])
 
 
 def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> PartialSums:
-    """The partial sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values are so
-    large that no float64 holds a sum."""
+    """Return the partial sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values
+    are so large that no float64 holds a sum."""
     infos = [reader.info for reader in readers]
     check_alike(infos)
     empty = partial_sums(np.zeros((infos[0].bands, 0, 0), infos[0].dtype), np.ones((0, 0), np.bool_))
@@ -111,7 +111,8 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Partial
 
 
 def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSums:
-    """The contribution of one block, pixels (C, H, W) of an integer or real floating-point dtype, validity (H, W)."""
+    """Return the contribution of one block, pixels (C, H, W) of an integer or real floating-point dtype, validity (H,
+    W)."""
     every = bool(valid_HW.all())
     bands = [band_HW.ravel() if every else band_HW[valid_HW] for band_HW in pixels_CHW]
     count = int(np.count_nonzero(valid_HW))
@@ -122,7 +123,7 @@ def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSum
 
 
 def merge(parts: Iterable[PartialSums]) -> PartialSums:
-    """All of `parts` together; grouping and order change nothing in what `finish` gives."""
+    """Return all of `parts` together; grouping and order change nothing in what `finish` gives."""
     parts = list(parts)
     return PartialSums(
         sum(part.count for part in parts),
@@ -136,7 +137,7 @@ def merge(parts: Iterable[PartialSums]) -> PartialSums:
 
 
 def finish(sums: PartialSums) -> Normalization:
-    """Mean and population standard deviation of each band; a constant band gets std 1, so that it becomes 0.
+    """Return mean and population standard deviation of each band; a constant band gets std 1, so that it becomes 0.
 
     Raises RasterError where there is no valid pixel.
     """
@@ -164,7 +165,10 @@ def check_alike(infos: Sequence[RasterInfo]) -> None:
 
 
 def _integer_sums(values: NDArray) -> tuple[int, int]:
-    """Exact sums of x and x^2. Each x is split into 16-bit limbs, so no sum of up to 2^31 products leaves int64."""
+    """Return exact sums of x and x^2.
+
+    Each x is split into 16-bit limbs, so no sum of up to 2^31 products leaves int64.
+    """
     limbs: list[NDArray[np.int64]] = []
     rest = values
     for _ in range(values.dtype.itemsize // 2 - 1):
@@ -209,7 +213,7 @@ def _finite_moments(band: int, blocks: Sequence[tuple[int, float, float]]) -> tu
 
 
 def _float_moments(blocks: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Mean and population variance: the spread within the blocks and that between their means."""
+    """Return mean and population variance: the spread within the blocks and that between their means."""
     count = sum(n for n, _, _ in blocks)
     mean = math.fsum(total for _, total, _ in blocks) / count
     between = (n * (total / n - mean) ** 2 for n, total, _ in blocks)

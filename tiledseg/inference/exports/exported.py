@@ -74,7 +74,7 @@ class TileAdvice:
 
 
 def advise(trained: Trained, side: int | None) -> TileAdvice:
-    """Raises ConfigError for a side that has no right pixel or is no multiple of the alignment, and for a network that
+    """Raise ConfigError for a side that has no right pixel or is no multiple of the alignment, and for a network that
     is another one on tiles, GeometryError or ConfigError for one whose output has not the size of its input."""
     _check_tiles(trained.network.graph)
     footprint: Footprint = network_footprint(trained.network.graph)
@@ -112,8 +112,8 @@ def _check_tiles(graph: Graph) -> None:
 
 
 def export_program(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.export.ExportedProgram:
-    """The network as torch.export has it; of any batch, and, unless `fixed`, of any height and width that are multiples
-    of the alignment. Raises ConfigError where torch.export cannot express it."""
+    """Return the network as torch.export has it; of any batch, and, unless `fixed`, of any height and width that are
+    multiples of the alignment. Raises ConfigError where torch.export cannot express it."""
     x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
     batch = torch.export.Dim("batch", min=1, max=1024)
     sides = {}
@@ -142,7 +142,7 @@ def write_program(part: Path, program: torch.export.ExportedProgram, keys: dict[
 
 
 def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """What a .pt2 file gives."""
+    """Return the output of a .pt2 file."""
     loaded = torch.export.load(io.BytesIO(part.read_bytes()))
     with torch.inference_mode():
         found: torch.Tensor = loaded.module()(x_BCHW)
@@ -166,7 +166,7 @@ def write_onnx(part: Path, program: torch.export.ExportedProgram, keys: dict[str
 
 
 def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """What an ONNX file gives."""
+    """Return the output of an ONNX file."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
@@ -188,7 +188,7 @@ def check_same(trained: Trained, path: str, found_BKHW: torch.Tensor, x_BCHW: to
 
 
 def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Tensor:
-    """A tile of pixels about the training's, over `SCALE`."""
+    """Return a tile of pixels about the training's, over `SCALE`."""
     side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
     mean, std = (torch.tensor(each)[:, None, None] for each in _constants(trained))
     noise = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
@@ -197,7 +197,7 @@ def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Te
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporters say on the way, of which nothing concerns the user."""
+    """Silence torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

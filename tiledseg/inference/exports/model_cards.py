@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None) -> dict[str, str]:
-    """The keys that QGIS's Deepness reads of an ONNX file, as it reads them (JSON). `resolution`: cm a pixel.
+    """Return the keys that QGIS's Deepness reads of an ONNX file, as it reads them (JSON). `resolution`: cm a pixel.
 
     Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`; the overlap in percent of it; and,
     where its version does, what is taken off the pixels over 255, and what they are divided by: nothing here, since
@@ -47,8 +47,8 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
 
 
 def own_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str, str]:
-    """The keys of every file: bands to read, divisor of their pixels, halo and alignment in pixels, and the difference
-    of probabilities that the export accepted."""
+    """Return the keys of every file: bands to read, divisor of their pixels, halo and alignment in pixels, and the
+    difference of probabilities that the export accepted."""
     keys: dict[str, Any] = {
         "tiledseg_bands": trained.band_numbers,
         "tiledseg_pixels_over": SCALE,
@@ -60,8 +60,8 @@ def own_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str
 
 
 def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str, fixed: bool) -> dict[str, Any]:
-    """A STAC item with the MLM extension for one file of the network. Of .safetensors the pixels are to be normalised
-    by whoever gives them, and the scores are no probabilities yet; the others do that themselves."""
+    """Return a STAC item with the MLM extension for one file of the network. Of .safetensors the pixels are to be
+    normalised by whoever gives them, and the scores are no probabilities yet; the others do that themselves."""
     saved = trained.checkpoint.saved
     side, own = advice.side if fixed else -1, ending == ".safetensors"
     classes = [

@@ -38,7 +38,7 @@ def is_manifest(path: str) -> bool:
 
 
 def read_manifest(path: str) -> tuple[Entry, ...]:
-    """All entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
+    """Return all entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
     ending = os.path.splitext(path)[1].lower()
     text = read_list(path)
     found = {".txt": _lines, ".csv": _rows}.get(ending, _features)(path, text)

@@ -17,12 +17,12 @@ _WILDCARDS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]")
 
 
 def is_pattern(path: str) -> bool:
-    """Whether the path has fields to fill in."""
+    """Return True if the path has fields to fill in."""
     return _FIELD.search(path) is not None
 
 
 def matched(glob: str, path: str) -> tuple[str, ...]:
-    """What each wildcard of a glob stands for in a path that it matches."""
+    """Return the text that each wildcard of a glob stands for in a path that it matches."""
     expression, at = "", 0
     for found in _WILDCARDS.finditer(glob):
         expression += re.escape(glob[at : found.start()]) + _expression(found[0])
@@ -41,7 +41,7 @@ def _expression(wildcard: str) -> str:
 
 
 def labels_for(image: str, wildcards: Sequence[str], pattern: str, key: str) -> str:
-    """The path that a pattern means for an image. Raises RasterError for a field that the image has not."""
+    """Return the path that a pattern means for an image. Raises RasterError for a field that the image has not."""
     name = os.path.basename(image)
     fields = {"stem": os.path.splitext(name)[0], "parent": os.path.basename(os.path.dirname(image))}
     fields |= {str(number): value for number, value in enumerate(wildcards, 1)}

@@ -10,24 +10,25 @@ from tiledseg.raster.remote.s3_store import S3Name, check_obstore, list_folder, 
 
 
 def is_bucket_folder(path: str) -> bool:
-    """Whether the path is s3://bucket, or s3://bucket/folder/ with the slash."""
+    """Return True if the path is s3://bucket, or s3://bucket/folder/ with the slash."""
     name = parse_s3(path)
     return name is not None and (name.key.endswith("/") or not name.key)
 
 
 def in_bucket_folder(folder: str, key: str) -> list[str]:
-    """The URLs of the objects in a folder, not of those in folders in it. `key` is what wants them, for messages."""
+    """Return the URLs of the objects in a folder, not of those in folders in it. `key` is what wants them, for
+    messages."""
     return _list(folder, key, deep=False)
 
 
 def objects_below(start: str, key: str) -> frozenset[str]:
-    """The URLs of all objects in the folder in which URLs that begin with `start` lie, and below."""
+    """Return the URLs of all objects in the folder in which URLs that begin with `start` lie, and below."""
     return frozenset(_list(_folder_of(start), key, deep=True))
 
 
 def matching_objects(pattern: str, key: str) -> list[str]:
-    """The URLs that a glob means, sorted: as `glob` takes it, `*` stays within a folder, `**/` is any folders, and what
-    begins with a dot is hidden. An object whose own name is the pattern is meant by it."""
+    """Return the URLs that a glob means, sorted: as `glob` takes it, `*` stays within a folder, `**/` is any folders,
+    and what begins with a dot is hidden. An object whose own name is the pattern is meant by it."""
     folder = _folder_of(pattern[: _first_wildcard(pattern)])
     found = _list(folder, key, deep="/" in pattern[len(folder) :] or "**" in pattern)
     if pattern in found:

@@ -46,8 +46,8 @@ class Source(NamedTuple):
 def expand_sources(
     patterns: Sequence[str], key: str, parts: Parts = LEARNT, references: bool = False
 ) -> tuple[str, ...]:
-    """The paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each folder,
-    sorted by name.
+    """Return the paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each
+    folder, sorted by name.
 
     s3:// has globs too, and folders where the name ends in a slash: a bucket is asked what it holds. Any other URL, a
     `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
@@ -64,7 +64,7 @@ def expand_sources(
 def find_sources(
     patterns: Sequence[str], key: str, parts: Parts = LEARNT, references: bool = False
 ) -> tuple[Source, ...]:
-    """`expand_sources` with what is known of each."""
+    """Return the sources of `expand_sources` with their labels and places."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
     sources = [source for pattern in patterns for source in _expand(os.fspath(pattern), key, parts, references)]
@@ -78,12 +78,12 @@ def find_sources(
 
 
 def has_validation(patterns: Sequence[str]) -> bool:
-    """Whether a list among the images names some to validate on."""
+    """Return True if a list among the images names some to validate on."""
     return any(entry.split == VALIDATION for path in _manifests(patterns) for entry in read_manifest(path))
 
 
 def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
-    """A line for each list of which images are of none of the `parts`."""
+    """Return a line for each list of which images are of none of the `parts`."""
     lines = []
     for path in _manifests(patterns):
         splits = [str(entry.split) for entry in read_manifest(path) if entry.split not in parts]
@@ -107,7 +107,7 @@ def pair_sources(
     parts: Parts = LEARNT,
     references: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The images and, with them, their labels.
+    """Return the images and, with them, their labels.
 
     Labels are paired in order; by name where both are one folder each; by a pattern (see `pairing`) where they are one;
     one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
@@ -133,7 +133,7 @@ def pair_sources(
 
 
 def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
-    """The pattern by which labels are named, if they are: two folders are paired by their files' names."""
+    """Return the pattern by which labels are named, if they are: two folders are paired by their files' names."""
     if len(labels) != 1:
         return None
     if len(images) == 1 and _is_folder(labels[0]) and _is_folder(images[0]):
@@ -146,14 +146,14 @@ def _is_folder(path: str) -> bool:
 
 
 def _presence(pattern: str, key: str) -> Callable[[str], bool]:
-    """Whether there is a file, for names by a pattern; a bucket is listed once, where an ending is to be found."""
+    """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
     if parse_s3(pattern) is None or not pattern.endswith(".*"):
         return os.path.isfile
     return objects_below(pattern[: pattern.index("{")], key).__contains__
 
 
 def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
-    """The labels of an image by its pattern; `.*` is any ending."""
+    """Return the labels of an image by its pattern; `.*` is any ending."""
     if labels.endswith(".*"):
         ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if there(labels[:-2] + ending)]
         if len(ends) != 1:
@@ -168,7 +168,7 @@ def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callabl
 
 
 def _own_labels(source: Source, keys: tuple[str, str]) -> str:
-    """The labels that come with an image. Raises RasterError where none do."""
+    """Return the labels that come with an image. Raises RasterError where none do."""
     labels = source.labels or _labels_of(source.path)
     if labels is not None:
         if not is_named(labels) and parse_store_name(labels) is None:
@@ -186,7 +186,7 @@ def _exists(path: str, key: str) -> str:
 
 
 def _labels_of(path: str) -> str | None:
-    """The labels beside an image of a tile store; None for any other raster."""
+    """Return the labels beside an image of a tile store; None for any other raster."""
     name = parse_store_name(path)
     return None if name is None else str(name._replace(labels=True))
 
@@ -238,7 +238,7 @@ def _in_bucket(pattern: str, key: str) -> list[Source]:
 
 
 def _rasters(folder: str, paths: Iterable[str], key: str) -> list[Source]:
-    """Those of the `paths` in a folder that end as rasters do."""
+    """Return the `paths` in a folder that end as rasters do."""
     found = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
     if not found:
         endings = ", ".join(IMAGE_ENDINGS)

@@ -45,7 +45,10 @@ _MASKS = COMPANIONS_OF_NAME[:4]  # GDAL opens these by whatever format they are
 
 
 def _without_garbled_words(unraisable: Any) -> None:
-    """Rasterio cannot log GDAL's words where they quote a file's bytes; the error itself reaches us all the same."""
+    """Ignore rasterio's failure to log GDAL's words that quote a file's bytes.
+
+    The error itself is raised all the same.
+    """
     if not isinstance(unraisable.exc_value, UnicodeDecodeError) or "rasterio" not in str(unraisable.object):
         _hook_before(unraisable)
 
@@ -55,7 +58,7 @@ sys.unraisablehook = _without_garbled_words
 
 
 def settings() -> dict[str, Any]:
-    """GDAL's settings while it opens or reads a raster."""
+    """Return GDAL's settings while it opens or reads a raster."""
     return {
         "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
         "GDAL_CACHEMAX": CACHE_BYTES,
@@ -69,7 +72,7 @@ def settings() -> dict[str, Any]:
 
 
 def open_dataset(path: str, references: bool) -> DatasetReader:
-    """rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
+    """Return rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
 
     Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
     its format, or that of its mask, is none of `DRIVERS` and `references` is False, where it is no raster, and where a
@@ -89,7 +92,7 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
 
 
 def _with_status(path: str, error: RasterError) -> RasterError:
-    """The error with the status of a server that refuses an object of S3's: GDAL tells its words alone."""
+    """Return the error with the status of a server that refuses an object of S3's: GDAL tells its words alone."""
     name, cause = parse_s3(path), error.__cause__
     if name is None or not isinstance(cause, Exception) or "_AWS" not in type(cause.__context__).__name__:
         return error
@@ -98,7 +101,7 @@ def _with_status(path: str, error: RasterError) -> RasterError:
 
 
 def _waiting(path: str) -> Any:
-    """A server that says nothing is given up sooner than while pixels are read."""
+    """Return settings by which a silent server is given up sooner than while pixels are read."""
     if not is_remote(path):
         return nullcontext()
     return rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
@@ -122,7 +125,8 @@ def check_regular(path: str) -> None:
 
 
 def local_file(path: str) -> str | None:
-    """The file on this machine that a raster's path means; None for a URL and for other formats' subdataset names."""
+    """Return the file on this machine that a raster's path means; None for a URL and for other formats' subdataset
+    names."""
     page = _PAGE.fullmatch(path)
     if page is not None:
         return page[1]
@@ -130,7 +134,7 @@ def local_file(path: str) -> str | None:
 
 
 def files_beside(file: str) -> tuple[str, ...]:
-    """The files that GDAL would open beside `file`. Not by GDAL's own list: to make it, it opens what they name."""
+    """Return the files that GDAL would open beside `file`. Its own list would open the files that they name."""
     return tuple(name for name in _names_beside(file) if os.path.isfile(name))
 
 
@@ -166,7 +170,7 @@ def _check_mask(path: str, mask: str) -> None:
 
 
 def references_of(path: str, dataset: Any) -> str:
-    """One line on what a raster of another format than `DRIVERS` reads; empty for one of these."""
+    """Return one line on what a raster of another format than `DRIVERS` reads; empty for one of these."""
     if dataset.driver in DRIVERS:
         return ""
     others = [name for name in dataset.files if name != gdal_path(path)]

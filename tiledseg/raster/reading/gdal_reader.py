@@ -107,7 +107,7 @@ class GdalReader(RasterReader):
 
     @contextmanager
     def _handle(self) -> Iterator[Any]:
-        """A rasterio handle for this thread alone, with GDAL's settings in force."""
+        """Yield a rasterio handle for this thread alone, with GDAL's settings in force."""
         with rasterio.Env(session=DummySession(), **settings()), self._handles.borrow() as dataset:
             yield dataset
 
@@ -169,7 +169,7 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
 
 
 def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:
-    """The alpha band, unless it was asked for by name: many 4-band files mark near-infrared as alpha by mistake."""
+    """Return the alpha band, unless it is selected: many 4-band files mark near-infrared as alpha by mistake."""
     marked = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
     return marked[0] if marked and marked[0] not in selected else None
 
@@ -209,7 +209,7 @@ def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] 
 
 
 def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
-    """The tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
+    """Return the tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
     found = {}
     for key, name in dataset.tags(1).items():
         match = _CLASS_TAG.fullmatch(key)
@@ -231,7 +231,8 @@ def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None
 def valid_pixels(
     pixels_CHW: NDArray, nodata: Sequence[float | None], masks: Sequence[NDArray] = ()
 ) -> NDArray[np.bool_]:
-    """Validity (H, W) of pixels (C, H, W), with each band's nodata value (None: none) and further masks (0: invalid).
+    """Return validity (H, W) of pixels (C, H, W), with each band's nodata value (None: none) and further masks (0:
+    invalid).
 
     A pixel is invalid
     - where a mask (a per-dataset mask, an alpha band) is 0;
@@ -259,7 +260,7 @@ def valid_pixels(
 
 
 def _holds_everywhere(pixels_CHW: NDArray, sentinels: Sequence[np.generic | None]) -> NDArray[np.bool_]:
-    """Where every band holds its sentinel. Most windows are done after the first band."""
+    """Return the places where every band holds its sentinel. Most windows are done after the first band."""
     held_HW = pixels_CHW[0] == sentinels[0]
     for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
         if not held_HW.any():
@@ -269,7 +270,7 @@ def _holds_everywhere(pixels_CHW: NDArray, sentinels: Sequence[np.generic | None
 
 
 def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
-    """A nodata value as the raster's dtype holds it; None where there is none, or the dtype cannot hold it."""
+    """Return a nodata value as the raster's dtype holds it; None where there is none, or the dtype cannot hold it."""
     if value is None:
         return None
     if dtype.kind == "f":

@@ -40,15 +40,15 @@ class Identity:
     beside: tuple[Beside, ...] | None = None
 
     def is_at(self, other: Identity) -> bool:
-        """Whether both have one path."""
+        """Return True if both have one path."""
         return self.path == other.path or os.path.realpath(self.path) == os.path.realpath(other.path)
 
     def holds_what(self, other: Identity) -> bool:
-        """Whether both have one content, as far as the sample tells."""
+        """Return True if both have one content, as far as the sample tells."""
         return self.sample is not None and self.sample == other.sample
 
     def changed_since(self, earlier: Identity) -> bool:
-        """Whether the raster at one path has other content than it had, or one of its files has been written to."""
+        """Return True if the raster has other content than it had, or one of its files was written to."""
         known = None not in (self.beside, earlier.beside)
         return (self.sample, self.written) != (earlier.sample, earlier.written) or (
             known and self.beside != earlier.beside
@@ -56,7 +56,8 @@ class Identity:
 
 
 def identify(path: str, beside: Iterable[str] = ()) -> Identity:
-    """The identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of it."""
+    """Return the identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of
+    it."""
     name = parse_store_name(path)
     file = path if name is None else name.store
     if irregular_kind(file) is not None or not os.path.isfile(file):
@@ -75,7 +76,7 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
 
 
 def written_since(found: Iterable[Identity]) -> tuple[str, ...]:
-    """The paths of files that are not as they were found, each once."""
+    """Return the paths of files that are not as they were found, each once."""
     return tuple(dict.fromkeys(each.path for each in found if _now(each).changed_since(each)))
 
 

@@ -81,7 +81,8 @@ class KnownReader(RasterReader):
 
 
 def _check_unchanged(known: RasterInfo, source: RasterReader) -> None:
-    """Another image of the same shape has another size in bytes, but for one that is not compressed."""
+    """Raise ReadError for a raster of another shape, or of another size in bytes, which tells compressed images
+    apart."""
     both = known, source.info
     then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
     if then == now:

@@ -20,7 +20,7 @@ _VRT_HEAD_BYTES = 1024
 
 
 def source_files(path: str, dataset: Any) -> tuple[str, ...]:
-    """The local files of an open `dataset`: itself, its side-car files and, of a VRT, its sources, at any depth."""
+    """Return the local files of an open `dataset`: its own, those beside it, and a VRT's sources at any depth."""
     if is_remote(path):
         return ()
     file = local_file(path)
@@ -37,7 +37,7 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
 
 
 def _listed_by(file: str) -> list[str]:
-    """What a VRT names; nothing for any other file. GDAL itself lists the sources of the outermost VRT only."""
+    """Return the files that a VRT names; none for any other file. GDAL lists the sources of the outermost VRT only."""
     if not os.path.isfile(file) or irregular_kind(file) is not None:
         return []
     with open(file, "rb") as handle:
@@ -92,7 +92,7 @@ class _Block:
 
 
 def _blocks(dataset: Any) -> Iterator[_Block]:
-    """The blocks that the file holds, without those that it leaves out as empty."""
+    """Yield the blocks that the file holds, without those that it leaves out as empty."""
     rows, cols = dataset.block_shapes[0]
     down, across = -(-dataset.height // rows), -(-dataset.width // cols)
     by_band = dataset.tags(ns="IMAGE_STRUCTURE").get("INTERLEAVE") == "BAND"
@@ -110,7 +110,8 @@ def _blocks(dataset: Any) -> Iterator[_Block]:
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Whether a block is its pixels one after the other: not compressed, not packed, no colours at half resolution."""
+    """Return True if a block is its pixels one after the other: not compressed, not packed, no colours at half
+    resolution."""
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     packed = "NBITS" in dataset.tags(1, ns="IMAGE_STRUCTURE")
     return "COMPRESSION" not in structure and "SOURCE_COLOR_SPACE" not in structure and not packed

@@ -48,12 +48,12 @@ Unit = tuple[Region, ...]
 
 
 def tile_units(tilings: Sequence[Tiling]) -> list[Unit]:
-    """The cores of all tiles, each by itself."""
+    """Return the cores of all tiles, each by itself."""
     return [(Region(i, tile.core, tile.index),) for i, tiling in enumerate(tilings) for tile in tiling.tiles]
 
 
 def square_units(shapes: Sequence[tuple[int, int]], side: int) -> list[Unit]:
-    """All images cut into squares of `side` pixels, smaller ones at their ends."""
+    """Return all images cut into squares of `side` pixels, smaller ones at their ends."""
     reach = READ_AT_ONCE * side
     return [
         tuple(Region(image, square) for square in box.blocks(side, side))
@@ -65,7 +65,7 @@ def square_units(shapes: Sequence[tuple[int, int]], side: int) -> list[Unit]:
 def count_units(
     units: Sequence[Unit], images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap
 ) -> NDArray[np.int64]:
-    """Pixels of each class, valid in image and label, in each region of `units`: (regions, classes). Raises what
+    """Return pixels of each class, valid in image and label, in each region of `units`: (regions, classes). Raises what
     reading raises."""
     found, number = [], 0
     for unit in units:
@@ -96,18 +96,18 @@ class Content:
 
     @functools.cached_property
     def drawn(self) -> tuple[int, ...]:
-        """The regions that are drawn at all."""
+        """Return the regions that are drawn at all."""
         if not self.asked.skip_empty:
             return tuple(range(len(self.regions)))
         return tuple(np.flatnonzero(self.counts.sum(1)).tolist())
 
     def by_class(self, generator: random.Random) -> int:
-        """A region: a class is drawn, and one of its pixels."""
+        """Return a region: a class is drawn, and one of its pixels."""
         number = int(generator.random() * len(self._ends_by_class))
         return _drawn(self._ends_by_class[number], generator)
 
     def by_label(self, generator: random.Random) -> int:
-        """A region: a pixel with a label that counts is drawn."""
+        """Return a region: a pixel with a label that counts is drawn."""
         return _drawn(self._ends, generator)
 
     @functools.cached_property

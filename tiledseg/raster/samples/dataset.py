@@ -47,12 +47,12 @@ class Sample:
 
     @property
     def x_CHW(self) -> NDArray:
-        """The network's input on the context, normalised, 0 at invalid pixels; made on the host, at each call."""
+        """Return the network's input on the context, normalised on the host, 0 at invalid pixels."""
         return self.pixels_CHW if self.rule is None else self.rule(self.pixels_CHW)
 
     def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
-        """The classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond the
-        raster. The sample has been loaded with at least this margin."""
+        """Return the classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond
+        the raster. The sample has been loaded with at least this margin."""
         assert self.around_HW is not None, "the sample was loaded with labels"
         assert self.around is not None, "the labels have their place"
         wanted = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
@@ -119,7 +119,7 @@ class Dataset:
     def _seen_by_network(
         self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
     ) -> Sample:
-        """The sample with the pixels of its context, or with the input that they make."""
+        """Return the sample with the pixels of its context, or with the input that they make."""
         valid = None if valid_HW.all() else valid_HW
         rule = Rule(self._normalize, valid, sample.tile.context, info, None if draw is None else draw.photometry)
         if self._normalize.leaves_stored(pixels_CHW):
@@ -127,12 +127,12 @@ class Dataset:
         return replace(sample, pixels_CHW=rule(pixels_CHW))
 
     def _around(self, shape: tuple[int, int], core: Box) -> Box:
-        """The core with its margin, as far as a raster of `shape` has one."""
+        """Return the core with its margin, as far as a raster of `shape` has one."""
         sides = (side.expand(self.margin, self.margin) for side in (core.row, core.col))
         return Box(*sides).clip(Box.of_shape(shape)) if self.margin else core
 
     def _seen(self, reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
-        """The reader, or its view where the draw has one."""
+        """Return the reader, or its view where the draw has one."""
         return _viewed(self._used(reader), draw, classes)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Dataset:
             reader.close()
 
     def _used(self, reader: RasterReader) -> RasterReader:
-        """The reader, after closing the handles of the one not used for longest where too many rasters are open."""
+        """Return the reader. With too many open rasters, close the handles of the one that was used first."""
         with self._lock:
             self._recent[id(reader)] = reader
             self._recent.move_to_end(id(reader))

@@ -139,7 +139,7 @@ class DrawnWindows(Steps):
         return DrawnTile(k, 0, Draw(seen, draw.photometry if draw else None, image))
 
     def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
-        """(image, row, col) that a window is to show, by content; None for any."""
+        """Return (image, row, col) that a window is to show, by content; None for any."""
         content = self.content
         if content is None:
             return None
@@ -159,11 +159,11 @@ class DrawnWindows(Steps):
         return self.footprint.alignment if self.footprint else 1
 
     def _starts(self, size: int) -> int:
-        """The places where a window may begin along a dim."""
+        """Return the places where a window may begin along a dim."""
         return -(-(size - self.side) // self._unit) + 1
 
     def _around(self, at: float, size: int) -> int:
-        """Where a window begins that has a place as near to its middle as can be."""
+        """Return the begin of the window whose middle is nearest to a place."""
         return max(0, min(self._starts(size) - 1, round((at - self.side / 2) / self._unit))) * self._unit
 
     def _areas(self) -> list[int]:

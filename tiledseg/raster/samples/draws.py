@@ -36,11 +36,11 @@ class Drawer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it never changes anything."""
+        """Return True if it never changes anything."""
         return not (self.augmentation.moves or self.augmentation.recolours)
 
     def draw(self, words: str, image: int) -> Draw | None:
-        """Of an image; `words` say what it depends on. None where nothing changes."""
+        """Draw for an image, by `words` alone. Return None where nothing changes."""
         asked = self.augmentation
         if self.is_idle:
             return None
@@ -50,7 +50,7 @@ class Drawer:
 
 
 def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
-    """Where each pixel comes from: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
+    """Draw a view: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
     then rotated about another point.
 
     A quarter turn shows a raster of `shape` as one of as many columns as that has rows.
@@ -73,7 +73,7 @@ def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
 
 
 def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | None:
-    """By at most `most` degrees, about a point of a view of `shape`."""
+    """Draw a rotation by at most `most` degrees, about a point of a view of `shape`."""
     if not most:
         return None
     generator = _generator(words, "rotate")
@@ -83,7 +83,8 @@ def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | Non
 
 
 def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> Line:
-    """Of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it, then moved."""
+    """Return the line of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it, then
+    moved."""
     base, sign = (size - 1, -1) if backward else (0, 1)
     if factor == 1:
         return Line(base + sign * shift, sign)
@@ -92,7 +93,7 @@ def _line(size: int, backward: bool, factor: float, point: float, shift: int) ->
 
 
 def draw_photometry(asked: Augmentation, words: str, bands: int) -> Photometry:
-    """How values change, each band by itself. One band stays at least."""
+    """Draw how values change, each band by itself. At least one band is kept."""
     contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
     factors = tuple(1 + asked.contrast * (2 * contrast.random() - 1) for _ in range(bands))
     offsets = tuple(asked.brightness * (2 * brightness.random() - 1) for _ in range(bands))
@@ -108,5 +109,5 @@ def _generator(words: str, name: str) -> random.Random:
 
 
 def drawn_number(words: str, name: str) -> int:
-    """64 bits."""
+    """Return 64 random bits that depend on the words."""
     return int.from_bytes(hashlib.sha256(f"{words} {name}".encode()).digest()[:8], "big")

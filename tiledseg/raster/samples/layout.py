@@ -18,7 +18,7 @@ _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with 
 
 
 def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
-    """Pixels decoded per pixel asked for, if every context is read on its own: 1 is ideal.
+    """Return pixels decoded per pixel asked for, if every context is read on its own: 1 is ideal.
 
     A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too. A
     tile store holds the contexts themselves.
@@ -37,8 +37,8 @@ def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
-    """One line for the user where blocks make reading slow (amplification above 3, of an image too large to be kept),
-    else None."""
+    """Return one line for the user where blocks make reading slow (amplification above 3, of an image too large to be
+    kept), else None."""
     amplification = read_amplification(info, tiling)
     kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
     if amplification <= WARN_ABOVE or kept:
@@ -80,5 +80,5 @@ def _cores(tiling: Tiling) -> list[Box]:
 
 
 def _covered(interval: Interval, block: int, size: int) -> Interval:
-    """The positions of all blocks that the interval touches."""
+    """Return the positions of all blocks that the interval touches."""
     return Interval(interval.start // block * block, min(-(-interval.stop // block) * block, size))

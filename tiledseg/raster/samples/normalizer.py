@@ -34,12 +34,12 @@ class Normalizer:
 
     @property
     def scale(self) -> tuple[NDArray, NDArray]:
-        """Mean and deviation of each band, (C, 1, 1), in the dtype of what it makes of narrow integers."""
+        """Return mean and deviation of each band, (C, 1, 1), in the dtype of what it makes of narrow integers."""
         return self._mean_C11, self._std_C11
 
     def leaves_stored(self, pixels_CHW: NDArray) -> bool:
-        """Whether pixels go to the device as the raster stores them: integers of one or two bytes, which take fewer
-        bytes than the input, and none of which becomes infinite. All others are normalised on the host."""
+        """Return True if pixels go to the device as the raster stores them: integers of one or two bytes, which take
+        fewer bytes than the input, and none of which becomes infinite. All others are normalised on the host."""
         return self._narrow is not None and pixels_CHW.dtype == self._narrow
 
     def _takes_all_of(self, source: np.dtype) -> bool:
@@ -56,7 +56,7 @@ class Normalizer:
         origin: tuple[int, int] = (0, 0),
         info: RasterInfo | None = None,
     ) -> NDArray:
-        """Raises RasterError, naming band and place, where a valid pixel becomes infinite. `origin` (row, col) and
+        """Raise RasterError, naming band and place, where a valid pixel becomes infinite. `origin` (row, col) and
         `info` are for its words only."""
         overflows: list[str] = []
         x_CHW = pixels_CHW.astype(self._working)
@@ -92,7 +92,7 @@ class Rule(NamedTuple):
     photometry: Photometry | None = None
 
     def __call__(self, pixels_CHW: NDArray) -> NDArray:
-        """The input x_CHW. Raises RasterError as `Normalizer` does."""
+        """Return the input x_CHW. Raises RasterError as `Normalizer` does."""
         valid_HW = np.ones(pixels_CHW.shape[1:], np.bool_) if self.valid_HW is None else self.valid_HW
         x_CHW = self.normalize(pixels_CHW, valid_HW, (self.box.row.start, self.box.col.start), self.info)
         if self.photometry is not None:

@@ -23,7 +23,10 @@ MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follow
 
 
 def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Of mean 0 and deviation 1, for each band, row and column: float32 (bands, rows, cols). `key`: 64 bits."""
+    """Return noise of mean 0 and deviation 1, for each band, row and column: float32 (bands, rows, cols).
+
+    `key`: 64 bits.
+    """
     noise_CHW = np.empty((bands, rows.size, cols.size), np.float32)
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
@@ -41,7 +44,7 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
 
 
 def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
+    """Return each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
     for shift, factor in MIXING:
         words ^= words >> np.uint32(shift)
         words *= np.uint32(factor)
@@ -51,7 +54,7 @@ def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 @functools.cache
 def quantiles() -> NDArray[np.float32]:
-    """65536 of the standard normal distribution, at the middles of as many equal shares."""
+    """Return 65536 quantiles of the standard normal distribution, at the middles of as many equal shares."""
     inverse, count = NormalDist().inv_cdf, 1 << 16
     upper = np.array([inverse((2 * i + 1) / (2 * count)) for i in range(count // 2, count)])
     values = np.concatenate([-upper[::-1], upper])
@@ -70,7 +73,8 @@ class Photometry:
     key: int = 0
 
     def apply(self, x_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, raster: tuple[int, int]) -> None:
-        """In place, on the network's input of `box` of a raster of shape `raster`; 0 stays where a pixel is not valid.
+        """Change in place the network's input of `box` of a raster of shape `raster`; 0 stays where a pixel is not
+        valid.
 
         Beyond the raster the box shows mirrored pixels, which have the noise of their originals.
         """

@@ -31,7 +31,7 @@ class TileReference(NamedTuple):
 
     @property
     def draw(self) -> None:
-        """None: the tile as it lies on the disk."""
+        """Return None: the tile is read as it lies on the disk."""
 
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def _longest_first(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _contiguous(costs: Sequence[int], size: int, limit: int) -> list[list[int]] | None:
-    """Runs of neighbours of at most `limit` each, as even as possible; None where `size` runs are too few."""
+    """Return runs of neighbours of at most `limit` each, as even as possible; None where `size` runs are too few."""
     shares: list[list[int]] = []
     start = 0
     left = sum(costs)
@@ -191,7 +191,7 @@ def epoch_generator(seed: int, epoch: int) -> random.Random:
 
 
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
-    """Fisher-Yates, by `Random.random()` alone."""
+    """Return the items shuffled by Fisher-Yates, with `Random.random()` alone."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = int(generator.random() * (last + 1))

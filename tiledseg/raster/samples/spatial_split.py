@@ -31,7 +31,7 @@ class Part:
     gap: tuple[int, int] = (0, 0)
 
     def inside(self, box: Box) -> NDArray[np.bool_]:
-        """Which pixels of `box` count, (height, width)."""
+        """Return True for the pixels of `box` that count, (height, width)."""
         found_HW = np.full(box.shape, self.outside)
         for one in self.boxes:
             around = self.gap if self.outside else (0, 0)
@@ -53,7 +53,7 @@ class Cut:
     gap: tuple[int, int]
 
     def boxes(self) -> list[Box]:
-        """The blocks. Raises ConfigError where there are more than pixels, or far too many."""
+        """Return the blocks. Raises ConfigError where there are more than pixels, or far too many."""
         (height, width), (rows, cols) = self.shape, self.blocks
         if rows > height or cols > width:
             raise ConfigError(
@@ -76,7 +76,7 @@ class SpatialSplit:
     seed: int
 
     def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """(trained on, validated on), each a part of every image.
+        """Return (trained on, validated on), each a part of every image.
 
         Raises ConfigError where an image has fewer pixels than blocks.
         """

@@ -29,20 +29,20 @@ class Rotation(NamedTuple):
     col: float
 
     def about(self, row: float, col: float) -> Rotation:
-        """The same angle about another position."""
+        """Return the same angle about another position."""
         return Rotation(self.cos, self.sin, row, col)
 
     def counted_from(self, row: int, col: int) -> Rotation:
-        """The same rotation of positions that are counted from (row, col)."""
+        """Return the same rotation of positions that are counted from (row, col)."""
         return self.about(self.row - row, self.col - col)
 
     @property
     def back(self) -> Rotation:
-        """The one that undoes it."""
+        """Return the rotation that undoes this one."""
         return Rotation(self.cos, -self.sin, self.row, self.col)
 
     def moved(self, row: Any, col: Any) -> tuple[Any, Any]:
-        """Where positions come to lie: of numbers, or of arrays, which are broadcast."""
+        """Return rotated positions: numbers, or arrays, which are broadcast."""
         down, right = row - self.row, col - self.col
         return self.row + (self.cos * down - self.sin * right), self.col + (self.sin * down + self.cos * right)
 
@@ -54,8 +54,8 @@ def read_places(
     dtype: DTypeLike,
     nearest: bool,
 ) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Pixels (C, H, W) at these places of a raster, and which are valid: those within the raster that are made of valid
-    pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the raster's own."""
+    """Return pixels (C, H, W) at these places of a raster, and which are valid: those within the raster that are made
+    of valid pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the raster's own."""
     height, width = source.info.shape
     rows, cols = _taps(rows_HW, height, nearest), _taps(cols_HW, width, nearest)
     inside_HW = rows.inside & cols.inside
@@ -79,12 +79,12 @@ def read_places(
 
 
 def _numbers(rows_HW: NDArray[np.intp], cols_HW: NDArray[np.intp], hull: Interval) -> NDArray[np.intp]:
-    """Of pixels, counted row by row through rows as long as `hull`."""
+    """Return the numbers of pixels, counted row by row through rows as long as `hull`."""
     return rows_HW * hull.size + cols_HW
 
 
 def _taken(pixels_CHW: NDArray, at_HW: NDArray[np.intp]) -> NDArray:
-    """The pixels of these numbers, in every band."""
+    """Return the pixels of these numbers, in every band."""
     return np.stack([band_HW.take(at_HW) for band_HW in pixels_CHW])
 
 
@@ -96,11 +96,11 @@ class Line(NamedTuple):
 
     @property
     def on_pixels(self) -> bool:
-        """Whether each position of the view is a pixel of the raster: whole numbers, one after the other."""
+        """Return True if each position of the view is a pixel of the raster: whole numbers, one after the other."""
         return abs(self.step) == 1 and self.start == int(self.start)
 
     def shift(self, by: int) -> Line:
-        """The line of positions that are counted from position `by`."""
+        """Return the line of positions that are counted from position `by`."""
         return Line(self.start + self.step * by, self.step)
 
     def places(self, positions: Interval) -> NDArray[np.float64]:
@@ -108,7 +108,7 @@ class Line(NamedTuple):
         return self.start + self.step * np.arange(positions.start, positions.stop, dtype=np.float64)
 
     def source(self, positions: Interval) -> Interval:
-        """Of a line on pixels: the pixels that the positions are, in the raster's order."""
+        """Return the pixels of positions of a line on pixels, in the raster's order."""
         first = int(self.start + self.step * positions.start)
         last = int(self.start + self.step * (positions.stop - 1))
         return Interval(min(first, last), max(first, last) + 1)
@@ -132,24 +132,24 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it shows places as they are."""
+        """Return True if it shows places as they are."""
         return not self.transposed and self.row == self.col == (0, 1) and self.rotation is None
 
     def find(self, row: float, col: float) -> tuple[float, float]:
-        """Where a place of the raster stands in the view, (row, col), beyond it too."""
+        """Return the position (row, col) in the view, or beyond it, of a place of the raster."""
         along = (row - self.row.start) / self.row.step, (col - self.col.start) / self.col.step
         found = along[::-1] if self.transposed else along
         return self.rotation.back.moved(*found) if self.rotation else found
 
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
-        """What it shows of a box of `shape` that begins at (row, col)."""
+        """Return the view of a box of `shape` that begins at (row, col)."""
         along_rows, along_cols = (col, row) if self.transposed else (row, col)
         rotation = self.rotation and self.rotation.counted_from(row, col)
         lines = self.row.shift(along_rows), self.col.shift(along_cols)
         return View(shape, *lines, self.transposed, rotation)
 
     def places(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where in the raster each position of `box` lies, row and column, (height, width) or to be broadcast to it."""
+        """Return the rows and columns in the raster of the positions of `box`, which broadcast to (height, width)."""
         rows = np.arange(box.row.start, box.row.stop, dtype=np.float64)[:, None]
         cols = np.arange(box.col.start, box.col.stop, dtype=np.float64)
         rows, cols = self.rotation.moved(rows, cols) if self.rotation else (rows, cols)
@@ -158,7 +158,7 @@ class View:
 
 
 def whole(shape: tuple[int, int]) -> View:
-    """The view that changes nothing."""
+    """Return the view that changes nothing."""
     return View(shape, Line(0, 1), Line(0, 1))
 
 
@@ -191,7 +191,7 @@ class ViewReader(RasterReader):
         return (pixels_CHW.swapaxes(1, 2), valid_HW.T) if view.transposed else (pixels_CHW, valid_HW)
 
     def _on_pixels(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """`box`: positions along the raster's rows and columns."""
+        """Read a `box` of positions along the raster's rows and columns."""
         view = self._view
         wanted = Box(view.row.source(box.row), view.col.source(box.col))
         pixels_CHW, valid_HW = self._part(wanted)
@@ -199,7 +199,7 @@ class ViewReader(RasterReader):
         return pixels_CHW[:, *order], valid_HW[order]
 
     def _part(self, wanted: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """A box of the raster; not valid beyond its border."""
+        """Return a box of the raster; not valid beyond its border."""
         inside = wanted.clip(Box.of_shape(self._source.info.shape))
         if inside == wanted:
             return self._source.read(wanted)
@@ -228,10 +228,10 @@ class ViewReader(RasterReader):
         return pixels_CHW, valid_HW & inside_HW
 
     def release(self) -> None:
-        """Its source's owner releases."""
+        """Leave the handles to the source's owner."""
 
     def close(self) -> None:
-        """Its source's owner closes."""
+        """Leave closing to the source's owner."""
 
 
 class _Taps(NamedTuple):
@@ -269,5 +269,5 @@ def _between(pixels_CHW: NDArray, taps: _Taps, dim: int) -> NDArray:
 
 
 def interpolated(dtype: np.dtype) -> np.dtype:
-    """The dtype of pixels between pixels."""
+    """Return the dtype of pixels between pixels."""
     return np.dtype(np.float64 if dtype.itemsize > 2 and dtype != np.float32 else np.float32)

@@ -60,17 +60,17 @@ class StorePlan:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that the rasters are read from."""
+        """Return all files that the rasters are read from."""
         return tuple(file for _, info, _ in self.rasters() for file in info.files)
 
     @property
     def tiles(self) -> int:
-        """Tiles of all images."""
+        """Return the number of tiles of all images."""
         return sum(map(len, self.tilings))
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pixels. Invalid pixels take more, only where there are some."""
+        """Return bytes of the pixels. Invalid pixels take more, only where there are some."""
         sizes = (
             np.prod(slot_shape(name.labels, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
             for name, info, tiling in self.rasters()
