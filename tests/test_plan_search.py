@@ -66,7 +66,7 @@ def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
     profile = yaml.safe_load(shipped.read_text())
     files = {}
     for name, rate in (("quick", 1e15), ("slow", 1e3)):
-        profile["datasheet"]["host_store"] = {"written": rate, "read": rate}
+        profile["figures"]["stores"]["host"] = {"written": rate, "read": rate}
         files[name] = tmp_path / f"{name}.yaml"
         files[name].write_text(yaml.safe_dump(profile))
     quick, slow = (

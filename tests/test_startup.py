@@ -31,7 +31,6 @@ NOT_FOR_A_STEP = {
     "tiledseg.memory.offload",
     "tiledseg.models.rerun.rebuild",
     "tiledseg.pipeline.chunk_orders",
-    "tiledseg.planning.cost_model.profile_form",
     "tiledseg.planning.walk.layer_memory",
     "tiledseg.planning.memory.greedy",
     "tiledseg.planning.walk.segment_memory",

@@ -1,80 +1,133 @@
 """Predicted against measured seconds of training steps, by a profile of this very machine.
 
-    python -m tiledseg.plan --calibrate machine.yaml                    # or under mpirun -n 2, for the messages
-    python -m benchmarks.cost_model measure FOLDER [--ranks 1 2 4]      # real runs, some minutes: nothing else at work
-    python -m benchmarks.cost_model table machine.yaml FOLDER [FOLDER ...]
-    python -m benchmarks.cost_model memory machine.yaml FOLDER           # a process for each run on one rank
+    python -m tiledseg.plan --calibrate machine.yaml
+    python -m benchmarks.cost_model machine.yaml
+    mpirun -n 2 python -m benchmarks.cost_model machine.yaml      # the runs of two ranks
 
-`table` takes several folders, each measured by itself: their differences are the noise. What is measured is used for
-nothing but the comparison.
+Each run is a training of its own, of which the quickest step but the first counts. No network is one that the
+calibration trains.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import statistics
 import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.cost_model.cases import cases
-from benchmarks.cost_model.table import memory_report, read, report
-from benchmarks.launching import mpirun, python, run_process
-from tiledseg.errors import CommunicationError
-from tiledseg.planning.cost_model.machine import Machine
+from benchmarks.spread import markdown
+from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.planning.run.plan import plan_run
 from tiledseg.user_files.machine import find_machine
 
-LIMIT_SECONDS = 1200
+if TYPE_CHECKING:
+    from tiledseg.comm.mesh import Mesh
+    from tiledseg.config.run import Config
+    from tiledseg.planning.cost_model.machine import Machine
+
+STEPS = 6
+_MEMORY = 8 << 30
+
+
+class Case(NamedTuple):
+    """A training run: ranks, the side of its image in pixels, levels and channels of its U-Net, and further keys."""
+
+    ranks: int
+    side: int
+    levels: int
+    channels: int
+    keys: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        keys = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.keys.items())
+        return f"L{self.levels} c{self.channels}, {self.side} px, {keys}"
+
+    def config(self, image: str, labels: str, output: str) -> Config:
+        keys = {
+            "data.images": image,
+            "data.labels": labels,
+            "data.classes": "5",
+            "model.levels": str(self.levels),
+            "model.base_channels": str(self.channels),
+            "train.epochs": str(STEPS),
+            "train.checkpoint_every": str(STEPS),
+            "run.output": output,
+            "run.verbosity": "0",
+        }
+        return parse_config([word for key, value in (keys | self.keys).items() for word in (f"--{key}", value)], "", "")
+
+
+def cases(ranks: int) -> Iterator[Case]:
+    """Yield the runs on so many ranks: of one over networks, norms, precisions and grids, else over halo modes."""
+    if ranks > 1:
+        for levels, channels, side in ((3, 24, 512), (4, 16, 512), (3, 12, 640)):
+            for halo in ("read", "exchange", "layer"):
+                mesh = {} if halo == "read" else {"parallel.mesh": f"[{ranks},1]"}
+                yield Case(ranks, side, levels, channels, {"tiling.grid": "2", "parallel.halo": halo} | mesh)
+        return
+    for levels, channels, side, grids in (
+        *((3, 12, 640, (1, 3)), (3, 24, 512, (1, 2, 4)), (4, 8, 768, (1, 2, 4)), (4, 16, 512, (1, 2))),
+        *((5, 8, 768, (1, 2)), (4, 32, 256, (1, 2))),
+    ):
+        for grid in grids:
+            yield Case(1, side, levels, channels, {"tiling.grid": str(grid)})
+    for key, value in (
+        *(("model.norm", "pixel"), ("model.norm", "instance"), ("model.upsampling", "nearest")),
+        *(("model.upsampling", "bilinear"), ("train.precision", "bf16"), ("train.precision", "fp64")),
+    ):
+        yield Case(1, 384, 4, 12, {"tiling.grid": "1", key: value})
 
 
 def main() -> int:
-    options = _parser().parse_args()
-    if options.what == "table":
-        machine = Machine.known(find_machine(options.machine))
-        print(report(read([Path(folder) for folder in options.folders], machine)))
-        return 0
-    folder = Path(options.folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_scenes(folder)
-    if options.what == "memory":
-        for case in cases():
-            if case.ranks == 1:
-                _job(python("benchmarks.cost_model.job", str(folder), "1", "3", case.name), case.name)
-        print(memory_report(folder / "memory.jsonl", find_machine(options.machine).base))
-        return 0
-    for ranks in options.ranks:
-        arguments = "benchmarks.cost_model.job", str(folder), str(ranks)
-        _job(mpirun(ranks, *arguments) if ranks > 1 else python(*arguments), f"the runs on {ranks} ranks")
-    return 0
+    machine, rows = find_machine(sys.argv[1]), []
+
+    def body(mesh: Mesh) -> None:
+        for case in cases(mesh.size):
+            seconds = measured_and_predicted(case, machine, mesh)
+            rows.append((case.name, *seconds, seconds[1] / seconds[0] - 1))
+        if mesh.is_root:
+            print(report(rows))
+
+    return run_on_mesh(body)
 
 
-def _job(command: list[str], what: str) -> None:
-    done = run_process(command, LIMIT_SECONDS)
-    if done.code:
-        raise CommunicationError(f"{what} ended with code {done.code}: {done.reason}")
+def measured_and_predicted(case: Case, machine: Machine, mesh: Mesh) -> tuple[float, float]:
+    """Train a case: seconds of a step. Collective."""
+    from tiledseg.commands.calibrate import write_rasters
+    from tiledseg.training.preparing.preparation import prepare
+    from tiledseg.training.start import start
+
+    folder = mesh.on_root(tempfile.mkdtemp)
+    output = str(Path(folder) / "run")
+    image, labels = mesh.on_root(lambda: write_rasters(Path(folder), case.side))
+    config = case.config(image, labels, output)
+    predicted = plan_run(replace(prepare(config, _MEMORY, mesh.size).question, machine=machine)).seconds
+    start(config, to_yaml(config), mesh)
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert predicted is not None, "the machine has a profile"
+    return min(line["seconds"] for line in lines[1:] if "seconds" in line), predicted
 
 
-def _write_scenes(folder: Path) -> None:
-    for side in sorted({case.side for case in cases()}):
-        paths = [str(folder / f"{what}-{side}.tif") for what in ("image", "labels")]
-        if not Path(paths[1]).exists():
-            size = [str(side), str(side)]
-            words = "--size", *size, "--bands", "4", "--seed", "1", "--image", paths[0], "--labels", paths[1]
-            run_process(python("tiledseg.scene", *words), LIMIT_SECONDS)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ways = parser.add_subparsers(dest="what", required=True)
-    measure = ways.add_parser("measure")
-    measure.add_argument("folder")
-    measure.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    memory = ways.add_parser("memory")
-    memory.add_argument("machine")
-    memory.add_argument("folder")
-    table = ways.add_parser("table")
-    table.add_argument("machine")
-    table.add_argument("folders", nargs="+")
-    return parser
+def report(rows: list[tuple[str, float, float, float]]) -> str:
+    """Tables in markdown."""
+    errors = sorted(abs(row[-1]) for row in rows)
+    figures = [
+        ("runs", len(rows)),
+        ("median error", f"{statistics.median(errors):.1%}"),
+        ("worst", f"{errors[-1]:.1%}"),
+    ]
+    lines = [(name, f"{there:.4f}", f"{said:.4f}", f"{error:+.1%}") for name, there, said, error in rows]
+    head = ("run", "measured, s", "predicted, s", "error")
+    return f"{markdown(('figure', 'value'), figures)}\n\n{markdown(head, lines)}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,7 +11,7 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.stages.balance_choice import choose
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, stage
@@ -53,7 +53,7 @@ class Simulated:
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)
-        scale = machine.compute_seconds(step_work(self.layers, self.costs)) / self.measured
+        scale = FLOPS_PER_MULTIPLY_ADD * step_work(self.layers, self.costs) / machine.flops / self.measured
         self.forward = [scale * t.forward for t in times]
         self.backward = [scale * t.backward for t in times]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.law.test_resumed_runs import six_epochs
 from tests.law.test_training_steps import alone, losses, run
-from tests.planning.cost_model.test_profile_form import MEASURED
+from tests.planning.cost_model.test_machine_files import MEASURED
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.parallel import FOUND
@@ -19,15 +19,15 @@ from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 
-FREE_MESSAGES = {"latency": 1e-9, "bandwidth": 1e13, "reduce_latency": 1e-9, "reduce_bandwidth": 1e13}
-DEAR_MESSAGES = {"latency": 1.0, "bandwidth": 1e6, "reduce_latency": 1e-9, "reduce_bandwidth": 1e13}
+FREE_MESSAGES = {"latency": 1e-9, "bandwidth": 1e13}
+DEAR_MESSAGES = {"latency": 1.0, "bandwidth": 1e6}
 
 
 def machine(path: Path, link: dict[str, float]) -> str:
     """A file of one with such messages, that is always bound by computing."""
-    figures = {"launch": 1e-9, "rates": {}, "links": {"host": link}, "sharing": {"computing": 1.0, "memory": 1.0}}
+    figures = MEASURED["figures"] | {"launch": 1e-9, "links": {"host": link}}
     host = {"ranks": 8, "cores": 8, "threads": 1}
-    path.write_text(json.dumps(MEASURED | {"host": host, "measured": MEASURED["measured"] | figures}))
+    path.write_text(json.dumps(MEASURED | {"host": host, "figures": figures}))
     return str(path)
 
 

@@ -13,11 +13,11 @@ from tests.foreign.modules import Somebody
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.memory.host.host_mover import HostMover
 from tiledseg.memory.host.lanes import GpuLanes
 from tiledseg.memory.host.rates import host_rates
-from tiledseg.training.calibration.links import measure_host_store
 
 MIB = 1 << 20
 pytestmark = [
@@ -113,6 +113,4 @@ def test_rates_of_the_way_to_the_host() -> None:
 
 def test_a_calibration_measures_the_way() -> None:
     mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cuda", torch.cuda.current_device()), "serial", "here")
-    found = measure_host_store(mesh, 256 * MIB)
-    assert found is not None
-    assert min(found) > 1e9
+    assert min(calibration._stores(mesh, None)["host"].values()) > 1e9

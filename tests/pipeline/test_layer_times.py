@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -77,48 +75,31 @@ def test_no_global_state_of_random_numbers_moves() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("unet", UNETS, ids=name)
-def test_layers_are_given_what_the_network_gives_them(
-    unet: UNet, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Strides, dtypes and views of all inputs, and strides and dtypes of all gradients, as in the network itself."""
-    network, size = network_of(unet), SIZES[unet.padding]
-    graph, bench = network.graph, layer_times._Bench(CPU, torch.float32, autocast)
-    monkeypatch.setattr(layer_times, "_is_free", lambda job: False)
-    jobs, _ = layer_times._once(graph, layer_times._tensors(graph, unet.bands, size, bench), bench)
-    found = dict(zip(graph.names[1:], jobs, strict=True))
+@pytest.mark.parametrize("unet", UNETS[:2], ids=name)
+def test_layers_are_given_what_the_network_gives_them(unet: UNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides and dtypes of all inputs, as in the network itself, under autocast."""
+    network, size, jobs = network_of(unet), SIZES[unet.padding], list[layer_times._Job]()
+    measure = layer_times._Bench.measure
+    monkeypatch.setattr(layer_times._Bench, "measure", lambda bench, job: jobs.append(job) or measure(bench, job))
+    measure_layer_times(network.graph, unet.bands, size, CPU, torch.float32, torch.bfloat16, repeats=1)
+    taken: set[tuple[object, ...]] = set()
+    for node, module in zip(network.graph.nodes, network.layers.values(), strict=True):
 
-    given: dict[str, tuple[layer_times._Spec, ...]] = {}
-    gradients: dict[str, layer_times._Spec] = {}
-    for node, module in zip(graph.nodes, network.layers.values(), strict=True):
-
-        def before(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name: str = node.name) -> None:
-            given[name] = tuple(layer_times._Spec.of(x, x._is_view()) for x in inputs)
-
-        def after(module: torch.nn.Module, inputs: object, output: torch.Tensor, name: str = node.name) -> None:
-            output.register_hook(lambda gradient: gradients.__setitem__(name, layer_times._Spec.of(gradient)))
+        def before(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], layer: object = node.layer) -> None:
+            taken.add((layer, *map(layer_times._Spec.of, inputs)))
 
         module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
     x_BCHW = torch.randn(1, unet.bands, *size).contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
-        output_BKHW = network(x_BCHW)
-    output_BKHW.backward(torch.ones_like(output_BKHW))
-
-    assert {n.split(".")[-1][:4] for n in found.keys() - gradients.keys()} <= {"norm"}
-    assert {n: job.inputs for n, job in found.items()} == given
-    for name in gradients:
-        # A stash is given several; the output of a norm that an activation writes over tells of none.
-        if len(found[name].gradients) == 1:
-            assert replace(found[name].gradients[0], is_view=False) == gradients[name], name
+    with torch.autocast("cpu", torch.bfloat16):
+        network(x_BCHW)
+    assert {(job.node.layer, *job.inputs) for job in jobs} == taken
 
 
 def test_like_layers_share_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     unet = UNet(3, 3, 3, 4, norm="instance", bands=4)
     measured: list[object] = []
-    measure = layer_times._measure
-    monkeypatch.setattr(layer_times, "_measure", lambda job, bench: measured.append(job) or measure(job, bench))
+    measure = layer_times._Bench.measure
+    monkeypatch.setattr(layer_times._Bench, "measure", lambda bench, job: measured.append(job) or measure(bench, job))
     times = measure_layer_times(unet.graph(), unet.bands, (16, 24), CPU, torch.float32, repeats=1)
     assert len(measured) == len(set(measured)) < len(times) / 2
     names = unet.graph().names[1:]
@@ -143,16 +124,16 @@ def test_an_illegal_size_is_refused() -> None:
 def test_a_disturbance_for_a_while_spoils_one_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     unet = UNet(2, 1, 3, 4)
     rounds: dict[object, int] = {}
-    measure = layer_times._measure
+    measure = layer_times._Bench.measure
 
-    def disturbed(job: layer_times._Job, bench: layer_times._Bench) -> tuple[LayerTime, list[layer_times._Spec]]:
+    def disturbed(bench: layer_times._Bench, job: layer_times._Job) -> tuple[LayerTime, layer_times._Spec]:
         rounds[job] = rounds.get(job, 0) + 1
         times = {1: LayerTime(9.0, 2.0), 2: LayerTime(1.0, 9.0), 3: LayerTime(9.0, 9.0)}
-        return times[rounds[job]], measure(job, bench)[1]
+        return times[rounds[job]], measure(bench, job)[1]
 
-    monkeypatch.setattr(layer_times, "_measure", disturbed)
+    monkeypatch.setattr(layer_times._Bench, "measure", disturbed)
     times = measure_layer_times(unet.graph(), unet.bands, (16, 16), CPU, torch.float32)
-    assert set(times) == {LayerTime(1.0, 2.0), LayerTime(0.0, 0.0)}
+    assert set(times) == {LayerTime(1.0, 2.0)}
     assert set(rounds.values()) == {3}
 
 

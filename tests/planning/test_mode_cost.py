@@ -153,9 +153,7 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     ]
     blocks = [16 * cut_rows.owned(i).size * cut_cols.owned(j).size for i, j in places]
     assert max(needed) <= cost.memory <= max(n + b for n, b in zip(needed, blocks, strict=True))
-    seconds = [
-        MACHINE.compute_seconds(3 * w) + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)
-    ]
+    seconds = [6 * w / MACHINE.flops + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)]
     assert cost.seconds == pytest.approx(max(seconds) + MACHINE.all_reduce_seconds(1, gradient_bytes(task), task.ranks))
 
 

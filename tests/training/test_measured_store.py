@@ -22,10 +22,9 @@ def test_ranks_share_a_disk_and_a_profile_says_how_they_compute(monkeypatch: pyt
     monkeypatch.setattr(measured_store, "store_rates", lambda folder, size: StoreRates(2e9, 1e9))
     machine = machine_of(shipped_machines()[0])
     assert machine is not None
-    assert machine.profile is not None
     store = measured_store.measured_store("anywhere", 4, machine, "bf16")
     assert (store.written, store.read) == (5e8, 2.5e8)
-    assert store.speed.flops == machine.profile.flops["bf16"]
-    assert store.speed.memory_bandwidth == machine.profile.bandwidth
+    assert store.speed.flops == machine.rates["bf16"]
+    assert store.speed.memory_bandwidth == machine.memory_bandwidth
     alone = measured_store.measured_store("anywhere", 1, machine, "bf16")
     assert store.seconds(1 << 20) == pytest.approx(4 * alone.seconds(1 << 20))

@@ -216,9 +216,8 @@ def _machine(flags: Namespace) -> Machine:
         return replace(Machine(), **given)  # type: ignore[arg-type]  # three of its figures
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
-    profile = find_machine(flags.machine)
-    node = flags.gpus_per_node or profile.ranks_per_host
-    return Machine.known(replace(profile, ranks_per_host=node), **given)
+    machine = find_machine(flags.machine).with_figures(**given)
+    return replace(machine, ranks_per_host=flags.gpus_per_node or machine.ranks_per_host)
 
 
 def _model(flags: Namespace) -> ModelConfig:

@@ -206,7 +206,7 @@ class Trainer:
     def _measured_seconds(self) -> float | None:
         """Of a step as planned, unless that rests on a machine's datasheet."""
         machine = self.preparation.question.machine
-        known = machine is None or machine.profile is None or machine.profile.measured
+        known = machine is None or not machine.known or machine.measured
         return self.plan.seconds if known else None
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:

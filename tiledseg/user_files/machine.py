@@ -1,20 +1,40 @@
-"""Machines' profiles by name, as shipped, or from a file of `plan --calibrate`."""
+"""Profiles of machines: files that are shipped, by name, or files of `plan --calibrate`.
+
+    name: A100
+    host: {ranks: 8, memory: 85899345920}
+    figures:
+      flops: {fp32: 11.7e+12, bf16: 187.0e+12}
+      memory_bandwidth: 1.6e+12
+      launch: 8.0e-6
+      links: {host: {latency: 12.0e-6, bandwidth: 210.0e+9}}
+
+`measured` says when and where the figures were measured; without it they are by datasheets.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tiledseg.config.checks import Range, shown
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.profile import Profile
+from tiledseg.planning.cost_model.machine import CopyRates, Link, Machine
+from tiledseg.units.widths import ACTIVATION_BYTES
 from tiledseg.user_files.yaml_text import read_yaml
 
 SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick
+TOP = ("name", "note", "sources", "measured", "host", "figures")
+FACTS = ("ranks", "memory", "cores", "threads", "base")
+FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "reading", "first_touch")
+_OLD = ("datasheet", "assumed")
+_UNKNOWN_LINK = {"latency": 20e-6, "bandwidth": 10e9}
 _BY_DEVICE = {"V100": "summit", "A100": "a100", "H100": "h100", "H200": "h200", "MI250X": "frontier"}
 _SHIPPED = Path(__file__).parent / "machines"
+_NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # which YAML takes for a word, since it has no point
 
 
 def shipped_machines() -> list[str]:
@@ -22,37 +42,122 @@ def shipped_machines() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
-def machine_of(given: str | None) -> Machine | None:
-    """By the profile of that name or file, where one is given."""
-    return None if given is None else Machine.known(find_machine(given))
+def machine_of(word: str | None) -> Machine | None:
+    """Return the machine of that name or file; None for None."""
+    return None if word is None else find_machine(word)
 
 
 def machine_here(device: str | None, ranks: int) -> Machine:
-    """This very machine, as far as profiles know it: of the GPU of that name; without one that of `SOME_CPU`, with the
-    cores that are here, shared by so many `ranks`. Raises ConfigError for a GPU that no profile is of."""
+    """Return the machine whose GPU has that name; for no GPU `SOME_CPU` with the cores that are here, shared by so many
+    `ranks`. Raises ConfigError for a GPU without a profile."""
     if device is None:
-        cores = len(os.sched_getaffinity(0))
-        return Machine.known(replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=cores))
+        return replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=len(os.sched_getaffinity(0)))
     known = [name for word, name in _BY_DEVICE.items() if word in re.split(r"[^0-9A-Za-z]+", device)]
     if not known:
         raise ConfigError(
             f"no profile is of the device '{device}', so parallel.auto can predict nothing; make one with plan "
             "--calibrate and give it as parallel.machine"
         )
-    return Machine.known(find_machine(known[0]))
+    return find_machine(known[0])
 
 
-def find_machine(given: str) -> Profile:
-    """The profile of that name, or in that file. Raises ConfigError where there is neither, or the file is not one."""
-    from tiledseg.planning.cost_model.profile_form import profile_of
-
-    name, shipped = _BY_DEVICE.get(given.upper(), given.lower()), shipped_machines()
+def find_machine(word: str) -> Machine:
+    """Return the machine of that name, or of that file. Raises ConfigError for neither, and for what is no profile."""
+    name, shipped = _BY_DEVICE.get(word.upper(), word.lower()), shipped_machines()
     if name in shipped:
-        return profile_of(name, read_yaml(str(_SHIPPED / f"{name}.yaml")))
-    if "/" not in given and not Path(given).exists():
+        return machine_from(name, read_yaml(str(_SHIPPED / f"{name}.yaml")))
+    if "/" not in word and not Path(word).exists():
         names = sorted({*shipped, *map(str.lower, _BY_DEVICE)})
         raise ConfigError(
-            f"the machine '{given}' is neither one of {', '.join(names)} nor a file; "
+            f"the machine '{word}' is neither one of {', '.join(names)} nor a file; "
             "give one of them, or make a file with plan --calibrate"
         )
-    return profile_of(given, read_yaml(given))
+    return machine_from(word, read_yaml(word))
+
+
+def machine_from(path: str, values: Any) -> Machine:
+    """Return the machine that the file `path` describes. Raises ConfigError, in one line that names file and key."""
+    if not isinstance(values, Mapping) or not values.keys() & {*TOP, *_OLD}:  # whose text is nobody's business
+        raise ConfigError(f"{path} is no machine's profile, which has {', '.join(TOP)}; give one of --calibrate")
+    if values.keys() & {*_OLD} or isinstance(values.get("measured"), Mapping):
+        raise ConfigError(
+            f"{path} is a profile of an older version, with other figures; run plan --calibrate again, or give "
+            f"figures: {', '.join(FIGURES)}"
+        )
+    form = _Form(path)
+    top = form.group(values, "", TOP)
+    if not isinstance(top.get("name"), str) or not top["name"]:
+        raise ConfigError(f"{path}: name is '{shown(top.get('name'))}'; give a word for the machine")
+    host, figures = (form.group(top.get(name), name, keys) for name, keys in (("host", FACTS), ("figures", FIGURES)))
+    flops = form.group(figures.get("flops"), "figures.flops", ACTIVATION_BYTES)
+    rates = {precision: form.number(flops, f"figures.flops.{precision}") for precision in {"fp32": 0, **flops}}
+    links = form.group(figures.get("links", {}), "figures.links", ("host", "network"))
+    stores = form.group(figures.get("stores", {}), "figures.stores", ("disk", "host"))
+    near = form.link(links, "host")
+    if "cores" in host and "host" in stores:
+        raise ConfigError(
+            f"{path} has host.cores and figures.stores.host, but ranks on cores compute in their host's memory; "
+            "leave one of the two out"
+        )
+    return Machine(
+        flops=rates["fp32"],
+        bandwidth=near.bandwidth,
+        latency=near.latency,
+        name=top["name"],
+        measured="measured" in top,
+        rates=rates,
+        lanes=form.whole(figures, "figures.lanes", 1) or 1,
+        memory_bandwidth=form.number(figures, "figures.memory_bandwidth"),
+        launch=form.number(figures, "figures.launch", above=False),
+        network=form.link(links, "network"),
+        disk=form.store(stores, "disk"),
+        host_store=form.store(stores, "host"),
+        reading=form.number({"reading": 0.0, **figures}, "figures.reading", above=False),
+        first_touch=form.number({"first_touch": 0.0, **figures}, "figures.first_touch", above=False),
+        ranks_per_host=form.whole(host, "host.ranks") or 1,
+        memory=form.whole(host, "host.memory", None),
+        cores=form.whole(host, "host.cores", None),
+        threads=form.whole(host, "host.threads", 1) or 1,
+        base=form.whole(host, "host.base", 0) or 0,
+    )
+
+
+class _Form:
+    """The checks of a profile's values; `path` names its file in errors."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def group(self, values: Any, where: str, known: Collection[str]) -> Mapping[str, Any]:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{self._path}: {where} is {shown(values)}; give keys below it: {', '.join(known)}")
+        for key in values:
+            if key not in known:
+                place = f"{where}.{key}" if where else key
+                raise ConfigError(f"{self._path} has the unknown key '{place}'; give some of {', '.join(known)}")
+        return values
+
+    def number(self, group: Mapping[str, Any], where: str, above: bool = True) -> float:
+        value = group.get(where.rpartition(".")[2])
+        value = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        Range(0.0, 1e24, above=above).check(f"{self._path}: {where}", value)
+        return float(value)  # type: ignore[arg-type]  # checked
+
+    def link(self, links: Mapping[str, Any], name: str) -> Link:
+        where = f"figures.links.{name}"
+        group = self.group(links.get(name, _UNKNOWN_LINK), where, Link._fields)
+        return Link(*(self.number(group, f"{where}.{key}") for key in Link._fields))
+
+    def store(self, stores: Mapping[str, Any], name: str) -> CopyRates | None:
+        if name not in stores:
+            return None
+        where = f"figures.stores.{name}"
+        group = self.group(stores[name], where, CopyRates._fields)
+        return CopyRates(*(self.number(group, f"{where}.{key}") for key in CopyRates._fields))
+
+    def whole(self, group: Mapping[str, Any], where: str, *default: int | None) -> int | None:
+        name = where.rpartition(".")[2]
+        if default and name not in group:
+            return default[0]
+        Range(1, 2**60).check(f"{self._path}: {where}", group.get(name))
+        return int(group[name])

@@ -13,8 +13,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.plan import main
 from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_table
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.profile import CopyRates
+from tiledseg.planning.cost_model.machine import CopyRates
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.question import Question
 from tiledseg.planning.walk.network_walk import Speed
@@ -108,13 +107,13 @@ def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:
     """At the speed of the same profile, by which what is rebuilt is weighed too."""
     profile = replace(find_machine("summit"), host_store=CopyRates(1e15, 2e15))
     network, budget = UNet(3, base_channels=8), 80 << 20
-    asked = Question((512, 512), network, (1, 1), machine=Machine.known(profile), memory_budget=budget)
+    asked = Question((512, 512), network, (1, 1), machine=profile, memory_budget=budget)
     part = rebuilding_part(asked, make_tiling((512, 512), (1, 1), network_footprint(network.graph())))
     assert part["store"] == "the host's memory of 1e+06 GB/s out and 2e+06 GB/s in, by the profile V100 on Summit"
     assert f"with memory.offload auto, to {part['store']}: " in " ".join(rebuilding_table(part).split())
     assert part["leaving"]["away"]
     assert part["leaving"]["peak"] <= budget
-    speed = Speed(profile.flops["fp32"], profile.bandwidth)
+    speed = Speed(profile.flops, profile.memory_bandwidth)
     rebuilt = step_choices(network.graph(), 4, (512, 512), 4, speed=speed).choose(budget)
     assert rebuilt is not None
     assert part["leaving"]["extra"] < part["choice"]["extra"] == rebuilt.extra

@@ -23,8 +23,8 @@ from tiledseg.planning.search.price import INEXACT, MEMORY, Priced, Pricing
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine
 
-SUMMIT = Machine.known(find_machine("summit"))
-SLOW_LINKS = Machine.known(find_machine("summit"), latency=3e-3, bandwidth=2e6)
+SUMMIT = find_machine("summit")
+SLOW_LINKS = SUMMIT.with_figures(latency=3e-3, bandwidth=2e6)
 
 
 def question(ranks: int = 4, memory: int = 1 << 30, norm: str = "none", **given: Any) -> RunQuestion:

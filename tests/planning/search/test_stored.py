@@ -11,8 +11,7 @@ from tests.planning.search.test_best import question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.search import with_stores
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.profile import CopyRates
+from tiledseg.planning.cost_model.machine import CopyRates
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.store import STAYING, Store
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -25,7 +24,7 @@ from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.user_files.machine import find_machine
 
-CPU = Machine.known(find_machine("cpu"))
+CPU = find_machine("cpu")
 SPEED = Speed(100e9, 20e9)
 QUICK, SLOW = Store(20e9, 20e9, SPEED), Store(1e6, 1e6, SPEED)
 
@@ -106,11 +105,11 @@ def test_a_gpus_tensors_leave_for_its_hosts_memory() -> None:
     """Where the profile knows the way there, and the user has not said what is computed once more; what stays of them
     counts."""
     profile = replace(find_machine("h100"), host_store=CopyRates(1e15, 1e15))
-    asked = with_stores(replace(tight(QUICK), machine=Machine.known(profile), store=None))
-    assert asked.store == Store(1e15, 1e15, Speed(profile.flops["fp32"], profile.bandwidth)), "each its own way"
+    asked = with_stores(replace(tight(QUICK), machine=profile, store=None))
+    assert asked.store == Store(1e15, 1e15, Speed(profile.flops, profile.memory_bandwidth)), "each its own way"
     assert asked.blocks is None, "nobody knows a disk"
     assert with_stores(replace(asked, store=None, recompute="all")).store is None
-    assert with_stores(replace(asked, machine=Machine.known(replace(profile, host_store=None)))).store is None
+    assert with_stores(replace(asked, machine=replace(profile, host_store=None))).store is None
     plan = search(asked, 1).winner.plan
     assert plan.rebuilt is not None
     assert plan.offloaded is not None

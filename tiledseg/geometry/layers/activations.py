@@ -52,7 +52,6 @@ class Activation(Layer):
 
     negative_slope: float = 0.01
 
-    speed = "activation"
     keeps_zero = True
     overwrites = True
     kept_inputs = (0,)

@@ -87,11 +87,6 @@ class Convolution(SlidingWindow, _Weighted):
     def multiply_adds(self, channels: int) -> int:
         return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
 
-    @property
-    def speed(self) -> str:
-        taps = self.kernel * (self.across or self.kernel)
-        return "pointwise" if taps == 1 else "convolution" if taps <= 9 else "wide convolution"
-
 
 @dataclass(frozen=True)
 class FixedFilters(SlidingWindow, _Weighted):
@@ -102,7 +97,6 @@ class FixedFilters(SlidingWindow, _Weighted):
 
     filters: tuple[tuple[tuple[float, ...], ...], ...]
 
-    speed = "convolution"
     pads_with_zeros = True
 
     @property
@@ -133,8 +127,6 @@ class TransposedConvolution(_Weighted):
     dilation: int = 1
     groups: int = 1
     across: int | None = None
-
-    speed = "transposed"
 
     @property
     def step(self) -> int:

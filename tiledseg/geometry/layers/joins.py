@@ -52,7 +52,6 @@ class Join(Layer):
 class Concatenate(Join):
     """Along channels, in the order of the inputs."""
 
-    speed = "concatenate"
     gradient = "parts"
 
     def output_channels(self, channels: int, *others: int) -> int:
@@ -100,7 +99,6 @@ class ImageMean(Layer):
 
     total: bool = False
 
-    speed = "pool"
     statistics = "image"
     can_rebuild = False  # a sum over all ranks
     protects_output = True

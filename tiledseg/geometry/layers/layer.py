@@ -112,11 +112,6 @@ class Layer:
         """Of an output pixel."""
         return 0
 
-    @property
-    def speed(self) -> str:
-        """Whose speed it has: `planning.cost_model.layer_work` lists the classes."""
-        return "elementwise"
-
     # Statistics.
 
     @property

@@ -8,8 +8,6 @@ from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
-_NORM_SPEEDS = {"pixel": "pixel norm", "instance": "image norm", "group": "image norm", "batch": "batch norm"}
-
 
 @dataclass(frozen=True)
 class Norm(Layer):
@@ -31,10 +29,6 @@ class Norm(Layer):
 
     def parameters(self, channels: int) -> int:
         return 2 * channels if self.affine and not self.hands_on else 0
-
-    @property
-    def speed(self) -> str:
-        return "elementwise" if self.still or self.hands_on else _NORM_SPEEDS[self.kind]
 
     @property
     def statistics(self) -> str | None:

@@ -22,8 +22,6 @@ class Pool(SlidingWindow):
     padding: int = 0
     dilation: int = 1
 
-    speed = "pool"
-
     @property
     def sliding(self) -> tuple[int, int, int]:
         return self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1)
@@ -86,10 +84,6 @@ class Enlarging(Layer):
     """What layers have in common of whose pixels each becomes `times` x `times`."""
 
     @property
-    def speed(self) -> str:
-        return "bilinear"
-
-    @property
     def times(self) -> int:
         raise NotImplementedError
 
@@ -141,10 +135,6 @@ class Upsample(Enlarging):
     factor: int = 2
 
     clamps = True
-
-    @property
-    def speed(self) -> str:
-        return "nearest" if self.mode == "nearest" else "bilinear"
 
     @property
     def times(self) -> int:

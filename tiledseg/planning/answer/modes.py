@@ -70,8 +70,9 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
 
 def _profile(machine: Machine) -> dict[str, Any]:
     """What of it is said besides three figures."""
-    known = machine.profile
-    return {"profile": known.name, "measured": known.measured, "base_bytes": known.base} if known else {}
+    if not machine.known:
+        return {}
+    return {"profile": machine.name, "measured": machine.measured, "base_bytes": machine.base}
 
 
 def _costs(question: Question, tiling: Tiling, mesh: tuple[int, int], mode: str) -> list[ModeCost]:

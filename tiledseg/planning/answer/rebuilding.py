@@ -87,23 +87,23 @@ def _stores(question: Question) -> tuple[Store, Store]:
     """What tensors leave for, and the disk of blocks: by the machine's profile, where that is not known, assumed."""
     from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, speed_of, store_of
 
-    profile, precision = question.machine.profile, question.precision
-    if profile is None:
+    machine = question.machine
+    if not machine.known:
         return ASSUMED_STORE, ASSUMED_STORE
-    assumed = replace(ASSUMED_STORE, speed=speed_of(profile, precision))
-    return store_of(profile, precision) or assumed, disk_of(profile, precision) or assumed
+    assumed = replace(ASSUMED_STORE, speed=speed_of(machine))
+    return store_of(machine) or assumed, disk_of(machine) or assumed
 
 
 def _store_in_words(question: Question) -> str:
     """What tensors leave for, with its rates."""
     from tiledseg.planning.memory.store import store_of
 
-    profile, (store, _) = question.machine.profile, _stores(question)
+    machine, (store, _) = question.machine, _stores(question)
     rates = f"{store.written / 1e9:.3g} GB/s out and {store.read / 1e9:.3g} GB/s in"
-    if profile is None or store_of(profile, question.precision) is None:
+    if not machine.known or store_of(machine) is None:
         return f"a disk of {rates}, assumed"
-    place = "the host's memory" if profile.has_devices else "a disk"
-    return f"{place} of {rates}, by the profile {profile.name}"
+    place = "the host's memory" if machine.has_devices else "a disk"
+    return f"{place} of {rates}, by the profile {machine.name}"
 
 
 def _blocks(question: Question, context: Context, budget: int) -> BlockPlan | None:

@@ -19,18 +19,17 @@ _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", 
 
 def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Seconds of a step and of an epoch; efficiency 1 at the first number."""
-    assert question.machine.profile is not None, "searchable"
     asked = run_question(question, Parallelism(), numbers[0], question.grid)
     asked = with_stores(replace(asked, images_per_step=images_per_step))
-    profile = question.machine.profile
-    same_step = strong(asked, numbers, profile.ranks_per_host)
+    machine = question.machine
+    same_step = strong(asked, numbers, machine.ranks_per_host)
     studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced, question.images)}
     rows = [_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1]
-    other = quicker(asked, same_step[-1], profile.ranks_per_host)
+    other = quicker(asked, same_step[-1], machine.ranks_per_host)
     return {
         "size": list(question.size),
         "images": question.images,
-        "machine": {"profile": profile.name, "measured": profile.measured},
+        "machine": {"profile": machine.name, "measured": machine.measured},
         "points": rows,
         "quicker": other and {"gpus": numbers[-1], "settings": other.in_words, "step_seconds": round(other.seconds, 6)},
     }

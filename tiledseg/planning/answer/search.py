@@ -27,8 +27,7 @@ _HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "
 
 def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
     """Return the question with that grid, None for any. Raises ConfigError where a search needs to know more."""
-    profile = question.machine.profile
-    if profile is None:
+    if not question.machine.known:
         raise ConfigError(
             "--search ranks by predicted time, but no machine is known; give --machine summit say, or a file of "
             "plan --calibrate"
@@ -36,42 +35,41 @@ def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
     if question.gpus is None:
         raise ConfigError("--search spreads a run over GPUs, but --gpus is not given; give their number")
     if question.gpu_memory is None:
-        raise ConfigError(f"--search fits runs to a memory, which the profile {profile.name} lacks; give --gpu-memory")
+        raise ConfigError(
+            f"--search fits runs to a memory, which the profile {question.machine.name} lacks; give --gpu-memory"
+        )
     return replace(question, grid=grid)
 
 
 def searched(question: Question, images_per_step: int) -> Searched:
     """The best settings for the GPUs of a `searchable` question, a step of so many images. Raises ConfigError where
     nothing can be."""
-    assert question.machine.profile is not None, "searchable"
     assert question.gpus is not None, "searchable"
     asked = run_question(question, Parallelism(), question.gpus, question.grid)
     asked = with_stores(replace(asked, images_per_step=images_per_step))
-    return search(asked, question.machine.profile.ranks_per_host)
+    return search(asked, question.machine.ranks_per_host)
 
 
 def with_stores(asked: RunQuestion) -> RunQuestion:
     """The question with what its machine's stores may take, where they are known: a disk blocks, and the memory of a
     GPU's host, or a disk where ranks have no device of their own, what autograd keeps."""
     assert asked.machine is not None, "searchable"
-    profile = asked.machine.profile
-    if profile is None or asked.recompute != "auto":
+    if not asked.machine.known or asked.recompute != "auto":
         return asked
-    disk = disk_of(profile, asked.precision)
+    disk = disk_of(asked.machine)
     blocks = asked.blocks if disk is None else BlocksAsked(None, in_file=True, store=disk)
-    return replace(asked, store=store_of(profile, asked.precision), blocks=blocks)
+    return replace(asked, store=store_of(asked.machine), blocks=blocks)
 
 
 def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
     """Bytes, milliseconds, seconds an epoch."""
-    profile, other = question.machine.profile, found.runner_up
-    assert profile is not None, "searched"
+    machine, other = question.machine, found.runner_up
     return {
         "size": list(question.size),
         "gpus": question.gpus,
         "images": question.images,
         "images_per_step": images_per_step,
-        "machine": {"profile": profile.name, "measured": profile.measured},
+        "machine": {"profile": machine.name, "measured": machine.measured},
         "memory": question.gpu_memory,
         "candidates": found.candidates,
         "discarded": found.discarded,
@@ -101,13 +99,12 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
 
 def memory_keys(question: Question, priced: Priced) -> dict[str, Any]:
     """The keys of the group `memory` besides a budget, and besides a store that is a folder on the nodes."""
-    profile, blocks = question.machine.profile, priced.plan.blocks
-    assert profile is not None, "searched"
+    blocks = priced.plan.blocks
     if blocks:
         return {"blocks": list(blocks.shape)}
     if priced.plan.offloaded is None:
         return {}
-    return {"offload": "auto"} | ({"store": "host"} if profile.has_devices else {})
+    return {"offload": "auto"} | ({"store": "host"} if question.machine.has_devices else {})
 
 
 def steps(images: int, images_per_step: int) -> int:

@@ -1,149 +1,189 @@
-"""How fast a rank computes and talks, by a machine's profile or three assumed figures: so `plan` predicts seconds."""
+"""The speed of a rank: a roofline of eight figures, by which `plan` predicts seconds."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import NamedTuple
 
 from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model.layer_work import LayerWork, values_work
-from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD, Link, Pass, Profile
 from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.records import dataclass
 
+FLOPS_PER_MULTIPLY_ADD = 2
+_GRADIENT, _UPDATE = 20, 76  # bytes a weight: its gradient added to a float64 sum, and a step of AdamW
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
 _BYTES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
+class Link(NamedTuple):
+    """The connection of two ranks: seconds a message, and bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+
+class CopyRates(NamedTuple):
+    """The speed of a store: bytes a second that are written to it, and read from it."""
+
+    written: float
+    read: float
+
+
+class LayerWork(NamedTuple):
+    """The work of a node on one rank: channels of its output, multiply-adds of a forward pass, `passes` as many of the
+    backward pass (0: no gradient is wanted), bytes read and written by the forward and by the backward pass."""
+
+    channels: int
+    multiply_adds: int
+    passes: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+class Pass(NamedTuple):
+    """Seconds of a forward and of a backward pass."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def step(self) -> float:
+        return self.forward + self.backward
+
+
 @dataclass(frozen=True)
 class Machine:
-    """What one rank is assumed to reach. The defaults are assumptions about a V100-class GPU, not measurements.
+    """One rank of a machine. A kernel takes max(operations / flops, bytes / memory_bandwidth) + launch seconds.
 
-    `flops`: floating point operations a second in convolutions, a multiply-add being two. `bandwidth`: bytes a second
-    between neighbouring ranks. `latency`: seconds a message takes besides. `profile`: what is known of it beyond that,
-    which then decides; without one nothing but multiply-adds and messages takes time.
+    Figures: `flops`, floating point operations a second of convolutions, in the precision of a run, and `rates`, the
+    same by precision; `lanes`, channels that a convolution computes at once; `memory_bandwidth`, bytes a second;
+    `launch`, seconds a kernel; the link of two ranks of a host (`latency`, `bandwidth`) and of two hosts (`network`,
+    None: the same), which the ranks of a host share; stores: the `disk` of a host, which its ranks share, and
+    `host_store`, the way of one device to its host's memory (None: not known); `reading`, seconds a value of a raster;
+    `first_touch`, seconds a byte of memory that the system clears for a process.
+
+    Facts: `name` (empty: the figures are assumed, of a V100-class GPU), whether they are `measured`, `memory` of a
+    rank's device, `cores` that `ranks_per_host` ranks of `threads` threads share (None: each rank has a device), and
+    `base`, bytes of the runtime itself.
     """
 
     flops: float = 10e12
     bandwidth: float = 10e9
     latency: float = 20e-6
-    profile: Profile | None = None
+    name: str = ""
+    measured: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
+    lanes: int = 1
+    memory_bandwidth: float = math.inf
+    launch: float = 0.0
+    network: Link | None = None
+    disk: CopyRates | None = None
+    host_store: CopyRates | None = None
+    reading: float = 0.0
+    first_touch: float = 0.0
+    ranks_per_host: int = 6
+    memory: int | None = None
+    cores: int | None = None
+    threads: int = 1
+    base: int = 0
 
     def __post_init__(self) -> None:
         Range(1.0, 1e24).check("--flops", self.flops)
         Range(1.0, 1e24).check("--bandwidth", self.bandwidth)
         Range(0.0, 1e6).check("--latency", self.latency)
 
-    @staticmethod
-    def known(profile: Profile, **given: float) -> Machine:
-        """Of a profile, with figures that are `given` in place of its own."""
-        profile = profile.with_figures(**given)
-        host = profile.links["host"]
-        return Machine(profile.flops["fp32"], host.bandwidth, host.latency, profile)
+    @property
+    def known(self) -> bool:
+        """Return True if the figures are of a profile, False if they are assumed."""
+        return bool(self.name)
+
+    @property
+    def has_devices(self) -> bool:
+        """Return True if each rank has a device, with a memory that is not its host's."""
+        return self.cores is None
+
+    def with_figures(
+        self, flops: float | None = None, bandwidth: float | None = None, latency: float | None = None
+    ) -> Machine:
+        """Replace the rate of convolutions in all precisions, or the speed or latency of all links."""
+        links = [Link(self.latency, self.bandwidth), *([self.network] if self.network else [])]
+        host, *network = [
+            Link(link.latency if latency is None else latency, link.bandwidth if bandwidth is None else bandwidth)
+            for link in links
+        ]
+        known = replace(self, bandwidth=host.bandwidth, latency=host.latency, network=network[0] if network else None)
+        return known if flops is None else replace(known, flops=flops, rates={})
 
     def computing(self, precision: str) -> Machine:
-        """With the rates of that precision: see `Profile.computing`."""
-        return replace(self, profile=self.profile.computing(precision)) if self.profile else self
+        """Take the rate of convolutions in that precision."""
+        return replace(self, flops=self.rates.get(precision, self.flops))
 
-    @property
-    def ranks_per_host(self) -> int:
-        """GPUs of a node, one a rank; of the paper's machine where no profile says it."""
-        return self.profile.ranks_per_host if self.profile else 6
+    def kernel(self, moved: float, operations: float = 0.0, channels: int = 1) -> float:
+        """Seconds of a kernel that moves so many bytes; `channels`: of its output."""
+        wasted = math.ceil(channels / self.lanes) * self.lanes / channels
+        return self.launch + max(wasted * operations / self.flops, moved / self.memory_bandwidth)
 
-    @property
-    def memory(self) -> int | None:
-        """Bytes of a rank's device; None where nobody knows them."""
-        return self.profile.memory if self.profile else None
-
-    def compute_seconds(self, multiply_adds: int) -> float:
-        """So many multiply-adds at `flops`: of a training step those of its backward pass too (`cost.step_work`)."""
-        return multiply_adds * FLOPS_PER_MULTIPLY_ADD / self.flops
-
-    def layer(self, work: LayerWork, ranks: int = 1) -> Pass:
-        """A layer on one rank, where `ranks` of the machine are at work."""
-        if self.profile is None:
-            forward = self.compute_seconds(work.multiply_adds)
-            return Pass(forward, self.compute_seconds(work.multiply_adds * (1 + work.passes)) - forward)
-        return self.profile.slowed(self.profile.passes(work), work, ranks)
-
-    def layers(self, works: Iterable[LayerWork], ranks: int = 1) -> Pass:
-        """One after the other."""
-        total = Pass()
-        for work in works:
-            total = total.plus(self.layer(work, ranks))
-        return total
-
-    def values(self, kind: str, channels: int, pixels: int, width: int, moved: tuple[float, float], ranks: int) -> Pass:
-        """What is no layer, and moves so many times its values' bytes, forward and backward; nothing without a
-        profile."""
-        if self.profile is None or not pixels:
+    def layer(self, work: LayerWork) -> Pass:
+        """Seconds of a node on one rank."""
+        if not work.forward_bytes:
             return Pass()
-        work = values_work(kind, channels, pixels, width, *(width * times for times in moved))
-        return self.profile.slowed(self.profile.passes(work), work, ranks)
+        operations = FLOPS_PER_MULTIPLY_ADD * work.multiply_adds
+        forward = self.kernel(work.forward_bytes, operations, work.channels)
+        back = self.kernel(work.backward_bytes, work.passes * operations, work.channels) if work.passes else 0.0
+        return Pass(forward, back)
 
     def gradient_sum(self, weights: int, tensors: int) -> float:
-        """Adding a tile's gradients to the sums of a step, where rates of layers do not have it in them."""
-        known = self.profile
-        return weights * known.gradient + tensors * known.launch if known and known.gradient else 0.0
+        """Seconds in which a tile's gradients are added to the sums of a step."""
+        return tensors * self.launch + _GRADIENT * weights / self.memory_bandwidth
 
     def update(self, weights: int, tensors: int) -> float:
-        """What is done to each weight once a step."""
-        known = self.profile
-        return weights * known.update + tensors * known.tensor if known else 0.0
-
-    def reading(self, values: int, tiles: int, ranks: int) -> float:
-        """Reading rasters, where no core is free to do it meanwhile."""
-        known = self.profile
-        if known is None or self.has_free_core(ranks):
-            return 0.0
-        return values * known.reading + tiles * known.opening
-
-    def by_the_clock(self, ranks: int) -> float:
-        """How many times longer than alone `ranks` of a host compute that have more threads than it has cores."""
-        return self.profile.by_the_clock(ranks) if self.profile else 1.0
+        """Seconds of a step of the optimizer."""
+        return tensors * self.launch + _UPDATE * weights / self.memory_bandwidth
 
     def taking_turns(self, ranks: int) -> float:
-        """Threads a core, where they are more than the cores; else 1."""
-        return self.profile.oversubscribed(min(ranks, self.profile.ranks_per_host)) if self.profile else 1.0
+        """Threads a core where `ranks` have more of them than cores, else 1."""
+        return 1.0 if self.cores is None else max(1.0, min(ranks, self.ranks_per_host) * self.threads / self.cores)
 
     def has_free_core(self, ranks: int) -> bool:
-        """Whether something is free to read and to speak while `ranks` compute: a core, or a device's whole host."""
-        known = self.profile
-        return known is None or known.cores is None or ranks * known.threads < known.cores
+        """Return True if something can read and send while `ranks` compute: a core, or a device's whole host."""
+        return self.cores is None or ranks * self.threads < self.cores
 
     def message_seconds(self, sent: Sent, ranks: int = 1) -> float:
-        """Messages of one of `ranks` ranks sent one after the other; nothing is hidden behind computing."""
-        link = self._link(ranks)
-        return sent.messages * link.latency + sent.bytes / link.bandwidth
+        """Seconds of messages of one of `ranks` ranks, sent one after the other; computing hides none of them."""
+        link, sharing = self._link(ranks), self.ranks_per_host if self._spans_hosts(ranks) else 1
+        return sent.messages * link.latency + sharing * sent.bytes / link.bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
-        """`calls` all-reduces of `size` bytes in all: each byte leaves a rank 2 (n - 1) / n times, in 2 log2 n rounds.
-
-        The optimum of both terms (Thakur, Rabenseifner and Gropp, 2005); libraries come close to it.
-        """
+        """Seconds of `calls` all-reduces of `size` bytes in all: each byte leaves a rank 2 (n - 1) / n times, in
+        2 log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
+        time to another one."""
         rounds, link = 2 * math.ceil(math.log2(ranks)), self._link(ranks)
-        return calls * rounds * link.reduce_latency + 2 * (ranks - 1) / ranks * size / link.reduce_bandwidth
+        return calls * rounds * link.latency + 2 * (ranks - 1) / ranks * size / link.bandwidth
 
     def hidden(self, all_reduce: float, buckets: int, backward: float, ranks: int) -> float:
-        """What of an all-reduce passes while `backward` is computed: of all its buckets but the last one."""
-        known = self.profile
-        if known is None or not self.has_free_core(ranks):
+        """Seconds of an all-reduce that pass while `backward` is computed: of all its buckets but the last one."""
+        if not self.known or not buckets or not self.has_free_core(ranks):
             return 0.0
-        return min(all_reduce * (buckets - 1) / buckets, backward) if buckets else 0.0
+        return min(all_reduce * (buckets - 1) / buckets, backward)
+
+    def _spans_hosts(self, ranks: int) -> bool:
+        return ranks > self.ranks_per_host and self.network is not None
 
     def _link(self, ranks: int) -> Link:
-        if self.profile is None:
-            return Link(self.latency, self.bandwidth, self.latency, self.bandwidth)
-        return self.profile.of(ranks).link(ranks)
+        """The slowest link among so many ranks."""
+        if self.network is None or not self._spans_hosts(ranks):
+            return Link(self.latency, self.bandwidth)
+        return self.network
 
 
 def parse_flops(text: str) -> float:
-    """Operations a second of '10T', '10 TFLOPS', '500G' or a plain number. Raises ConfigError for anything else."""
+    """Parse '10T', '10 TFLOPS', '500G' or a plain number into operations a second. Raises ConfigError otherwise."""
     words = {
         f"{prefix}{unit}": s for prefix, s in _PREFIXES.items() for unit in ("", "FLOPS", "flops", "FLOP/s", "flop/s")
     }
@@ -151,13 +191,13 @@ def parse_flops(text: str) -> float:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes a second of '25GB', '25 GB/s', '12.5GiB' or a plain number. Raises ConfigError for anything else."""
+    """Parse '25GB', '25 GB/s', '12.5GiB' or a plain number into bytes a second. Raises ConfigError otherwise."""
     words = {f"{unit}{per}": scale for unit, scale in _BYTES.items() for per in ("", "/s")} | {"": 1.0}
     return _parse("--bandwidth", text, words, "25GB, 10GiB or a plain number of bytes a second")
 
 
 def parse_latency(text: str) -> float:
-    """Seconds of '20us', '1.5 ms' or a plain number. Raises ConfigError for anything else."""
+    """Parse '20us', '1.5 ms' or a plain number into seconds. Raises ConfigError otherwise."""
     return _parse("--latency", text, _SECONDS, "20us, 1ms or a plain number of seconds")
 
 

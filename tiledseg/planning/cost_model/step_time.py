@@ -1,10 +1,12 @@
-"""Where the seconds of a step go, on the rank that takes longest."""
+"""The seconds of a step by what takes them, on the rank that takes longest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
 from typing import NamedTuple
+
+_TOGETHER = "copies", "messages", "norms", "all_reduce", "waiting"
 
 
 class StepTime(NamedTuple):
@@ -29,7 +31,7 @@ class StepTime(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """Add up all parts."""
         return sum(self)
 
     def plus(self, other: StepTime) -> StepTime:
@@ -39,15 +41,14 @@ class StepTime(NamedTuple):
         return StepTime(*(factor * part for part in self))
 
     def longer(self, factor: float) -> StepTime:
-        """Where so many ranks share what one needs: what they compute takes that much longer. What they do together is
+        """Lengthen what a rank computes alone, where so many threads share a core. The parts that ranks do together are
         known by the clock."""
-        together = "copies", "messages", "norms", "all_reduce", "waiting"
-        return self.times(factor)._replace(**{name: getattr(self, name) for name in together})
+        return self.times(factor)._replace(**{name: getattr(self, name) for name in _TOGETHER})
 
 
 NO_TIME = StepTime()
 
 
 def sum_of(times: Iterable[StepTime]) -> StepTime:
-    """One after the other."""
+    """Add up times, one after the other."""
     return reduce(StepTime.plus, times, NO_TIME)

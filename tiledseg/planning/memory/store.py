@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiledseg.geometry.memory_words import OFFLOAD
-from tiledseg.planning.cost_model.profile import Profile
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.network_walk import NetworkWalk, Speed
 from tiledseg.records import dataclass
@@ -46,25 +46,25 @@ ASSUMED_STORE = Store(2e9, 5e9, Speed())
 """Where nobody has measured one: a local NVMe disk as nodes of clusters have it."""
 
 
-def speed_of(profile: Profile, precision: str) -> Speed:
-    """At which a rank of a machine computes."""
-    return Speed(profile.flops[precision], profile.bandwidth)
+def speed_of(machine: Machine) -> Speed:
+    """Return the speed at which a rank computes."""
+    return Speed(machine.flops, machine.memory_bandwidth)
 
 
-def disk_of(profile: Profile, precision: str) -> Store | None:
-    """A rank's share of its host's disk; None where nobody knows one."""
-    if profile.disk is None:
+def disk_of(machine: Machine) -> Store | None:
+    """Return a rank's share of its host's disk; None where it is not known."""
+    if machine.disk is None:
         return None
-    written, read = (rate / profile.ranks_per_host for rate in profile.disk)
-    return Store(written, read, speed_of(profile, precision))
+    written, read = (rate / machine.ranks_per_host for rate in machine.disk)
+    return Store(written, read, speed_of(machine))
 
 
-def store_of(profile: Profile, precision: str) -> Store | None:
-    """What a rank's tensors leave for: the disk where ranks compute on cores, else the memory of their host, to which
-    each device has a way of its own; None where nobody knows it."""
-    if not profile.has_devices:
-        return disk_of(profile, precision)
-    return profile.host_store and Store(*profile.host_store, speed_of(profile, precision))
+def store_of(machine: Machine) -> Store | None:
+    """Return the store of a rank's tensors: the disk where ranks compute on cores, else the memory of their host, to
+    which each device has a way of its own; None where it is not known."""
+    if not machine.has_devices:
+        return disk_of(machine)
+    return machine.host_store and Store(*machine.host_store, speed_of(machine))
 
 
 def with_store(found: NetworkWalk, store: Store) -> NetworkWalk:

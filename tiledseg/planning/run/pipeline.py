@@ -79,11 +79,8 @@ class Measured:
 def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> Measured:
     """The same by what is known of the machine, of which `ranks` are at work, in place of measured ones."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
-    times = prices.nodes(largest.pixels)
-    turns = machine.taking_turns(ranks)
-    shared = machine.by_the_clock(ranks) / turns  # while others wait, a rank has the core to itself
-    forward, backward = ([shared * each for each in part] for part in zip(*times, strict=True))
-    alone = not machine.has_free_core(ranks)
+    forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
+    turns, alone = machine.taking_turns(ranks), not machine.has_free_core(ranks)
     return Measured(forward, backward, lambda size: prices.messages(Sent(1, size)), turns, alone)
 
 

@@ -344,7 +344,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
         return 1, 1
     bands, value = question.network.bands, question.value_bytes
     fewest = choose_grid(extent.shape, graph, footprint, question.memory, value, pipelines, bands)
-    if question.machine is None or question.machine.profile is None or halo == "layer":
+    if question.machine is None or not question.machine.known or halo == "layer":
         return fewest
     asked = extent.shape, footprint, graph, bands, value, question.machine, pipelines, question.trains
     return quickest_grid(fewest, *asked)

@@ -145,7 +145,7 @@ class RunQuestion:
     @property
     def is_profiled(self) -> bool:
         """True if the machine has a profile."""
-        return self.machine is not None and self.machine.profile is not None
+        return self.machine is not None and self.machine.known
 
     @property
     def has_seconds(self) -> bool:

@@ -146,7 +146,7 @@ class Pricing:
         whole = self.guess(replace(candidate, blocks=False))
         every, _ = self.tiles((1, 1))
         once = (every.forward + every.backward) * self.question.images_per_step / self.question.ranks
-        return whole + self._least_more * once * self.machine.by_the_clock(self.question.ranks)
+        return whole + self._least_more * once * self.machine.taking_turns(self.question.ranks)
 
     @cached_property
     def _least_more(self) -> float:
@@ -202,8 +202,7 @@ class Pricing:
         micro_batches = self._micro_batches(candidate)
         even = micro_batches * sum(self._layers(candidate)) / candidate.stages
         turns = self.machine.taking_turns(self.question.ranks)
-        shared = self.machine.by_the_clock(self.question.ranks) / turns
-        return -(-self._passes(candidate) // micro_batches) * max(flush, even, turns * even) * shared
+        return -(-self._passes(candidate) // micro_batches) * max(flush, even, turns * even)
 
     def surely_fits(self, candidate: Candidate, balance: tuple[int, ...]) -> bool:
         """Whether a pipeline has a plan for certain, without a look for the best: all but its balance can be, and this

@@ -43,7 +43,7 @@ def find_settings(
     if earlier is not None and earlier.ranks == question.ranks and not _removed(earlier.parallel):
         return earlier
     known = question.machine or machine
-    if known is None or known.profile is None:
+    if known is None or not known.known:
         raise ConfigError(
             f"parallel.auto names {', '.join(config.parallel.auto)}, but no machine is known by whose times to choose; "
             "give parallel.machine"
@@ -51,7 +51,7 @@ def find_settings(
     free = {name.removeprefix("parallel.") for name in config.parallel.auto}
     asked = _for_search(question, known)
     with doing("looking for the quickest settings"):
-        found = search(asked, known.profile.ranks_per_host, free=free, tick=tick)
+        found = search(asked, known.ranks_per_host, free=free, tick=tick)
     candidate = found.winner.candidate
     keys = candidate.keys(found.winner.plan)
     parallel = {key: value for key, value in keys.items() if key in free or getattr(config.parallel, key) == AUTO}
@@ -124,10 +124,9 @@ def _for_search(question: RunQuestion, machine: Machine) -> RunQuestion:
 
 
 def _reason(found: Searched, machine: Machine) -> str:
-    assert machine.profile is not None, "asked before"
     from tiledseg.planning.search.difference import explained
 
     other = found.runner_up
     why = explained(found.winner, other) if other else f"nothing but {found.winner.in_words} can be"
-    basis = "measured" if machine.profile.measured else "by datasheets"
-    return f"{why}; by the profile of {machine.profile.name}, {basis}"
+    basis = "measured" if machine.measured else "by datasheets"
+    return f"{why}; by the profile of {machine.name}, {basis}"

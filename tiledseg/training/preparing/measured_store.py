@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from tiledseg.comm.transports.stopwatch import least
 from tiledseg.execution.precision import autocast
 from tiledseg.memory.disk.rates import TENSOR, store_rates
 from tiledseg.memory.host.lanes import GpuLanes
 from tiledseg.memory.host.rates import host_rates
 from tiledseg.memory.mover import HOST
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
+from tiledseg.planning.memory.store import Store, speed_of
 from tiledseg.planning.walk.network_walk import Speed
-from tiledseg.training.calibration.movement import least
 
 _CHANNELS, _SIDE, _VALUE = 32, 128, 4
 _CHANNELS_ON_GPU, _SIDE_ON_GPU = 256, 256
@@ -31,8 +30,8 @@ def measured_store(
     device = device or torch.device("cpu")
     on_disk = device.type == "cpu" or store != HOST
     rates = store_rates(store, _MOVED) if on_disk else host_rates(GpuLanes(device), _MOVED)
-    profile = machine.profile if machine else None
-    speed = Speed(profile.flops[precision], profile.bandwidth) if profile else _measured_speed(device, precision)
+    known = machine if machine and machine.known else None
+    speed = speed_of(known.computing(precision)) if known else _measured_speed(device, precision)
     return Store(rates.written / ranks, rates.read / ranks, speed)
 
 

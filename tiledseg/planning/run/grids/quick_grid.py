@@ -1,6 +1,6 @@
 """The grid of least predicted time, where a machine has a profile: not always that of the fewest tiles.
 
-A larger tile has less halo, but its tensors fill no cache, and a map clears the memory that it takes first.
+A larger tile has less halo, but a map clears the memory that it takes first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from functools import cache
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.map_time import forward_peak, map_seconds
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.run.grids.grid import LONGEST_TILE
+from tiledseg.planning.step.halo_traffic import tensors_of
 
 FINER = (1, 2, 3, 4, 6, 8, 12, 16)  # times the tiles along a dim of the grid of the fewest
 LEAST_GAIN = 0.03  # of the time: below it the fewest tiles stay
@@ -35,16 +36,15 @@ def quickest_grid(
     ranks: int,
     trains: bool,
 ) -> Grid:
-    """The grid, among `fewest` and finer ones, whose training step or map is predicted to be the quickest.
+    """Return the grid, among `fewest` and finer ones, whose training step or map is predicted to be the quickest.
 
-    Every tile of a finer grid fits where one of `fewest` does. Depends on nothing but its arguments, so every rank
-    chooses the same.
+    Every tile of a finer grid fits where one of `fewest` does. Every rank chooses the same.
     """
     prices = Prices(graph, bands, value_bytes, machine, ranks)
     grids = _candidates(fewest, raster, footprint)
-    found = {grid: predicted_seconds(make_tiling(raster, grid, footprint), prices, trains) for grid in grids}
-    best = min(found, key=lambda grid: (found[grid], grid[0] * grid[1]))
-    return best if found[best] < (1 - LEAST_GAIN) * found[fewest] else fewest
+    seconds = {grid: predicted_seconds(make_tiling(raster, grid, footprint), prices, trains) for grid in grids}
+    best = min(seconds, key=lambda grid: (seconds[grid], grid[0] * grid[1]))
+    return best if seconds[best] < (1 - LEAST_GAIN) * seconds[fewest] else fewest
 
 
 def _candidates(fewest: Grid, raster: Grid, footprint: Footprint) -> Iterator[Grid]:
@@ -58,20 +58,38 @@ def _candidates(fewest: Grid, raster: Grid, footprint: Footprint) -> Iterator[Gr
 
 
 def predicted_seconds(tiling: Tiling, prices: Prices, trains: bool) -> float:
-    """Of a training step, or of a map, on the rank that has most tiles, were they all alike."""
+    """Predict a training step, or a map, on the rank that has most tiles, were they all alike."""
 
     @cache
     def tile(context: Grid, owned: int) -> float:
-        return prices.tile(context, owned).seconds if trains else map_seconds(prices, context, owned)
+        time = prices.tile(context, owned)
+        return time.seconds if trains else time.forward + time.reading
 
     shapes = Counter((each.context.shape, each.core.area) for each in tiling.tiles)
     total = sum(count * tile(*shape) for shape, count in shapes.items())
     own = total * -(-len(tiling) // prices.ranks) / len(tiling)
-    return own if trains else own + _first_touch(tiling, prices)
-
-
-def _first_touch(tiling: Tiling, prices: Prices) -> float:
-    """Of the memory that a rank's largest tile takes."""
-    known = prices.machine.profile
+    if trains:
+        return own
     peak = forward_peak(prices.graph, prices.bands, tiling.context_max, prices.width)
-    return known.first_touch * peak if known else 0.0
+    return own + prices.machine.first_touch * peak
+
+
+def forward_peak(graph: Graph, bands: int, context: tuple[int, int], width: int) -> int:
+    """Return the most bytes of tensors that a forward pass without gradients holds at once."""
+    sizes = [
+        height * cols * tensor.pixel_bytes
+        for (_, height, cols), tensor in zip(
+            tensor_shapes(graph, bands, *context), tensors_of(graph, bands, width), strict=True
+        )
+    ]
+    living, peak = {0: sizes[0]}, sizes[0]
+    for k, layer in enumerate(graph.layers):
+        source = graph.sources[k][0]
+        taken = layer.hands_on or graph.overwrites[k]  # the same memory, by its newest name
+        living[k + 1] = living.get(source, 0) if taken else sizes[k + 1]
+        if taken:
+            living[source] = 0
+        peak = max(peak, sum(living.values()))
+        for tensor in graph.released[k]:
+            living.pop(tensor, None)
+    return peak

@@ -1,0 +1,65 @@
+"""`plan --calibrate`: figures that are fitted to steps give these back, and a profile is written and planned with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.calibrate import CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
+from tiledseg.plan import main
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.user_files.machine import find_machine, machine_from
+
+
+@pytest.mark.parametrize("disturbed", [1.0, 1.15])
+def test_a_fit_gives_back_the_steps_of_a_machine(disturbed: float) -> None:
+    """To 1 % where the steps are the model's own, and nearly so where one of them was disturbed."""
+    machine = Machine(2e11, name="some", lanes=16, memory_bandwidth=9e9, launch=2e-5)
+    machine = replace(machine, rates={"fp32": 2e11, "bf16": 4e11, "fp64": 3e10})
+    cases = [case for case in (TINY, *CASES) if case.precision != "fp16"]
+    steps = {case: predicted(machine.computing(case.precision), case) for case in cases}
+    fitted = fit_all({**steps, cases[2]: disturbed * steps[cases[2]]})
+    assert fitted.lanes == 16
+    for case in cases:
+        rel = 0.02 if disturbed == 1 else 0.1
+        assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=rel)
+
+
+def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    values = calibrate(mesh, "here", str(tmp_path), [Case(8, 16), Case(8, 48), Case(8, 16, "bf16"), Case(4, 8, "fp16")])
+    path = tmp_path / "here.yaml"
+    write_profile(str(path), values)
+    machine = find_machine(str(path))
+    assert machine.measured
+    assert machine.base > 50 << 20
+    assert machine.disk is not None
+    assert min(machine.disk) > 1e6
+    assert machine.host_store is None, "ranks on cores compute in the host's memory"
+    assert len(values["figures"]) <= 8
+    assert yaml.safe_load(path.read_text()) == values
+    words = ["--size", "256", "--grid", "2", "--levels", "3", "--base-channels", "8", "--format", "json"]
+    capsys.readouterr()
+    assert main([*words, "--machine", str(path)]) == 0
+    modes = json.loads(capsys.readouterr().out)["modes"]
+    assert modes["machine"]["profile"] == "here"
+    assert modes["machine"]["measured"]
+    assert all(row["milliseconds"] > 0 for row in modes["costs"])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.ranks(2, 4)
+def test_a_profile_of_ranks_that_share_a_host(meshes: dict[str, Mesh]) -> None:
+    """It cannot deadlock: two ranks speak in turn while the others wait. Serial twin: the test above."""
+    values = calibrate(meshes["gloo"], "here", cases=[Case(8, 16)])
+    assert values["host"]["ranks"] >= meshes["gloo"].size
+    assert machine_from("here.yaml", values).latency > 0
+    assert set(values["figures"]["links"]) == {"host"}
