@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import platform
 import socket
@@ -44,6 +43,7 @@ from tiledseg.system.console import answer
 from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory, resident_bytes
 from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
+from tiledseg.training.offloading import first_touch
 from tiledseg.training.start import start
 from tiledseg.units.widths import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from
@@ -54,7 +54,6 @@ LANES = (1, 4, 8, 16, 32)
 _ON_A_GPU = 8  # times the side of a case
 _BANDS, _CLASSES = 4, 5
 _MOVED = 8 * TENSOR  # bytes to a store, twice, and back
-_TOUCHED = 1 << 28  # bytes
 _ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
 
 
@@ -123,7 +122,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
         **_rounded({"memory_bandwidth": machine.memory_bandwidth, "launch": machine.launch}),
         "links": _links(mesh, hosts),
         "stores": _stores(mesh, store),
-        **mesh.on_root(lambda: _rounded({"reading": _reading(), "first_touch": _first_touch()})),
+        **mesh.on_root(lambda: _rounded({"reading": _reading(), "first_touch": first_touch()})),
     }
     words = time.strftime("%Y-%m-%d"), platform.processor() or platform.machine(), f"torch {torch.__version__}"
     measured = ", ".join((*words, f"tiledseg {VERSION}", f"{mesh.size} ranks"))
@@ -233,18 +232,6 @@ def _reading() -> float:
     side = 1024
     with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), side)[0]) as file:
         return least(torch.device("cpu"), file.read) / (_BANDS * side**2)
-
-
-def _first_touch() -> float:
-    """Seconds a byte that the system takes to clear memory for this process: a page's first write, less its second."""
-    seconds = []
-    with mmap.mmap(-1, _TOUCHED) as block:
-        for _ in range(2):
-            begin = time.perf_counter()
-            for page in range(0, _TOUCHED, mmap.PAGESIZE):
-                block[page] = 1
-            seconds.append(time.perf_counter() - begin)
-    return max(0.0, seconds[0] - seconds[1]) / _TOUCHED
 
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:

@@ -5,6 +5,7 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import time
@@ -109,6 +110,7 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
 
 
 WORTH_SAYING = 0.1  # of the run's time
+_TOUCHED = 1 << 28  # bytes
 
 
 class Freed(AbstractContextManager[None]):
@@ -147,8 +149,6 @@ class Freed(AbstractContextManager[None]):
 
     def what_it_took(self) -> str | None:
         """For the user, after the run: see `clearing_in_words`."""
-        from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
-
         return clearing_in_words(self._pages, first_touch(), self._seconds)
 
 
@@ -210,3 +210,15 @@ def _remedy(question: RunQuestion, plan: RunPlan) -> str:
     budget = int(_LESS[0] * planned)
     setting = setting_that_fits(question, budget)
     return f"memory.budget {budget} with {setting}" if setting else "a smaller model, or more memory"
+
+
+def first_touch() -> float:
+    """Seconds a byte that the system takes to clear memory for this process: a page's first write, less its second."""
+    seconds = []
+    with mmap.mmap(-1, _TOUCHED) as block:
+        for _ in range(2):
+            begin = time.perf_counter()
+            for page in range(0, _TOUCHED, mmap.PAGESIZE):
+                block[page] = 1
+            seconds.append(time.perf_counter() - begin)
+    return max(0.0, seconds[0] - seconds[1]) / _TOUCHED
