@@ -54,9 +54,8 @@ _LAWNS_C = np.array([(0.085, 0.130, 0.058, 0.44), (0.110, 0.145, 0.070, 0.42), (
 _ROOFS_C = np.array(
     [
         (0.36, 0.190, 0.125, 0.40),
+        (0.29, 0.165, 0.120, 0.33),
         (0.24, 0.120, 0.085, 0.28),
-        (0.15, 0.145, 0.150, 0.17),
-        (0.21, 0.205, 0.205, 0.23),
         (0.56, 0.560, 0.550, 0.55),
     ],
     np.float32,
@@ -117,7 +116,7 @@ class Plan(NamedTuple):
 
 def _cell_kind(seed: int, i: NDArray, j: NDArray) -> NDArray[np.int64]:
     region, own = uniform(seed, 30, i // 2, j // 2), uniform(seed, 31, i, j)
-    village = (own < 0.08) | ((region < 0.40) & (own < 0.75))
+    village = (own < 0.12) | ((region < 0.50) & (own < 0.75))
     forest = (own > 0.93) | ((region > 0.82) & (own < 0.8))
     kind = np.select([j % _RIVER_EVERY == _RIVER_ROW, village, forest], [RIVER, VILLAGE, FOREST], FARMLAND)
     return np.where((i == 0) & (j == 0), VILLAGE, kind)
@@ -161,8 +160,8 @@ def _parcels(seed: int, i: NDArray, j: NDArray, kind: NDArray, parts_u: NDArray,
     colour = np.where((use == FIELD)[..., None], _CROPS_C[crop], _LAWNS_C[lawn]) * tone
     hall = random(54) < 0.12
     house = (use == LOT) & (random(55) < 0.93)
-    half_u = np.where(house, np.where(hall, 10 + 4 * random(56), 4.5 + 4 * random(56)), 0.0)
-    half_v = np.where(house, np.where(hall, 8 + 4 * random(57), 4.0 + 3 * random(57)), 0.0)
+    half_u = np.where(house, np.where(hall, 10 + 4 * random(56), 5.5 + 4 * random(56)), 0.0)
+    half_v = np.where(house, np.where(hall, 8 + 4 * random(57), 5.0 + 3 * random(57)), 0.0)
     house_u = u0 + wide / 2 + (wide / 2 - 5 - half_u) * (2 * random(58) - 1)
     house_v = v0 + tall / 2 + (tall / 2 - 5 - half_v) * (2 * random(59) - 1)
     flat = np.where(hall, random(60) < 0.5, random(60) < 0.2)
