@@ -88,9 +88,11 @@ def test_raw_values_of_labels_are_mapped(
     raw = np.array([10, 20, 30, 31], np.int16)[np.minimum(truth, 3)]
     raw[truth == 255] = -9
     files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", raw, -9)]
-    answer = evaluate(capsys, *files, "--classes", '{"10": 0, "20": 1, "30": 2, "31": 3}')
+    records = [{"name": f"class {k}", "value": value} for k, value in enumerate([10, 20, 30, 31])]
+    answer = evaluate(capsys, *files, "--classes", json.dumps(records))
     assert answer["confusion_matrix"] == confusion_matrix(truth, prediction, 4).tolist()
-    left_out = evaluate(capsys, *files, "--classes", '{"10": 0, "20": 1, "30": 2, "31": null}', "--ignore-index", "3")
+    records[3]["ignored"] = True
+    left_out = evaluate(capsys, *files, "--classes", json.dumps(records), "--ignore-index", "3")
     expected = confusion_matrix(truth, np.where(prediction == 3, 255, prediction), 3, valid=truth != 3)
     assert left_out["confusion_matrix"] == expected.tolist()
 
@@ -104,8 +106,8 @@ def test_names_of_classes(
         with rasterio.open(tmp_path / path, "r+") as dataset:
             dataset.update_tags(1, **tags)
     assert evaluate(capsys, *files)["class_names"] == ["water", "land", "class 2", "class 3"]
-    (tmp_path / "classes.txt").write_text("1 2 3 field\n4 5 6 road\n7 8 9 tree\n0 0 0 rock\n")
-    assert evaluate(capsys, *files, "--classes", str(tmp_path / "classes.txt"))["class_names"][2:] == ["tree", "rock"]
+    (tmp_path / "classes.csv").write_text("name,r,g,b\nfield,1,2,3\nroad,4,5,6\ntree,7,8,9\nrock,0,0,0\n")
+    assert evaluate(capsys, *files, "--classes", str(tmp_path / "classes.csv"))["class_names"][2:] == ["tree", "rock"]
     assert main(files) == 0
     table = capsys.readouterr().out
     assert "water" in table
@@ -187,7 +189,7 @@ def test_bad_input_is_one_line(
         ([wrong, labels, "--classes", "4"], ["wrong.tif holds value 77 at (row 5, col"]),
         ([good, labels, "--classes", "many"], ["'many'"]),
         ([good, labels, "--classes", "1"], ["1 classes"]),
-        ([good, labels, "--classes", '{"0": 0, "1": 2}'], ["class 1 is missing"]),
+        ([good, labels, "--classes", '{"0": 0, "1": 1}'], ["give a number, a JSON list"]),
         ([good, labels, "--classes", "5", "--ignore-index", "4"], ["ignore_index 4"]),
         ([good, labels, "--image", good], ["--plot"]),
         ([good, labels, "--plot", str(tmp_path / "no" / "map.png")], ["not a folder"]),
@@ -232,7 +234,9 @@ def test_a_class_that_has_two_numbers_is_refused(
 def test_the_remedy_of_a_class_with_two_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:
-    moved = {"0": 1, "1": 0, "2": 2, "3": 3}
+    moved = [
+        {"name": name, "value": value} for name, value in zip(("road", "field", "c", "d"), (1, 0, 2, 3), strict=True)
+    ]
     labels = named(tmp_path / "b.tif", truth, ["field", "road"])
     files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
     answer = evaluate(capsys, *files, "--classes", json.dumps(moved))

@@ -303,10 +303,11 @@ def test_a_block_of_tiles_comes_from_a_tile_store_alike(material: Material, halo
     assert lines(folders["blocks"]) == lines(folders["image"])
 
 
-def test_classes_as_a_map(material: Material, finished: dict[str, Path]) -> None:
-    """Of numbers, in no order, one of them null; it survives checkpoint and resume."""
+def test_classes_in_another_order(material: Material, finished: dict[str, Path]) -> None:
+    """Of numbers, in no order, one of them left out; it survives checkpoint and resume."""
     folder = material.root / "mapped"
-    classes = ("--data.classes", "{2: 1, 1: null, 0: 0, 10: 1}")
+    records = "[{name: a, value: 0}, {name: b, values: [2, 10]}, {name: c, ignored: true, value: 1}]"
+    classes = ("--data.classes", records)
     assert train(material, folder, *classes, "--train.epochs", "1") == 0
     assert train(material, folder, *classes, "--train.epochs", "2") == 0
     pixels = [line["pixels"] for line in lines(folder) if "loss" in line]

@@ -62,8 +62,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "--classes",
-        help="number of classes, a JSON map of the labels' raw values or colours to classes, a JSON list of records "
-        "{name, colour, values}, or a class file (default: the labels are class numbers, counted in the data)",
+        help="number of classes, a JSON list of records {name, colour, values}, or a class file (.csv) (default: the "
+        "labels are class numbers, counted in the data)",
     )
     parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
     parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")

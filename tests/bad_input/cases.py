@@ -12,6 +12,9 @@ from tests.bad_input.output_cases import CASES as OUTPUT_CASES
 from tests.bad_input.parallel_cases import BLOCKS, HALO_MODES, PIPELINES
 from tests.bad_input.size_cases import SIZES
 
+COLOURS = '[{name: a, value: "#ff0000"}, {name: b, value: "#00ff00"}]'
+PERMUTED = "[{name: a, value: 1}, {name: b, value: 0}, {name: c, value: 2}]"
+
 RASTERS = (
     train("no-images", "--data.images []", "data.images", "empty"),
     train("missing-image", "--data.images ROOT/nowhere.tif", "data.images", "nowhere.tif", "does not exist"),
@@ -57,7 +60,7 @@ RASTERS = (
         "1 band",
     ),
     train("label-outside", "--data.labels ROOT/outside-labels.tif", "outside-labels.tif", "value 9", "row 5, col 7"),
-    train("colours-without-colours", '--data.classes \'{"#ff0000": 0, "#00ff00": 1}\'', "labels.tif", "colour"),
+    train("colours-without-colours", f"--data.classes '{COLOURS}'", "labels.tif", "colour"),
     train("no-label-counts", "--data.labels ROOT/void-labels.tif", "no pixel of data.labels is of a class", "255"),
     train("no-valid-pixel", "--data.images ROOT/blank.tif", "no valid pixel", "data.nodata"),
 )
@@ -76,7 +79,7 @@ RESUMES = (
     resume("of-other-levels", "--model.levels 3", "levels is 2", "3"),
     resume("of-other-classes", "--data.classes 4", "classes is 3", "4"),
     resume("of-other-bands", "--data.bands [1,2]", "bands", "3", "2"),
-    resume("of-a-permuted-class-map", "--data.classes '{0: 1, 1: 0, 2: 2}'", "data.classes is 3", "'0': 1"),
+    resume("of-permuted-classes", f"--data.classes '{PERMUTED}'", "data.classes is 3"),
     resume("of-bands-in-another-order", "--data.bands [3,2,1]", "data.bands is null there and [3, 2, 1]"),
     resume("of-other-nodata", "--data.nodata 0", "data.nodata is null there and 0"),
     resume("of-another-ignore-index", "--data.ignore_index 254", "data.ignore_index is 255 there and 254"),

@@ -61,10 +61,9 @@ SIZES = (
     predict("huge-fusion", f"{_HALO} --parallel.fusion {HUGE}", "parallel.fusion", "at most"),
     predict("huge-stages", f"--parallel.stages {HUGE}", "parallel.stages", "at most"),
     _score("classes", f"--classes {HUGE}", str(HUGE), "2 to 255"),
-    _score("class", f'--classes \'{{"0": 0, "1": {HUGE}}}\'', str(HUGE), "0 to 255"),
-    _score("raw-value", f'--classes \'{{"0": 0, "{HUGE}": 1}}\'', str(HUGE), "64 bits"),
+    _score("raw-value", f'--classes \'[{{"name": "a", "value": {HUGE}}}]\'', str(HUGE), "64 bits"),
     _score("nesting", f"--classes '{'[' * 50000}'", "--classes", "give a number"),
     _score("empty", "--prediction ''", "error: ", "does not exist"),
-    _score("twice", '--classes \'{"1": 0, "1": 1}\'', "1 a second time", "keep one"),
+    _score("twice", '--classes \'[{"name": "a", "name": "b"}]\'', "name a second time", "keep one"),
     train("huge-network", "--model.base_channels 1048576", "model", "GB", "fewer"),
 )

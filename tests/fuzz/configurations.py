@@ -30,7 +30,7 @@ SAFE = {  # values that a run of a second can have
     "train.precision": ("fp32", "bf16", "fp16", "fp64"), "train.seed": (0, 1, 2**63 - 1),
     "data.bands": (None, [1], [3, 1]),
     "train.tiles_per_step": (1, 2, 4, None),
-    "data.classes": (3, 4, {0: 0, 1: 1, 2: None}, [{"name": "a", "values": [0, 1]}, {"name": "b", "value": 2}]),
+    "data.classes": (3, 4, [{"name": "a", "values": [0, 1]}, {"name": "b", "value": 2}]),
     "parallel.halo": ("read", "exchange", "layer"), "data.normalize": (True, False),
 }  # fmt: skip
 KEYS = [(group.name, key) for group in fields(Config) for key in fields(group.default_factory)]  # type: ignore

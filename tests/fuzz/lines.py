@@ -128,7 +128,8 @@ def _tile(draw: random.Random) -> Trial:
 
 
 def _evaluate(draw: random.Random) -> Trial:
-    known = {"prediction": FILES, "labels": FILES, "classes": ("3", '{"0": 0, "1": 1, "2": 1}', *NUMBERS),
+    known = {"prediction": FILES, "labels": FILES,
+             "classes": ("3", '[{"name": "a", "value": 0}, {"name": "b", "value": 1}]', *NUMBERS),
              "ignore-index": NUMBERS, "image": FILES}  # fmt: skip
     words = ["--prediction", LAST, "--labels", "labels.tif", *_options(draw, known, 2), "--format", "json"]
     return Trial("evaluate", words, str(words), (), _json)

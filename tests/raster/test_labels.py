@@ -16,6 +16,7 @@ from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.class_forms import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.reading.reader import open_raster
 
@@ -23,6 +24,12 @@ DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.uint32]
 
 
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
+
+
+def records(*values: list[object], ignored: list[object] | None = None) -> list[dict[str, object]]:
+    """Classes with these values, by the names a, b, ..."""
+    found = [{"name": "abcdef"[at], "values": own} for at, own in enumerate(values)]
+    return found if ignored is None else [*found, {"name": "void", "ignored": True, "values": ignored}]
 
 
 def Info(  # noqa: N802
@@ -40,7 +47,7 @@ def test_every_pixel_gets_the_class_of_its_value(data: st.DataObject, dtype: typ
     numbers = [0, 1, *numbers[2:]]
     used = sorted(set(numbers))
     mapping = {key: used.index(number) for key, number in zip(keys, numbers, strict=True)}
-    label_map = LabelMap.from_config(mapping)
+    label_map = LabelMap.from_config(records_of_map(mapping))
     raw = np.array(data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=30)), dtype)
     expected = np.array([[mapping[int(value)] for value in raw]], np.uint8)
     result = label_map.apply(raw[None, None, :])
@@ -73,7 +80,7 @@ def test_a_value_outside_the_classes_is_named_with_its_place(dtype: type, value:
 
 @pytest.mark.parametrize("red", ["#ff0000", "#FF0000", "255,0,0", "[255, 0, 0]", (255, 0, 0)])
 def test_colours_in_every_spelling(red: object) -> None:
-    label_map = LabelMap.from_config({"#000000": 0, red: 1, "0,0,255": None}, ignore_index=9)
+    label_map = LabelMap.from_config(records(["#000000"], [red], ignored=["0,0,255"]), ignore_index=9)
     raw_CHW = np.array([[[0, 255, 0]], [[0, 0, 0]], [[0, 0, 255]], [[7, 7, 7]]], np.uint8)
     assert label_map.count == 2
     assert label_map.apply(raw_CHW).tolist() == [[0, 1, 9]]
@@ -96,13 +103,13 @@ def write(path: Path, pixels_CHW: np.ndarray, palette: dict | None = None, nodat
 def test_palette_png(tmp_path: Path) -> None:
     indices = np.arange(12, dtype=np.uint8).reshape(1, 3, 4) % 3
     palette = {0: (0, 0, 0, 255), 1: (255, 0, 0, 255), 2: (0, 255, 0, 255)}
-    by_colour = LabelMap.from_config({"#00ff00": 0, "#000000": 1, "#ff0000": 1})
-    by_value = LabelMap.from_config({2: 0, 0: 1, 1: 1})
+    by_colour = LabelMap.from_config(records(["#00ff00"], ["#000000", "#ff0000"]))
+    by_value = LabelMap.from_config(records([2], [0, 1]))
     with open_raster(write(tmp_path / "labels.png", indices, palette)) as reader:
         for label_map in (by_colour, by_value, by_colour.resolve(reader.info)):
             classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
             np.testing.assert_array_equal(classes_HW, np.array([1, 1, 0], np.uint8)[indices[0]])
-        two_colours = LabelMap.from_config({"#00ff00": 0, "#000000": 1})
+        two_colours = LabelMap.from_config(records(["#00ff00"], ["#000000"]))
         with pytest.raises(LabelError, match="value 1 at"):
             read_labels(reader, two_colours, Box.of_shape((3, 4)))
 
@@ -113,7 +120,7 @@ def test_colour_png_with_and_without_alpha(tmp_path: Path, bands: int) -> None:
     pixels_CHW[0, :, 2:] = 255
     pixels_CHW[3:] = 255
     pixels_CHW[3:, 0, 0] = 0
-    label_map = LabelMap.from_config({"#000000": 0, "#ff0000": 1})
+    label_map = LabelMap.from_config(records(["#000000"], ["#ff0000"]))
     with open_raster(write(tmp_path / "labels.png", pixels_CHW)) as reader:
         classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
     expected = np.array([[0, 0, 1, 1]] * 3)
@@ -137,12 +144,12 @@ def test_read_labels_ignores_nodata_and_places_errors(tmp_path: Path) -> None:
 
 def test_the_ignored_value_in_the_raster() -> None:
     raw_CHW = np.array([[[0, 255, 7]]], np.int16)
-    assert LabelMap.from_config({0: 0, 7: 1}).apply(raw_CHW).tolist() == [[0, 255, 1]]
-    assert LabelMap.from_config({0: 0, 7: 1, 255: 1}).apply(raw_CHW).tolist() == [[0, 1, 1]]
+    assert LabelMap.from_config(records([0], [7])).apply(raw_CHW).tolist() == [[0, 255, 1]]
+    assert LabelMap.from_config(records([0], [7, 255])).apply(raw_CHW).tolist() == [[0, 1, 1]]
 
 
 def test_number_strings_are_raw_values() -> None:
-    assert LabelMap.from_config({"0": 1, "-3": 0}).apply(np.array([[[0, -3]]], np.int32)).tolist() == [[1, 0]]
+    assert LabelMap.from_config(records(["-3"], ["0"])).apply(np.array([[[0, -3]]], np.int32)).tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -157,15 +164,11 @@ def test_number_strings_are_raw_values() -> None:
         (5, 3, "ignore_index 3 with classes 0 to 4"),
         (5, -100, "ignore_index -100"),
         (5, 256, "ignore_index 256"),
-        ({}, 255, "numbered from 0"),
-        ({0: 0, 1: 2}, 255, "class 1 is missing"),
-        ({0: -1, 1: 0}, 255, "number from 0 to 255"),
-        ({0: 0, "#ff0000": 1}, 255, "mixes"),
-        ({"red": 0, "1": 1}, 255, "'red'"),
-        ({"300,0,0": 0, "1,1,1": 1}, 255, "300,0,0"),
-        ({"#000000": 0, "0,0,0": 1}, 255, "keep one"),
-        ({0: "water", 1: 1}, 255, "water"),
-        ({0: True, 1: 0}, 255, "True"),
+        ({0: 0, 1: 1}, 255, "give a list of records: "),
+        (records([0], ["#ff0000"]), 255, "mixes"),
+        (records(["300,0,0"], ["1,1,1"]), 255, "300,0,0"),
+        (records(["#000000"], ["0,0,0"]), 255, "keep one"),
+        (records([True], [0]), 255, "True"),
     ],
 )
 def test_bad_classes(classes: object, ignore_index: int, match: str) -> None:
@@ -175,7 +178,7 @@ def test_bad_classes(classes: object, ignore_index: int, match: str) -> None:
 
 
 def test_bands_must_fit_the_keys() -> None:
-    colours = LabelMap.from_config({"#000000": 0, "#ffffff": 1})
+    colours = LabelMap.from_config(records(["#000000"], ["#ffffff"]))
     with pytest.raises(LabelError, match="has bands: 3, but classes are raw values"):
         LabelMap.from_config(3).resolve(Info(bands=3))
     with pytest.raises(LabelError, match="has bands: 2, but classes are colours"):

@@ -22,7 +22,7 @@ from tiledseg.training.preparing.preparation import prepare
 from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat, rule_of
 
 OTHERS: dict[str, Any] = {
-    "data.classes": {0: 0, 1: 1, 2: 2, 7: 2},
+    "data.classes": [{"name": "a", "value": 0}, {"name": "b", "value": 1}, {"name": "c", "values": [2, 7]}],
     "data.warp": True,
     "data.ignore_index": 254,
     "data.nodata": 0.0,
@@ -196,9 +196,9 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
 
 
 def test_the_same_in_other_words(material: Material, checkpoints: dict[str, Path]) -> None:
-    """Classes as a map that says what the number said, a grid as two numbers, a nodata value that is no number."""
+    """Classes as records that say what the number said, a grid as two numbers, a nodata value that is no number."""
     config = config_of(material, material.root / "run")
-    config.data.classes = {"2": 2, 0: 0, 1: 1}
+    config.data.classes = [{"name": f"class {k}", "value": k} for k in range(3)]
     assert changed_by(material, checkpoints["middle"], config) == {}
     config.tiling.grid = [2, 2]
     assert changed_by(material, checkpoints["middle"], config) == {"tiling.grid": {"from": 2, "to": [2, 2]}}

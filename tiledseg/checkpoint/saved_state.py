@@ -17,6 +17,7 @@ from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.run import Config, TilingConfig
+from tiledseg.raster.labels.class_forms import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.raster.samples.sampling import Position
@@ -135,7 +136,7 @@ class SavedState:
     def label_map(self) -> LabelMap:
         """The meaning of labels to the network; `classes` has the name and the colour of each of its outputs."""
         data = self.config.data
-        return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
+        return LabelMap.from_config(records_of_map(data.classes), data.ignore_index)
 
     @property
     def next_position(self) -> Position:

@@ -29,8 +29,7 @@ class DataConfig:
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on
         val_labels: their labels
-        classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
-            {name, colour, values}; or a file of classes, such as label_colors.txt (docs/own-data.md)
+        classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv: docs/own-data.md)
         label_layer: of labels that are polygons: the layer (default: the file's only one)
         label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
             (default: there is but one class)

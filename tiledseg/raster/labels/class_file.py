@@ -1,8 +1,6 @@
-"""Classes from a file, as the records that `data.classes` takes.
+"""Classes from a CSV file, as the records that `data.classes` takes.
 
-- `.txt`: a line `red green blue name` each, as CamVid's label_colors.txt; `#` begins a comment;
-- `.csv`: a header with `name`, and some of `r`, `g`, `b` (or `red`, `green`, `blue`), `colour`, `value`, `class`;
-- `.json`, `.yaml`: any form of `data.classes`.
+A CSV has a header with `name`, and some of `r`, `g`, `b` (or `red`, `green`, `blue`), `colour`, `value`, `class`.
 
 A column `class` groups rows: the class that a row's labels belong to, `ignored` or empty for none. Classes come in the
 order in which they are named first, with the colour of the row of their own name, else of their first row. Without a
@@ -12,8 +10,6 @@ column `value` grouped labels hold the rows' colours.
 from __future__ import annotations
 
 import csv
-import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +22,6 @@ _MOST_BYTES = 1 << 20
 _IGNORED = ("", "ignored", "ignore", "-")
 _COLUMNS = {"red": "r", "green": "g", "blue": "b", "color": "colour", "id": "value"}
 """Other names of columns; those that are no column of ours are not looked at."""
-_LINE = re.compile(r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\S.*)")
 
 
 @dataclass(frozen=True)
@@ -37,26 +32,10 @@ class _Row:
     group: str | None
 
 
-def read_class_file(path: str) -> Any:
-    """What `data.classes` takes. Raises ConfigError, naming the file and the line."""
-    ending = os.path.splitext(path)[1].lower()
+def read_class_file(path: str) -> list[dict[str, Any]]:
+    """Return the records that `data.classes` takes. Raises ConfigError, naming the file and the line."""
     text = read_text(path, "the class file", _MOST_BYTES, "give a line of text a class", ConfigError)
-    if ending == ".csv":
-        return _records(list(_csv_rows(path, text)), path)
-    if ending == ".txt":
-        return _records(list(_text_rows(path, text)), path)
-    raise ConfigError(f"{path} is no class file; give one that ends with .csv, .txt, .json or .yaml")
-
-
-def _text_rows(path: str, text: str) -> Iterator[_Row]:
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ConfigError(f"{path}, line {number} is {shown(line)!r}; give red, green, blue and the class's name")
-        yield _Row(match[4].strip(), ",".join(match.groups()[:3]), None, None)
+    return _records(list(_csv_rows(path, text)), path)
 
 
 def _csv_rows(path: str, text: str) -> Iterator[_Row]:

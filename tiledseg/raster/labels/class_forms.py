@@ -1,16 +1,15 @@
-"""The ways to write `data.classes`, and the one table that each of them means.
+"""The two ways to write `data.classes`, and the one table that each of them means.
 
 - a number: classes 0 to K - 1, which are the labels' values;
-- a map of raw value or colour to class number (null: left out);
-- a list of records `{name, colour, value or values}`, in the order of the classes, or a map of name to such a record.
-  A record with `ignored: true` is no class: its values are left out. Where no record has values, labels of one band
-  hold the classes' numbers, and labels of three bands their colours.
+- a list of records `{name, colour, value or values}`, in the order of the classes. A record with `ignored: true` is no
+  class: its values are left out. Where no record has values, labels of one band hold the classes' numbers, and labels
+  of three bands their colours.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tiledseg.config.checks import shown
@@ -18,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.raster.labels.classes import ClassRecord, Colour, default_class, default_classes, pack, unpack
 from tiledseg.records import dataclass
 
-Classes = int | Mapping[Hashable, Any] | Sequence[Mapping[str, Any]]
+Classes = int | Sequence[Mapping[str, Any]]
 Pairs = tuple[tuple[int, int], ...]
 
 LARGEST_CLASS, LARGEST_RAW = 255, 2**63 - 1
@@ -43,20 +42,36 @@ class ClassTable:
 
 
 def class_table(classes: Classes, ignore_index: int) -> ClassTable:
-    """What `classes` means. Raises ConfigError, in one line, where it means nothing."""
+    """Return the table that `classes` means. Raises ConfigError, in one line, where it means nothing."""
     if isinstance(classes, int) and not isinstance(classes, bool):
         pairs = tuple((k, k) for k in range(min(classes, 256)))
         return ClassTable(pairs, False, default_classes(classes) if 0 <= classes <= LARGEST_CLASS else ())
-    if isinstance(classes, Mapping):
-        if not any(isinstance(value, Mapping) for value in classes.values()):
-            return _of_numbers(classes, ignore_index)
-        classes = [_named(name, record) for name, record in classes.items()]
     if isinstance(classes, Sequence) and not isinstance(classes, (str, bytes)):
         return _of_records([_Record.read(one, at) for at, one in enumerate(classes)], ignore_index)
+    if isinstance(classes, Mapping):
+        raise ConfigError(f"classes is a map, {shown(classes)}; give a list of records: {records_of_map(classes)}")
     raise ConfigError(
-        f"classes is {shown(classes)!r}; give a number of classes, a map of raw value to class, or a list of records "
-        "{name, colour, values}"
+        f"classes is {shown(classes)!r}; give a number of classes, or a list with a record for each class, such as "
+        "[{name: road, values: [7, 8]}, {name: void, ignored: true, values: [0]}]"
     )
+
+
+def records_of_map(classes: Any) -> Any:
+    """Return the list of records for a map, of a value or a name to a class, as older versions took; others as they
+    are."""
+    if not isinstance(classes, Mapping):
+        return classes
+    if any(isinstance(value, Mapping) for value in classes.values()):
+        return [{"name": name, **record} for name, record in classes.items() if isinstance(record, Mapping)]
+    values: dict[Any, list[Any]] = {}
+    for value, number in classes.items():
+        values.setdefault(number, []).append(value)
+    ignored = values.pop(None, None)
+    records = [
+        {"name": f"class {number}", "values": values[number]}
+        for number in sorted(values, key=lambda number: (len(str(number)), str(number)))
+    ]
+    return records if ignored is None else [*records, {"name": "ignored", "ignored": True, "values": ignored}]
 
 
 def parse_raw(key: object) -> tuple[int, bool]:
@@ -74,48 +89,20 @@ def parse_raw(key: object) -> tuple[int, bool]:
             return pack(colour), True
     if _NUMBER.fullmatch(text) and len(text) < 100:
         return _in_64_bits(int(text), key), False
-    raise ConfigError(f"classes has key {shown(key)!r}; give a raw value (7) or a colour ('#ff0000' or '255,0,0')")
+    raise ConfigError(
+        f"classes has the value {shown(key)!r}; give a raw value (7) or a colour ('#ff0000' or '255,0,0')"
+    )
 
 
 def _in_64_bits(raw: int, key: object) -> int:
     if abs(raw) > LARGEST_RAW:
-        raise ConfigError(f"classes has key {shown(key)}; give raw values that whole numbers of 64 bits can hold")
+        raise ConfigError(f"classes has the value {shown(key)}; give raw values that whole numbers of 64 bits can hold")
     return raw
-
-
-def _of_numbers(classes: Mapping[Hashable, Any], ignore_index: int) -> ClassTable:
-    pairs: dict[int, int] = {}
-    kinds = set()
-    for key, value in classes.items():
-        raw, is_colour = parse_raw(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"classes maps {key!r} to {shown(value)!r}; give a class number, or null to leave it out")
-        number = ignore_index if value is None else value
-        if not 0 <= number <= LARGEST_CLASS:
-            raise ConfigError(f"classes maps {key!r} to {shown(number)}; give a class number from 0 to {LARGEST_CLASS}")
-        if pairs.get(raw, number) != number:
-            raise ConfigError(f"classes gives {key!r} both class {pairs[raw]} and {number}; keep one")
-        pairs[raw] = number
-        kinds.add(is_colour)
-    _check_one_kind(kinds)
-    numbers = set(pairs.values()) - {ignore_index}
-    count = max(numbers, default=-1) + 1
-    missing = sorted(set(range(count)) - numbers)
-    if not numbers or missing:
-        fault = f"class {missing[0]} is missing" if missing else f"class numbers are {sorted(numbers)}"
-        raise ConfigError(f"classes must be numbered from 0 without gaps, but {fault}; renumber them")
-    colours = kinds == {True}
-    first = {number: raw for raw, number in reversed(pairs.items())} if colours else {}
-    records = [
-        record._replace(colour=unpack(first[k])) if k in first else record
-        for k, record in enumerate(default_classes(count))
-    ]
-    return ClassTable(tuple(sorted(pairs.items())), colours, tuple(records))
 
 
 def _check_one_kind(kinds: set[bool]) -> None:
     if len(kinds) > 1:
-        raise ConfigError("classes mixes raw values and colours; use one kind of key")
+        raise ConfigError("classes mixes raw values and colours; use one kind")
 
 
 @dataclass(frozen=True)
@@ -143,12 +130,6 @@ class _Record:
         texts = tuple(value for value in values or () if isinstance(value, str))
         raws = None if values is None else tuple(value for value in values if not isinstance(value, str))
         return _Record(name, _colour_of(record.get("colour"), name), raws, texts, record.get("ignored", False))
-
-
-def _named(name: object, record: object) -> dict[str, Any]:
-    if not isinstance(record, Mapping):
-        raise ConfigError(f"classes has {shown(name)} with {shown(record)} beside records; give each name a record")
-    return {"name": name, **record}
 
 
 def _checked_name(name: object, at: int) -> str:

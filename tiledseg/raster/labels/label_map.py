@@ -44,10 +44,10 @@ class LabelMap:
 
     @staticmethod
     def from_config(classes: Classes, ignore_index: int = 255) -> LabelMap:
-        """A map from the `data.classes` key of a configuration, in any of the forms of `class_forms`.
+        """A map from the `data.classes` key of a configuration, a number or a list of records (`class_forms`).
 
         Several raw values may share a class; class numbers must run from 0 without gaps. The raw value `ignore_index`
-        is left out too, unless the map gives it a class. Raises ConfigError.
+        is left out too, unless a record has it. Raises ConfigError.
         """
         table = class_table(classes, ignore_index)
         count = classes if isinstance(classes, int) else len(table.classes)
@@ -70,7 +70,7 @@ class LabelMap:
         if not self.count <= self.ignore_index <= 255:
             raise ConfigError(
                 f"ignore_index {self.ignore_index} with classes 0 to {self.count - 1}; "
-                f"give ignore_index {self.count} to 255, or map the raw value to null"
+                f"give ignore_index {self.count} to 255, or a record with ignored: true"
             )
         return self
 
@@ -182,7 +182,7 @@ class LabelMap:
         listed = ", ".join(names) + (", ..." if len(known) > 6 else "")
         return (
             f"{path} holds {what} at (row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
-            "add it to the classes, or map it to null to leave it out"
+            "add it to the values of a class, or of a record with ignored: true"
         )
 
 
