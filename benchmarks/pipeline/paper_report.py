@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Row, Simulated
 from benchmarks.spread import markdown
-from tiledseg.pipeline.balance import StagePrices, choose_balances
+from tiledseg.pipeline.balance import BalancePrices, choose_balances
 
 
 def caps_table(simulated: Sequence[Simulated], rows: Sequence[Row]) -> str:
@@ -22,7 +22,7 @@ def caps_table(simulated: Sequence[Simulated], rows: Sequence[Row]) -> str:
             if (row.network, row.model, row.size, row.stages) == (case.network, case.model, case.size, BY_HAND_STAGES)
         }
         work = [float(value) for value in one.work]
-        best = one.cap(choose_balances(StagePrices(work), BY_HAND_STAGES)[0], work)
+        best = one.cap(choose_balances(BalancePrices(work), BY_HAND_STAGES)[0], work)
         hand, ours, folded = found["1f1b", True], found["1f1b", False], found["folded", False]
         lines.append((
             f"{case.network}, {case.model}", case.size, f"{one.measured:.3g}",

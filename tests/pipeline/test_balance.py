@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.balance import StagePrices, choose_balances, choose_folded_balances, cuts, parse_balance
+from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances, cuts, parse_balance
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 TIMES = st.lists(st.integers(0, 9), min_size=1, max_size=9)
@@ -58,7 +58,7 @@ def test_cuts_cover_all_layers_in_order(balance: list[int]) -> None:
 @given(TIMES, st.data())
 def test_no_other_balance_is_faster(times: list[int], data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(times)))
-    chosen = parse_balance(choose_balances(StagePrices(times), stages)[0], len(times))
+    chosen = parse_balance(choose_balances(BalancePrices(times), stages)[0], len(times))
     assert len(chosen) == stages
     assert slowest(times, chosen) == min(slowest(times, other) for other in every_balance(len(times), stages))
 
@@ -89,13 +89,13 @@ def test_under_a_limit_that_depends_on_the_stage_and_with_the_least_traffic(
     possible = [price(b) for b in every_balance(layers, stages) if fits(b)]
     if not possible:
         with pytest.raises(ConfigError, match=rf"stage \d needs at least \d+ bytes, .* is {limit} bytes"):
-            choose_balances(StagePrices(times, memory, limit, traffic), stages)[0]
+            choose_balances(BalancePrices(times, memory, limit, traffic), stages)[0]
         return
-    chosen = choose_balances(StagePrices(times, memory, limit, traffic), stages)[0]
+    chosen = choose_balances(BalancePrices(times, memory, limit, traffic), stages)[0]
     assert fits(chosen)
     assert price(chosen) == min(possible)
     tolerance = data.draw(st.sampled_from([0.25, 0.5, 1.0]))
-    thrifty = choose_balances(StagePrices(times, memory, limit, traffic), stages, (tolerance,))[0]
+    thrifty = choose_balances(BalancePrices(times, memory, limit, traffic), stages, (tolerance,))[0]
     allowed = (1 + tolerance) * min(possible)[0]
     assert fits(thrifty)
     assert price(thrifty)[0] <= allowed
@@ -125,9 +125,9 @@ def test_folded_keeps_skips_on_their_rank_and_is_fastest(depth: int, ranks: int,
     possible = [load(b) for b in every_balance(layers, chunks) if together(b)] if chunks <= layers else []
     if not possible:
         with pytest.raises(ConfigError, match=r"cannot share|keeps each skip"):
-            choose_folded_balances(StagePrices(times), skips, ranks)[0]
+            choose_folded_balances(BalancePrices(times), skips, ranks)[0]
         return
-    chosen = choose_folded_balances(StagePrices(times), skips, ranks)[0]
+    chosen = choose_folded_balances(BalancePrices(times), skips, ranks)[0]
     assert parse_balance(chosen, layers) == chosen
     assert together(chosen)
     assert load(chosen) == min(possible)
@@ -137,25 +137,25 @@ def test_folded_under_a_limit() -> None:
     def memory(first: int, stop: int, chunk: int) -> int:
         return stop - first
 
-    assert choose_folded_balances(StagePrices([1, 1, 1, 1, 5, 1]), [(0, 5)], 2)[0] == (4, 1, 1)
-    assert choose_folded_balances(StagePrices([1, 1, 1, 1, 5, 1], memory, 4), [(0, 5)], 2)[0] == (3, 2, 1), (
+    assert choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1]), [(0, 5)], 2)[0] == (4, 1, 1)
+    assert choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1], memory, 4), [(0, 5)], 2)[0] == (3, 2, 1), (
         "4 layers on rank 0, not 5"
     )
     with pytest.raises(ConfigError, match="stage 0 needs at least 2 bytes, but the memory of a stage is 1 bytes"):
-        choose_folded_balances(StagePrices([1, 1, 1, 1, 5, 1], memory, 1), [(0, 5)], 2)[0]
+        choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1], memory, 1), [(0, 5)], 2)[0]
     with pytest.raises(ConfigError, match="no cut in front of stage 0"):
-        choose_folded_balances(StagePrices([1, 1, 1]), [(0, 1), (1, 2)], 2)[0]
+        choose_folded_balances(BalancePrices([1, 1, 1]), [(0, 1), (1, 2)], 2)[0]
 
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_more_stages_than_layers(stages: int) -> None:
     with pytest.raises(ConfigError, match=f"{stages} stages cannot share 3 layers"):
-        choose_balances(StagePrices([1, 2, 3]), stages)[0]
+        choose_balances(BalancePrices([1, 2, 3]), stages)[0]
 
 
 def test_a_time_that_is_none() -> None:
     with pytest.raises(ConfigError, match="layer 1 is nan"):
-        choose_balances(StagePrices([1, float("nan")]), 1)[0]
+        choose_balances(BalancePrices([1, float("nan")]), 1)[0]
 
 
 @law
@@ -177,7 +177,7 @@ def test_chunks_that_recompute_pay_for_it(times: list[int], data: st.DataObject)
             continue
         ranks = chunk_ranks(schedule, stages)
         twice = frozenset(c for c, rank in enumerate(ranks) if modes[rank])
-        prices = StagePrices(times, again=more, recomputing=twice)
+        prices = BalancePrices(times, again=more, recomputing=twice)
         best = min(loads(balance, ranks) for balance in every_balance(len(times), chunks))
         if schedule == "1f1b":
             chosen = choose_balances(prices, stages)[0]

@@ -12,7 +12,7 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import chunk_ranks
 from tiledseg.pipeline import chunk_orders
-from tiledseg.pipeline.balance import StagePrices, choose_folded_balances, cuts
+from tiledseg.pipeline.balance import BalancePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.schedule import Route, compute_orders, most_in_flight, program
 from tiledseg.pipeline.simulation import simulate
@@ -82,7 +82,7 @@ def preset_times(model: str, stages: int) -> ChunkTimes:
     network = build_network(ModelConfig(name=model), bands=4, classes=2)
     work = [cost.multiply_adds for cost in layer_costs(network.graph(), network.bands, (1024, 1024))]
     ends = [(tensor - 1, reader) for tensor, reader in network.graph().skips]
-    forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded_balances(StagePrices(work), ends, stages)[0])]
+    forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded_balances(BalancePrices(work), ends, stages)[0])]
     return ChunkTimes(forward, [2 * f for f in forward])
 
 

@@ -20,7 +20,7 @@ from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.pipeline.balance import StagePrices, choose_balances, choose_folded_balances
+from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings, compute_orders
@@ -68,8 +68,8 @@ def balance(case: Case, stages: int) -> tuple[int, ...]:
     layers = case.unet.graph()
     if case.schedule == "folded":
         ends = [(tensor - 1, reader) for tensor, reader in layers.skips]
-        return choose_folded_balances(StagePrices(work(case.unet)), ends, stages)[0]
-    return choose_balances(StagePrices(work(case.unet)), stages)[0]
+        return choose_folded_balances(BalancePrices(work(case.unet)), ends, stages)[0]
+    return choose_balances(BalancePrices(work(case.unet)), stages)[0]
 
 
 def run(case: Case, axes: Axes, stages: int) -> tuple[Result, PipelineExecutor, list[Drawn]]:

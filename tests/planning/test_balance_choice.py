@@ -11,13 +11,12 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.stages.balance_choice import choose
 from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
+from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, choose, stage, torn_skips
 from tiledseg.planning.step.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
-PRICES = StagePrices(tile_walk(LAYERS, 4, (32, 32)), 4)
+PRICES = StagePrices(tile_walk(LAYERS, 4, (32, 32)))
 
 
 def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None, **more: object) -> PipelineCase:
@@ -41,15 +40,14 @@ def all_pipelines(case: PipelineCase) -> list[StagedPipeline]:
 @pytest.mark.parametrize("per_byte", [None, 1e-5, 1e-4])
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 2), ("1f1b", 3), ("gpipe", 3), ("folded", 2)])
 def test_next_to_no_balance_has_a_shorter_step(schedule: str, stages: int, per_byte: float | None) -> None:
-    """The search goes from neighbour to neighbour, so now and then something better is out of its reach: never by more
-    than 3 %, mostly by nothing."""
+    """Of some balances the one with the shortest step is taken. It is at most 5 % longer than the shortest of all."""
     ratios = []
     for seed in range(4):
         case = case_of(schedule, stages, seed, per_byte)
         best = min(staged.timeline().makespan for staged in all_pipelines(case))
         ratios.append(choose(case).timeline().makespan / best)
-    assert max(ratios) <= 1.03
-    assert sum(ratio < 1 + 1e-9 for ratio in ratios) >= 2
+    assert max(ratios) <= 1.05
+    assert sum(ratio < 1.03 for ratio in ratios) >= 2
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -1,4 +1,4 @@
-"""Blocks that a budget demands: taken where nothing else fits, or less time is predicted; else not."""
+"""Blocks that a budget demands: taken where nothing else fits."""
 
 from __future__ import annotations
 
@@ -60,16 +60,12 @@ def test_without_a_budget_that_was_asked_for_too() -> None:
     assert not plan.warnings
 
 
-def test_a_finer_grid_is_taken_where_its_halo_costs_less() -> None:
-    """A wide halo makes blocks the cheaper way, where a norm does not decide; a grid that was given is kept."""
+def test_a_finer_grid_is_taken_where_it_fits() -> None:
+    """A grid that the user set is kept."""
     network = UNet(2, base_channels=8, norm="none")
     shallow = plan_run(question(network, 100 * MIB))
     assert shallow.blocks is None
     assert len(shallow.tilings[0]) > 1
-    deep = question(UNet(6, base_channels=4, norm="none"), 100 * MIB)
-    finer = plan_run(replace(deep, blocks=None))
-    plan = plan_run(deep)
-    assert plan.blocks is not None, f"tiles of {finer.tilings[0].grid} are mostly halo"
     given = plan_run(question(network, 100 * MIB, grid=(1, 1)))
     assert given.blocks is not None, "the grid is what was asked for"
 

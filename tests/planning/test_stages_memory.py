@@ -128,7 +128,8 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
 def test_kept_bytes_and_the_peak_of_the_backward_pass(
     padding: str, norm: str, upsampling: str, balance: tuple[int, ...]
 ) -> None:
-    """Kept: to the byte, but for batch norm's running statistics, which are there before. The peak within 2 %."""
+    """Kept: to the byte, but for batch norm's running statistics, which are there before. The peak within 2 %, but that
+    a copy of the loss's gradient may be made by oneDNN, unseen."""
     unet = UNet(3, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, classes=3)
     layers, context = unet.graph(), CONTEXTS[padding]
     prices = StagePrices(tile_walk(layers, unet.bands, context))
@@ -136,7 +137,9 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = prices.memory(*run)
         assert found.kept == pytest.approx(memory.activations, abs=SCALAR if norm != "batch" else 1024)
-        assert found.backward == pytest.approx(memory.backward, rel=0.02, abs=128)
+        unseen = prices.costs[-1].output_bytes if run[1] == len(layers) else 0
+        assert found.backward <= 1.02 * memory.backward + 128
+        assert memory.backward <= 1.02 * (found.backward + unseen) + 128
 
 
 @pytest.mark.parametrize("norm", ["none", "instance"])

@@ -29,7 +29,7 @@ Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage tak
 
 
 @dataclass(frozen=True)
-class StagePrices:
+class BalancePrices:
     """What a stage pays for runs of layers.
 
     `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
@@ -103,7 +103,7 @@ def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
-def choose_balances(prices: StagePrices, stages: int, tolerances: Sequence[float] = (0.0,)) -> list[tuple[int, ...]]:
+def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[float] = (0.0,)) -> list[tuple[int, ...]]:
     """The balance whose slowest stage is fastest, among those whose every stage fits; for each of some tolerances one.
 
     Ties: the least traffic of all stages together. With a tolerance the slowest stage may take so much longer, as a
@@ -124,7 +124,7 @@ def choose_balances(prices: StagePrices, stages: int, tolerances: Sequence[float
 
 
 def choose_folded_balances(
-    prices: StagePrices, skips: Sequence[tuple[int, int]], ranks: int, tolerances: Sequence[float] = (0.0,)
+    prices: BalancePrices, skips: Sequence[tuple[int, int]], ranks: int, tolerances: Sequence[float] = (0.0,)
 ) -> list[tuple[int, ...]]:
     """The folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
@@ -172,7 +172,7 @@ class _Search:
 
     levels: Sequence[Sequence[Middle]]
     runs_of: Runs
-    prices: StagePrices
+    prices: BalancePrices
     in_line: bool
 
     def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
@@ -38,7 +38,6 @@ from tiledseg.planning.step.tensor_limit import check_countable, largest_of_bloc
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.records import dataclass
 
-Value = TypeVar("Value")
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
 
 
@@ -114,28 +113,30 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
 
 def read_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `read`: nothing is sent."""
-    work, times, prices = _tile_work(task), _tile_times(task, machine), task.prices(machine)
-    memory, read = max(_tile_memory(task).values()), _contexts_read(task)
-    time = _step_time(task, prices, list(times.values()))
-    sums = sum(work.values()), max(work.values()), Traffic(), Traffic(), Traffic(), memory
+    ranks, prices, read = _tile_ranks(task, machine), task.prices(machine), _contexts_read(task)
+    time = _step_time(task, prices, [rank.time for rank in ranks.values()])
+    works = [rank.work for rank in ranks.values()]
+    memory = max(rank.memory for rank in ranks.values())
+    sums = sum(works), max(works), Traffic(), Traffic(), Traffic(), memory
     return ModeCost("read", 0, *sums, prices.seconds(time), sum(read), max(read), time)
 
 
 def exchange_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `exchange`: the work of `read`; one exchange of the input, which needs no gradient."""
-    work, memory, held = _tile_work(task), _tile_memory(task), _input_memory(task)
-    times, prices = _tile_times(task, machine), task.prices(machine)
+    ranks, held, prices = _tile_ranks(task, machine), _input_memory(task), task.prices(machine)
     sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes))
-    time = _step_time(task, prices, [times[at]._replace(messages=prices.messages(sent[at])) for at in work])
+    time = _step_time(
+        task, prices, [rank.time._replace(messages=prices.messages(sent[at])) for at, rank in ranks.items()]
+    )
     return ModeCost(
         mode="exchange",
         fusion=0,
-        work=sum(work.values()),
-        work_max=max(work.values()),
+        work=sum(rank.work for rank in ranks.values()),
+        work_max=max(rank.work for rank in ranks.values()),
         traffic=Traffic(sum(sent.values(), Sent())),
         busiest=Traffic(max(sent.values(), key=lambda each: (each.bytes, each.messages))),
         norms=Traffic(),
-        memory=max(memory[at] + held[at] for at in memory),
+        memory=max(rank.memory + held[at] for at, rank in ranks.items()),
         seconds=prices.seconds(time),
         time=time,
         **_blocks_read(task, task.decomposition.rows, task.decomposition.cols),
@@ -252,29 +253,31 @@ def held_besides(task: Task, rank: LayerRank) -> int:
     return strip_bytes(task.graph, task.bands, rank.row, rank.col, task.value_bytes) + block
 
 
-def _tile_work(task: Task) -> dict[tuple[int, int], int]:
-    """Multiply-adds of a forward pass of each rank's tiles, by its place in the mesh."""
-    graph, bands = task.graph, task.bands
-    found = _by_context(task, lambda shape: sum(c.multiply_adds for c in layer_costs(graph, bands, shape)))
-    return {at: sum(count * value for value, count in values) for at, values in found.items()}
+class TileRank(NamedTuple):
+    """The tiles of a rank: multiply-adds of a forward pass, peak bytes of a training step, and its seconds."""
+
+    work: int
+    memory: int
+    time: StepTime
 
 
-def _tile_times(task: Task, machine: Machine) -> dict[tuple[int, int], StepTime]:
-    """Seconds of each rank's tiles in a training step, by its place in the mesh."""
+def _tile_ranks(task: Task, machine: Machine) -> dict[tuple[int, int], TileRank]:
+    """Return what each rank's tiles take, by its place in the mesh; worked out once for each kind of block."""
+    graph, bands, width = task.graph, task.bands, task.value_bytes
     tile = functools.cache(task.prices(machine).tile)
 
-    def block(row: TileSizes, col: TileSizes) -> StepTime:
-        shapes = Counter(((height, width), of_row * of_col) for height, of_row in row for width, of_col in col)
-        return sum_of(tile(*shape).times(count) for shape, count in shapes.items())
+    @functools.cache
+    def block(row: TileSizes, col: TileSizes) -> TileRank:
+        tiles = Counter(((height, width), of_row * of_col) for height, of_row in row for width, of_col in col)
+        works = {at: sum(c.multiply_adds for c in layer_costs(graph, bands, at, width)) for at, _ in tiles}
+        return TileRank(
+            sum(count * works[at] for (at, _), count in tiles.items()),
+            max(training_memory(graph, bands, at, width).total for at in works),
+            sum_of(tile(*each).times(count) for each, count in tiles.items()),
+        )
 
-    return _by_block(task, block)
-
-
-def _tile_memory(task: Task) -> dict[tuple[int, int], int]:
-    """Peak bytes of a training step on the largest context of each rank, by its place in the mesh."""
-    graph, bands, value_bytes = task.graph, task.bands, task.value_bytes
-    found = _by_context(task, lambda shape: training_memory(graph, bands, shape, value_bytes).total)
-    return {at: max(value for value, _ in values) for at, values in found.items()}
+    rows, cols = task.decomposition.tile_sizes()
+    return {(i, j): block(row, col) for i, row in enumerate(rows) for j, col in enumerate(cols)}
 
 
 def _input_memory(task: Task) -> dict[tuple[int, int], int]:
@@ -303,20 +306,3 @@ def _blocks_read(task: Task, rows: Partition, cols: Partition) -> dict[str, int]
     of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
     of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
     return {"read": sum(of_rows) * sum(of_cols), "read_max": max(of_rows) * max(of_cols)}
-
-
-def _by_context(task: Task, price: Callable[[tuple[int, int]], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """For each rank the prices of its contexts, and how many have each; one call for each shape."""
-    price = functools.cache(price)
-
-    def block(row: TileSizes, col: TileSizes) -> list[tuple[int, int]]:
-        shapes = Counter((height, width) for height, _ in row for width, _ in col)
-        return [(price(shape), count) for shape, count in shapes.items()]
-
-    return _by_block(task, block)
-
-
-def _by_block(task: Task, value: Callable[[TileSizes, TileSizes], Value]) -> dict[tuple[int, int], Value]:
-    """What follows from the sizes of each rank's tiles, by its place in the mesh; one call for each kind of block."""
-    value, (rows, cols) = functools.cache(value), task.decomposition.tile_sizes()
-    return {(i, j): value(row, col) for i, row in enumerate(rows) for j, col in enumerate(cols)}

@@ -30,7 +30,7 @@ GIB = 2**30
 class BlocksAsked:
     """`shape`: at most so many rows and columns of blocks, None for the fewest that fit; `in_file`: they lie in a file
     between segments, not in memory, whose rates are those of `store` where they are known. `if_needed`: tiles stay
-    whole unless that does not fit, or takes longer."""
+    whole unless that does not fit."""
 
     shape: tuple[int, int] | None
     in_file: bool = False

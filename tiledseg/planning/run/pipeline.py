@@ -172,31 +172,25 @@ def rebuilt_pipeline(
     memory_bytes: int,
     measured: Measured | None,
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
-    """Where no balance fits the memory with everything kept: one that nearly does, and what its stages compute once
-    more so that they do; None where none was found. Whether there is a choice is asked of the first balance, before
-    time goes into a better one."""
+    """Plan a pipeline where no balance fits the memory with everything kept: a balance that nearly does, and what its
+    stages recompute so that they do. Return None where there is none."""
     from tiledseg.planning.memory.stage_choice import choose_stages
 
     @cache
-    def first(memory: int) -> StagedPipeline | None:
+    def balanced(memory: int) -> StagedPipeline | None:
         try:
-            return balanced_pipeline(parallel, graph, bands, largest, memory, measured, improved=False)
+            return balanced_pipeline(parallel, graph, bands, largest, memory, measured)
         except ConfigError:
             return None
 
     limits = [memory_bytes * over // 100 for over in _OVER]
-    enough = bisect_left(limits, True, key=lambda memory: first(memory) is not None)  # what fits fits more memory too
+    enough = bisect_left(limits, True, key=lambda memory: balanced(memory) is not None)  # more memory fits too
     for memory in limits[enough:]:
-        asked = parallel, graph, bands, largest, memory, measured
-        staged = first(memory)
+        staged = balanced(memory)
         assert staged is not None, "there is one from `enough` on"
-        found = choose_stages(staged.case, staged.balance, memory_bytes)
-        if found is not None and parallel.balance is None:  # worth a better balance, where that has a choice too
-            better = balanced_pipeline(*asked)
-            other = choose_stages(better.case, better.balance, memory_bytes)
-            staged, found = (staged, found) if other is None else (better, other)
-        if found is not None:
-            return _planned(parallel, staged, largest, measured), found
+        choice = choose_stages(staged.case, staged.balance, memory_bytes)
+        if choice is not None:
+            return _planned(parallel, staged, largest, measured), choice
         if parallel.balance is not None:
             return None
     return None
@@ -210,18 +204,15 @@ def balanced_pipeline(
     memory_bytes: int | None,
     measured: Measured | None,
     name: str = "parallel.balance",
-    improved: bool = True,
 ) -> StagedPipeline:
-    """The pipeline with the balance that the user gave by this `name`, or with an automatic one within the memory: the
-    best that is found, or unless `improved` that of the fastest slowest stage.
+    """Return the pipeline with the balance that the user gave by this `name`, or an automatic one within the memory.
 
     `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.stages.balance_choice import choose, first
-    from tiledseg.planning.stages.staged_pipeline import PipelineCase, check_skips, stage
+    from tiledseg.planning.stages.staged_pipeline import PipelineCase, check_skips, choose, stage
 
     prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
@@ -237,7 +228,7 @@ def balanced_pipeline(
         memory_bytes,
     )
     if parallel.balance is None:
-        return choose(case) if improved else first(case)
+        return choose(case)
     given = parse_balance(parallel.balance, len(graph))
     check_skips(case, given, name)
     return stage(case, given)

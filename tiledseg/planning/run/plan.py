@@ -17,7 +17,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.geometry.tiling import Tiling, make_tiling, tiling_efficiency
+from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME
@@ -93,28 +93,25 @@ def plan_run(question: RunQuestion) -> RunPlan:
 
 
 def _whole_or_in_blocks(question: RunQuestion, whole: RunQuestion) -> RunPlan:
-    """Plan blocks where the `whole` does not fit, or, under a budget of the user, where they take less time than a
-    finer grid or recomputation. Raises BudgetError or GeometryError where nothing fits."""
+    """Plan blocks where no plan of `whole` tiles fits. Raises BudgetError or GeometryError where nothing does."""
     plan, refused = None, None
     try:
         plan = _plan(whole)
     except (BudgetError, GeometryError) as error:
         refused = error
-    if plan is not None and plan.memory <= question.memory and not _is_weighed(question, plan):
+    if plan is not None and plan.memory <= question.memory:
         return plan
-    assert question.blocks is not None, "asked for"
+    assert question.blocks is not None, "blocks are set"
     try:
         in_blocks = _plan(replace(question, blocks=replace(question.blocks, if_needed=False)))
     except InputError:
         in_blocks = None
-    if in_blocks is None or in_blocks.blocks is None or in_blocks.memory > question.memory:
-        if plan is None and refused is not None:
-            raise refused
-        assert plan is not None, "a plan, or an error"
-        return plan
-    if plan is not None and plan.memory <= question.memory and _work(question, plan) <= _work(question, in_blocks):
-        return plan
-    return in_blocks
+    if in_blocks is not None and in_blocks.blocks is not None and in_blocks.memory <= question.memory:
+        return in_blocks
+    if refused is not None:
+        raise refused
+    assert plan is not None, "a plan, or an error"
+    return plan
 
 
 @contextmanager
@@ -163,20 +160,6 @@ def _other_settings(base: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
     elif not (base.blocks and base.blocks.in_file):
         blocks = BlocksAsked(None, in_file=True)
         yield "memory.blocks auto with memory.store", replace(base, blocks=blocks, offload=False)
-
-
-def _is_weighed(question: RunQuestion, plan: RunPlan) -> bool:
-    """True if a plan that fits may take longer than blocks would."""
-    finer = question.grid is None and max(map(len, plan.tilings)) > question.ranks
-    return question.budgeted and not question.windows and (plan.rebuilt is not None or finer)
-
-
-def _work(question: RunQuestion, plan: RunPlan) -> float:
-    """Of the rank that has most of the largest raster, as a share of a step on all of it on one rank."""
-    tiling = max(plan.tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    tiles, ranks = len(tiling) * question.images_per_step, 1 if plan.spread.shares_images else question.ranks
-    again = plan.blocks.extra if plan.blocks else plan.rebuilt.extra if plan.rebuilt else 0.0
-    return tiling_efficiency(tiling) * -(-tiles // ranks) / tiles * (1 + again)
 
 
 def _plan(question: RunQuestion) -> RunPlan:

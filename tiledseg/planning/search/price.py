@@ -213,7 +213,7 @@ class Pricing:
         try:
             largest = plan_unbalanced(asked).micro_batch
             if pipeline_bytes(asked.parallel, self.graph, self.bands, largest, balance) > asked.memory:
-                balanced_pipeline(asked.parallel, self.graph, self.bands, largest, asked.memory, None, improved=False)
+                balanced_pipeline(asked.parallel, self.graph, self.bands, largest, asked.memory, None)
         except InputError:
             return False
         return True

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.balance import cuts
+from tiledseg.pipeline.balance import TOLERANCES, BalancePrices, choose_balances, choose_folded_balances, cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.schedule import ChunkMap, Program, Route, chunk_routes, kept_of, most_in_flight, program
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.stages.cost import StagePrices
 
+_SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 
@@ -126,6 +127,33 @@ def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     """The pipeline of a balance that fits (see `balance.parse_balance`)."""
     pipeline = ChunkMap(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
     return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
+
+
+def choose(case: PipelineCase) -> StagedPipeline:
+    """Return the pipeline with the automatic balance: of some balances (`pipeline.balance`) that of the shortest
+    simulated step. Raises ConfigError where none fits the network or the limit."""
+    sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
+    more = case.micro_batches - sample.micro_batches
+
+    def step_time(balance: tuple[int, ...]) -> float:
+        staged = stage(sample, balance)
+        return staged.timeline().makespan + more * staged.period
+
+    return stage(case, min(_balances(case), key=step_time))
+
+
+def _balances(case: PipelineCase) -> list[tuple[int, ...]]:
+    """Return the balances of the fastest slowest stage, and those somewhat slower that send fewer bytes."""
+    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
+    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
+    recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
+    traffic = case.prices.handed_on if case.folds else case.prices.received
+    prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
+    if case.folds:
+        found = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
+    else:
+        found = choose_balances(prices, len(case.ranks), tolerances)
+    return list(dict.fromkeys(found))
 
 
 def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
