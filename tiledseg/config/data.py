@@ -12,7 +12,7 @@ from tiledseg.units.quantities import Length, parse_length
 IMAGENET = "imagenet"
 ClassEntry = str | int | bool | None | list[str | int | None]
 """What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
-CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
+CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV file of them"
 
 SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
 GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
