@@ -103,10 +103,6 @@ class Line(NamedTuple):
         """Return the line of positions that are counted from position `by`."""
         return Line(self.start + self.step * by, self.step)
 
-    def places(self, positions: Interval) -> NDArray[np.float64]:
-        """Return the places in the raster of positions of the view."""
-        return self.start + self.step * np.arange(positions.start, positions.stop, dtype=np.float64)
-
     def source(self, positions: Interval) -> Interval:
         """Return the pixels of positions of a line on pixels, in the raster's order."""
         first = int(self.start + self.step * positions.start)
@@ -178,17 +174,12 @@ class ViewReader(RasterReader):
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         view = self._view
-        if view.rotation is not None:
-            pixels_CHW, valid_HW = read_places(self._source, *view.places(box), self.info.dtype, self._nearest)
-        else:
-            pixels_CHW, valid_HW = self._read_lines(box)
+        if not view.on_pixels:
+            return read_places(self._source, *view.places(box), self.info.dtype, self._nearest)
+        pixels_CHW, valid_HW = self._on_pixels(Box(box.col, box.row) if view.transposed else box)
+        if view.transposed:
+            pixels_CHW, valid_HW = pixels_CHW.swapaxes(1, 2), valid_HW.T
         return np.ascontiguousarray(pixels_CHW), np.ascontiguousarray(valid_HW)
-
-    def _read_lines(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        view = self._view
-        wanted = Box(box.col, box.row) if view.transposed else box
-        pixels_CHW, valid_HW = self._on_pixels(wanted) if view.on_pixels else self._resized(wanted)
-        return (pixels_CHW.swapaxes(1, 2), valid_HW.T) if view.transposed else (pixels_CHW, valid_HW)
 
     def _on_pixels(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Read a `box` of positions along the raster's rows and columns."""
@@ -209,23 +200,6 @@ class ViewReader(RasterReader):
             at = inside.relative_to(wanted).slices
             pixels_CHW[:, *at], valid_HW[at] = self._source.read(inside)
         return pixels_CHW, valid_HW
-
-    def _resized(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        height, width = self._source.info.shape
-        rows = _taps(self._view.row.places(box.row), height, self._nearest)
-        cols = _taps(self._view.col.places(box.col), width, self._nearest)
-        pixels_CHW, valid_HW = self._source.read(Box(rows.hull, cols.hull))
-        inside_HW = rows.inside[:, None] & cols.inside
-        if self._nearest:
-            at = np.ix_(rows.low, cols.low)
-            return pixels_CHW.take(rows.low, 1).take(cols.low, 2), valid_HW[at] & inside_HW
-        pixels_CHW = pixels_CHW.astype(self.info.dtype)
-        if not valid_HW.all():
-            pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
-        for dim, taps in ((1, rows), (2, cols)):
-            pixels_CHW = _between(pixels_CHW, taps, dim)
-            valid_HW = valid_HW.take(taps.low, dim - 1) & valid_HW.take(taps.high, dim - 1)
-        return pixels_CHW, valid_HW & inside_HW
 
     def release(self) -> None:
         """Leave the handles to the source's owner."""
@@ -256,16 +230,6 @@ def _taps(at: NDArray[np.float64], size: int, nearest: bool) -> _Taps:
     high = low + (share > 0)
     hull = Interval(int(low.min()), int(high.max()) + 1)
     return _Taps(low - hull.start, high - hull.start, share, inside, hull)
-
-
-def _between(pixels_CHW: NDArray, taps: _Taps, dim: int) -> NDArray:
-    share = taps.share.astype(pixels_CHW.dtype).reshape((-1, 1) if dim == 1 else (1, -1))
-    found_CHW = pixels_CHW.take(taps.low, dim)
-    found_CHW *= 1 - share
-    other_CHW = pixels_CHW.take(taps.high, dim)
-    other_CHW *= share
-    found_CHW += other_CHW
-    return found_CHW
 
 
 def interpolated(dtype: np.dtype) -> np.dtype:
