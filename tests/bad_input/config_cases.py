@@ -42,9 +42,10 @@ VALUES = (
     train("decay-of-nothing", "--optimizer.decay_norms false", "decay_norms is false", "weight_decay is 0"),
     train("weight-decay", "--optimizer.weight_decay -1", "optimizer.weight_decay", "-1", "at least 0"),
     train("loss-word", "--train.loss lovasz", "train.loss", "lovasz", "cross_entropy, focal, dice, tversky"),
-    train("loss-of-another", "--train.focal_gamma 1", "train.focal_gamma", "1", "no focal"),
-    train("radius-of-none", "--train.boundary_radius 4", "train.boundary_radius", "4", "no boundary"),
-    train("smoothing-of-none", "--train.loss dice --train.label_smoothing 0.1", "label_smoothing", "no cross_entropy"),
+    train(
+        "loss-old-key", "--train.focal_gamma 1", "train.focal_gamma", "fields of train.loss", "focal: {gamma: VALUE}"
+    ),
+    train("loss-field", '--train.loss={"name":"dice","gamma":1}', "train.loss", "no field 'gamma'", "weight"),
     train("best-word", "--train.best dice", "train.best", "dice", "mean_iou, mean_f1, accuracy, loss, iou.CLASS"),
     train("best-without-validation", "--train.best loss", "train.best", "loss", "data.val_images"),
     train("early-stop-by-nothing", "--train.early_stop 3", "train.early_stop", "3", "train.best", "mean_iou"),

@@ -12,6 +12,7 @@ from tiledseg import train
 from tiledseg.architecture.kinds import KINDS, described
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import MalformedError, parse_state
+from tiledseg.config.words import read_loss
 
 FORMER = Path(__file__).with_name("former")
 
@@ -43,3 +44,13 @@ def test_an_unknown_kind_of_network_is_refused(kind: object) -> None:
     state = find_checkpoint(FORMER / "run").state
     with pytest.raises(MalformedError, match=r"state.network.kind is .*, not one of unet, "):
         parse_state({**state, "network": {"kind": kind}})
+
+
+def test_keys_of_a_loss_have_become_its_fields() -> None:
+    state = find_checkpoint(FORMER / "run").state
+    train = state["config"]["train"]
+    assert parse_state(state).config.train.loss == "cross_entropy"
+    older = {**train, "loss": {"cross_entropy": 1.0, "focal": 0.5}, "focal_gamma": 3.0, "edge_radius": 4}
+    loss = parse_state({**state, "config": {**state["config"], "train": older}}).config.train.loss
+    assert read_loss(loss)["focal"] == {"weight": 0.5, "gamma": 3.0}
+    assert read_loss(loss)["edges"]["radius"] == 4

@@ -19,7 +19,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
+from tiledseg.training.losses.choose_objective import choose_objective, weighted
 from tiledseg.training.losses.edge_objective import EdgeObjective, edges_of
 from tiledseg.training.losses.objective import ClassObjective, Objective, Ratios, cross_entropy_sums
 
@@ -120,26 +120,25 @@ def test_a_perfect_answer_costs_nothing() -> None:
 
 
 def test_the_objective_follows_from_the_network() -> None:
-    as_they_come, losses = ({key: getattr(TrainConfig(), key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    assert choose_objective(UNet(), as_they_come, losses, 9) == ClassObjective(9)
-    assert choose_objective(GatedSCNN(), as_they_come, losses, 9) == EdgeObjective(9)
-    found = choose_objective(GatedSCNN(), as_they_come | {"edge_radius": 4}, losses, 9)
+    usual = TrainConfig().loss
+    assert choose_objective(UNet(), usual, 9) == ClassObjective(9)
+    assert choose_objective(GatedSCNN(), usual, 9) == EdgeObjective(9)
+    found = choose_objective(GatedSCNN(), {"name": "edges", "radius": 4}, 9)
     assert found == EdgeObjective(9, edge_radius=4)
     assert found.margin == 4
-    with pytest.raises(ConfigError, match=r"train.dual_weight is 2.0, but only gated_scnn gives edges; leave it out"):
-        choose_objective(UNet(), as_they_come | {"dual_weight": 2.0}, losses, 9)
+    with pytest.raises(ConfigError, match=r"train.loss: edges.dual is 2.0, but only gated_scnn gives edges; leave"):
+        choose_objective(UNet(), {"edges": {"dual": 2.0}}, 9)
     with pytest.raises(ConfigError, match=r"train.class_weights has nothing to weigh in the boundary loss"):
-        choose_objective(UNet(), as_they_come, losses | {"loss": "boundary"}, 9, (1.0, 2.0))
+        choose_objective(UNet(), "boundary", 9, (1.0, 2.0))
 
 
 WEIGHTS = (0.5, 3.0, 1.5)
-LOSS = {"cross_entropy": 1.0, "focal": 2.0, "boundary": 0.5}
+LOSS = {"cross_entropy": {"smoothing": 0.1}, "focal": 2.0, "boundary": 0.5}
 
 
-def chosen(weights: tuple[float, ...] = (), **losses: Any) -> Objective:
-    """Of G-SCNN's outputs; `losses`: keys of the group `train`."""
-    edges, asked = ({key: getattr(TrainConfig(), key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    return choose_objective(GatedSCNN(classes=K), edges, {**asked, **losses}, IGNORED, weights)
+def chosen(weights: tuple[float, ...] = (), loss: Any = "cross_entropy") -> Objective:
+    """Of G-SCNN's outputs."""
+    return choose_objective(GatedSCNN(classes=K), loss, IGNORED, weights)
 
 
 def loss_of(objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -165,22 +164,21 @@ def test_weights_and_losses_of_classes_go_with_the_edges() -> None:
     sure_P = torch.sigmoid(given[1].detach()).reshape(-1) > 0.8
     attention = (entropies_P * sure_P).sum() / weights_K[target_P[known_P]].sum()
     edges = loss_of(EdgeObjective(IGNORED, attention_weight=0.0), given) - loss_of(ClassObjective(IGNORED), given)
-    for losses in ({}, {"loss": "focal"}, {"loss": {"dice": 2.0, "boundary": 0.1}}, {"label_smoothing": 0.1}):
-        asked = {key: getattr(TrainConfig(), key) for key in LOSS_KEYS} | losses
-        as_they_come = {key: getattr(TrainConfig(), key) for key in EDGE_KEYS}
-        classes = choose_objective(UNet(classes=K), as_they_come, asked, IGNORED, WEIGHTS)
+    smoothed = {"name": "cross_entropy", "smoothing": 0.1}
+    for asked in ("cross_entropy", "focal", {"dice": 2.0, "boundary": 0.1}, smoothed):
+        classes = choose_objective(UNet(classes=K), asked, IGNORED, WEIGHTS)
         expected = loss_of(classes, given) + attention + edges
-        assert loss_of(chosen(WEIGHTS, **losses), given).item() == pytest.approx(expected.item(), rel=1e-12)
+        assert loss_of(chosen(WEIGHTS, asked), given).item() == pytest.approx(expected.item(), rel=1e-12)
     alike = loss_of(chosen((1.0,) * K), given)
     assert alike.item() == pytest.approx(loss_of(chosen(), given).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("weights", [(), WEIGHTS], ids=["alike", "weighted"])
 def test_one_pass_does_where_all_means_are_over_the_same_pixels(weights: tuple[float, ...]) -> None:
-    objective = chosen(weights, loss=LOSS, label_smoothing=0.1)
+    objective = chosen(weights, LOSS)
     assert isinstance(objective, Ratios) == bool(weights)
     if weights:
-        assert weighted(chosen((1.0,) * K, loss=LOSS, label_smoothing=0.1), weights) == objective
+        assert weighted(chosen((1.0,) * K, LOSS), weights) == objective
     words = "cross-entropy (labels smoothed by 0.1) + 2 focal (gamma 2)"
     classes, attention = (f"class-weighted ({words})", "class-weighted attention") if weights else (words, "attention")
     assert objective.in_words == f"{classes} + 0.5 boundary + {attention} + 20 edges + dual"

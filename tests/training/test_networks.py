@@ -56,14 +56,16 @@ def test_a_network_learns_goes_on_and_maps(material: Material, tmp_path: Path, n
 def test_a_band_of_edges_is_told_apart(material: Material, tmp_path: Path) -> None:
     config = config_of(material, "gated_scnn", tmp_path / "run", 1)
     config["model"] |= {"edge_band": True}
-    config["train"] |= {"edge_radius": 3, "dual_weight": 2.0}
+    config["train"] |= {"loss": {"name": "edges", "radius": 3, "dual": 2.0}}
     run = tiledseg.train_network(config)
     network = tiledseg.load(run).network
     assert network.layers["conv1"].weight.shape[1] == 2, "of three bands the encoder sees two"
     tiledseg.predict_raster(run, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
     config["model"] = {"name": "unet"}
     config["run"]["output"] = str(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"train.edge_radius is 3, but only gated_scnn gives edges; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"train.loss: edges.radius is 3, but only gated_scnn gives edges; leave it out"
+    ):
         tiledseg.train_network(config)
     assert not (tmp_path / "other").exists()
 

@@ -16,7 +16,6 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.losses.choose_objective import EDGE_KEYS
 from tiledseg.training.preparing.from_config import recipe_of
 from tiledseg.training.preparing.preparation import prepare
 from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat, rule_of
@@ -75,7 +74,6 @@ OTHERS: dict[str, Any] = {
     "train.tiles_per_step": 2,
     "train.images_per_step": 2,
     "train.loss": {"cross_entropy": 1.0, "dice": 0.5},
-    "train.label_smoothing": 0.1,
     "train.ema": 0.9,
     "train.largest_loss": 50.0,
     "train.best": "mean_iou",
@@ -111,10 +109,7 @@ ELSEWHERE |= {
 }  # tests/training/test_area_runs.py
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments", "verify")}
-ELSEWHERE |= {
-    f"train.{key}"
-    for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
-}
+ELSEWHERE |= {f"train.{key}" for key in ("early_stop",)}
 ELSEWHERE |= {"optimizer.momentum"}  # of sgd: test_momentum_starts_anew
 ELSEWHERE |= {"memory.store", "memory.offload"}  # of no use without each other: tests/test_train.py, test_offloading
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}

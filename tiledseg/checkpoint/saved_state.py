@@ -17,6 +17,7 @@ from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.run import Config, TilingConfig
+from tiledseg.config.words import without_moved
 from tiledseg.raster.labels.class_forms import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.reading.identity import Identity
@@ -149,7 +150,9 @@ def parse_state(state: Any) -> SavedState:
     kind = words.pop("kind", FIRST)
     if kind not in SAVED:
         raise MalformedError(f"state.network.kind is {kind!r}, not one of {', '.join(SAVED)}")
-    saved: SavedState = _as(SavedState, {**state, "network": _as(SAVED[kind], words, "state.network")}, "state")
+    config = {**state["config"], "train": without_moved(state["config"]["train"])}
+    network = _as(SAVED[kind], words, "state.network")
+    saved: SavedState = _as(SavedState, {**state, "config": config, "network": network}, "state")
     return saved
 
 

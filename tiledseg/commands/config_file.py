@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from tiledseg.config.checks import AUTO, shown
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
+from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError, WriteError
 from tiledseg.system.console import answer
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, check_words, read_yaml
@@ -57,6 +58,7 @@ def as_config(values: Mapping[str, Any]) -> Config:
     """The configuration of groups of keys. Raises ConfigError as `parse_config` does."""
     if values.get("parallel") == AUTO:
         values = {**values, "parallel": {"auto": _left_to_find(_told(values))}}
+    refuse_moved(_keys(values), "the configuration has ")
     check_keys("the configuration", values, _KNOWN)
     parser = _parser("tiledseg train", "", tuple(values))
     return _parsed(lambda: parser.parse_object(dict(values)), "(see docs/api.md)")
@@ -196,6 +198,12 @@ def _left_to_find(given: Mapping[str, bool]) -> list[str]:
     return found
 
 
+def _keys(values: Any) -> list[str]:
+    """Return the keys of groups as "group.key", as far as a file has such."""
+    groups = values.items() if isinstance(values, Mapping) else ()
+    return [f"{group}.{key}" for group, keys in groups if isinstance(keys, Mapping) for key in keys]
+
+
 def config_files(arguments: Sequence[str]) -> list[str]:
     return [given for word, given in _given(arguments) if word == "--config" and given]
 
@@ -218,7 +226,9 @@ def _check_files(arguments: Sequence[str]) -> set[str]:
         values = read_yaml(path)
         if isinstance(values, Mapping) and values.get("parallel") == AUTO:
             values = {**values, "parallel": {}}
+        refuse_moved(_keys(values), f"{path} has ")
         found |= check_keys(path, values, _KNOWN).keys()
+    refuse_moved([word.removeprefix("--") for word, _ in _given(arguments)], "--")
     for word, given in _given(arguments):
         if word in _NUMBERS and (words := ambiguity(given)):
             raise ConfigError(f"{word} is {words}")

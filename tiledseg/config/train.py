@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tiledseg.config.augmentation import EACH, augmentation
 from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of
-from tiledseg.config.words import check_best, check_loss
+from tiledseg.config.words import check_best, read_loss
 from tiledseg.errors import ConfigError
 from tiledseg.units.widths import ACTIVATION_BYTES
 
@@ -23,13 +23,8 @@ class TrainConfig:
         tiles_per_step: the global batch in tiles, whatever the number of ranks; null: all tiles of whole images; auto:
             4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null (docs/training.md)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
-        loss: cross_entropy, focal, dice, tversky, boundary, or a map of some to how much each counts, as
-            {cross_entropy: 1, dice: 1} (docs/training.md)
-        focal_gamma: power of the focal loss; 0 makes it the cross-entropy
-        tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
-        tversky_beta: what one wrongly not in it weighs
-        boundary_radius: pixels at which the distances of the boundary loss end
-        label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
+        loss: cross_entropy, focal, dice, tversky or boundary; {name: focal, gamma: 2} with the fields of a loss; or a
+            map of some to how much each counts, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/training.md)
         ema: decay of an average of the weights, with which the run validates and maps; 0: none
         best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
             iou.CLASS
@@ -49,11 +44,6 @@ class TrainConfig:
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
         deterministic: use deterministic kernels only, no TF32
-        edge_weight: of the loss of edges, for networks that give some (docs/networks.md)
-        edge_balance: of an edge pixel in it; another pixel counts the rest
-        edge_radius: pixels within which another class makes an edge of a pixel
-        attention_weight: of the classes' loss, once more, where the network is sure of an edge
-        dual_weight: of the difference between the edges of the classes' probabilities and of the labels
         sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/augmentation.md)
         window: side of a window in pixels
         windows_per_step: the global batch in windows, whatever the number of ranks
@@ -68,12 +58,7 @@ class TrainConfig:
     epochs: int | Literal["auto"] = number(AUTO, 1, MOST)
     tiles_per_step: int | Literal["auto"] | None = number(AUTO, 1, MOST)
     images_per_step: int = number(1, 1, MOST)
-    loss: str | dict[str, float] = number("cross_entropy", 0.0, 1e6, above=True)
-    focal_gamma: float = number(2.0, 0.0, 100.0)
-    tversky_alpha: float = number(0.3, 0.0, 1e3)
-    tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
-    boundary_radius: int = number(8, 1, 64)
-    label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
+    loss: str | dict[str, Any] = "cross_entropy"
     ema: float = number(0.0, 0.0, 1.0, below=True)
     best: str = "none"
     early_stop: int | None = number(None, 1, MOST)
@@ -88,11 +73,6 @@ class TrainConfig:
     validate_every: int = number(1, 1, MOST)
     resume: str = "auto"
     deterministic: bool = True
-    edge_weight: float = number(20.0, 0.0, 1e6)
-    edge_balance: float = number(0.9, 0.0, 1.0)
-    edge_radius: int = number(2, 1, 64)
-    attention_weight: float = number(1.0, 0.0, 1e6)
-    dual_weight: float = number(1.0, 0.0, 1e6)
     sampling: str = "tiles"
     window: int | None = number(None, 1, LARGEST_HALO)
     windows_per_step: int | None = number(None, 1, MOST)
@@ -119,7 +99,7 @@ class TrainConfig:
             if isinstance(value := getattr(self, key), str):
                 one_of(f"train.{key}", value, (AUTO, "a number from 1 on"))
         self.check_best()
-        check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
+        read_loss(self.loss)
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
         self.batch()

@@ -16,7 +16,7 @@ import torch
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.config.checks import shown
-from tiledseg.config.words import BOUNDARY, CROSS_ENTROPY, FOCAL, TVERSKY, loss_terms
+from tiledseg.config.words import BOUNDARY, CROSS_ENTROPY, EDGES, FOCAL, LOSS_FIELDS, TVERSKY, read_loss
 from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.memory_words import LossBytes
@@ -34,52 +34,55 @@ from tiledseg.training.losses.objective import (
     Tversky,
 )
 
-EDGE_KEYS = ("edge_weight", "edge_balance", "edge_radius", "attention_weight", "dual_weight")
-LOSS_KEYS = ("loss", "focal_gamma", "tversky_alpha", "tversky_beta", "label_smoothing", "boundary_radius")
-
 
 def choose_objective(
-    network: Network,
-    edges: Mapping[str, Any],
-    losses: Mapping[str, Any],
-    ignore_index: int,
-    weights: tuple[float, ...] = (),
+    network: Network, loss: str | Mapping[str, Any], ignore_index: int, weights: tuple[float, ...] = ()
 ) -> Objective:
-    """`edges` and `losses`: keys of the group `train` by name; `weights` of the classes, none where all are 1.
+    """Return the objective of `train.loss` for a network; `weights` of the classes, none where all are 1.
 
-    Raises ConfigError for what would be ignored: a key of edges that is not as it comes where the network gives none,
-    and weights beside a loss that has none.
+    Raises ConfigError for what would be ignored: fields of edges where the network gives none, and weights beside a
+    loss that has none.
     """
-    parts = _of_classes(network.classes, losses, ignore_index, weights)
+    read = read_loss(loss)
+    edges = read.pop(EDGES)
+    parts = _of_classes(network.classes, read, ignore_index, weights)
     if weights and all(isinstance(part, BoundaryObjective) for part in parts):
         raise ConfigError("train.class_weights has nothing to weigh in the boundary loss; leave it out, or add another")
     if isinstance(network, GatedSCNN):
-        return _with_edges(parts, EdgeObjective(ignore_index, **edges), weights)
-    for key, value in edges.items():
-        if value != getattr(EdgeObjective, key):
-            raise ConfigError(f"train.{key} is {value}, but only gated_scnn gives edges; leave it out")
+        own = EdgeObjective(
+            ignore_index, edges["weight"], edges["balance"], int(edges["radius"]), edges["attention"], edges["dual"]
+        )
+        return _with_edges(parts, own, weights)
+    for field, (default, _) in LOSS_FIELDS[EDGES].items():
+        if edges[field] != default:
+            raise ConfigError(
+                f"train.loss: edges.{field} is {edges[field]}, but only gated_scnn gives edges; leave it out"
+            )
     return joint(parts, alike=not weights)
 
 
 def _of_classes(
-    classes: int, losses: Mapping[str, Any], ignore_index: int, weights: tuple[float, ...]
+    classes: int, read: Mapping[str, Mapping[str, float]], ignore_index: int, weights: tuple[float, ...]
 ) -> list[Objective]:
-    """What is asked of the scores of classes: losses of pixels and of overlaps, and of boundaries."""
-    terms = loss_terms(losses["loss"])
-    pixels = PixelTerms(
-        terms.get(CROSS_ENTROPY, 0.0), terms.get(FOCAL, 0.0), losses["focal_gamma"], losses["label_smoothing"]
-    )
+    """Return the objectives of the scores of classes: losses of pixels and of overlaps, and of boundaries."""
+    terms = {name: fields["weight"] for name, fields in read.items()}
+    gamma = read.get(FOCAL, {}).get("gamma", PixelTerms.gamma)
+    smoothing = read.get(CROSS_ENTROPY, {}).get("smoothing", PixelTerms.smoothing)
+    pixels = PixelTerms(terms.get(CROSS_ENTROPY, 0.0), terms.get(FOCAL, 0.0), gamma, smoothing)
     objective = ClassObjective(ignore_index, weights=weights, terms=pixels)
-    overlaps = [(DICE_LOSS, DICE, DICE), (TVERSKY, losses["tversky_alpha"], losses["tversky_beta"])]
-    asked = tuple(Tversky(terms[name], alpha, beta) for name, alpha, beta in overlaps if name in terms)
-    found: list[Objective] = []
-    if asked:
-        found.append(OverlapObjective(objective, classes, asked))
+    overlaps = tuple(
+        Tversky(terms[name], read[name].get("alpha", DICE), read[name].get("beta", DICE))
+        for name in (DICE_LOSS, TVERSKY)
+        if name in terms
+    )
+    objectives: list[Objective] = []
+    if overlaps:
+        objectives.append(OverlapObjective(objective, classes, overlaps))
     elif pixels.cross_entropy or pixels.focal:
-        found.append(objective)
+        objectives.append(objective)
     if BOUNDARY in terms:
-        found.append(BoundaryObjective(ignore_index, terms[BOUNDARY], losses["boundary_radius"]))
-    return found
+        objectives.append(BoundaryObjective(ignore_index, terms[BOUNDARY], int(read[BOUNDARY]["radius"])))
+    return objectives
 
 
 def _with_edges(parts: list[Objective], edges: EdgeObjective, weights: tuple[float, ...]) -> Objective:

@@ -21,7 +21,7 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.label_sources import LabelReading
 from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.samples.content import ByContent
-from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, further_bytes
+from tiledseg.training.losses.choose_objective import choose_objective, further_bytes
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
 
@@ -105,15 +105,12 @@ def objective_of(config: Config, network: Network, label_map: LabelMap, weights:
     """What the network is trained for. Weights that are still to be counted stand as 1, so that all is refused now."""
     counted = config.train.class_weights == MEDIAN_FREQUENCY
     stand_in = (1.0,) * label_map.count if counted else weights
-    edges, losses = ({key: getattr(config.train, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    return choose_objective(network, edges, losses, label_map.ignore_index, stand_in)
+    return choose_objective(network, config.train.loss, label_map.ignore_index, stand_in)
 
 
 def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
     """What the loss needs beyond the network's usual one, without weights of classes."""
-    plain = TrainConfig()
-    edges, losses = ({key: getattr(plain, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    usual = choose_objective(network, edges, losses, label_map.ignore_index)
+    usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
     if objective == usual:
         return USUAL_LOSS
     graph = network.graph()
