@@ -45,7 +45,7 @@ VALUES = (
     train(
         "loss-old-key", "--train.focal_gamma 1", "train.focal_gamma", "fields of train.loss", "focal: {gamma: VALUE}"
     ),
-    train("loss-field", '--train.loss={"name":"dice","gamma":1}', "train.loss", "no field 'gamma'", "weight"),
+    train("loss-field", "--train.loss '{name: dice, gamma: 1}'", "train.loss", "no field 'gamma'", "weight"),
     train("best-word", "--train.best dice", "train.best", "dice", "mean_iou, mean_f1, accuracy, loss, iou.CLASS"),
     train("best-without-validation", "--train.best loss", "train.best", "loss", "data.val_images"),
     train("early-stop-by-nothing", "--train.early_stop 3", "train.early_stop", "3", "train.best", "mean_iou"),
