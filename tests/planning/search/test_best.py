@@ -1,4 +1,4 @@
-"""The search for settings: the best of all that there are, found without looking at all."""
+"""The search for settings: a dozen planned settings have about the best of all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.step_time import sum_of
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.search.best import SLACK, search
-from tiledseg.planning.search.candidate import Candidate
-from tiledseg.planning.search.difference import differences, explained
+from tiledseg.planning.search import best
+from tiledseg.planning.search.best import differences, explained, search
 from tiledseg.planning.search.price import INEXACT, MEMORY, Priced, Pricing
+from tiledseg.planning.search.space import Candidate
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine
 
@@ -45,18 +44,18 @@ CASES = {
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_looked_at_is_not_better(case: str) -> None:
+def test_the_dozen_has_about_the_best_of_all(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all settings, planned one by one, the best takes at most 2 % less; all are counted."""
     asked, host = CASES[case], 2 if case in ("slow links", "little memory") else 1
-    quick, thorough = (search(asked, host, prune=prune) for prune in (True, False))
-    assert [each.seconds for each in quick.best] == [each.seconds for each in thorough.best]
-    assert quick.winner.candidate == thorough.winner.candidate
-    assert (quick.other is None) == (case == "one rank"), "which shares no image with anybody"
-    if quick.other is not None:
-        assert thorough.other is not None
-        assert quick.other.seconds == thorough.other.seconds
-    assert quick.candidates == thorough.candidates
-    priced = sum(quick.discarded.values()) + len(quick.best)
-    assert priced in (quick.candidates, quick.candidates + 1)  # and the best fusion of the best
+    dozen = search(asked, host)
+    monkeypatch.setattr(best, "PLANNED", 10_000)
+    monkeypatch.setattr(best, "MOST_PLANNED", 10_000)
+    thorough = search(asked, host)
+    assert dozen.winner.seconds <= 1.02 * thorough.winner.seconds
+    assert (dozen.other is None) == (case == "one rank"), "which shares no image with anybody"
+    assert dozen.candidates == thorough.candidates
+    counted = sum(dozen.discarded.values()) + len(dozen.best)
+    assert counted in (dozen.candidates, dozen.candidates + 1)  # and the best fusion of the best
 
 
 @pytest.mark.parametrize("case", ["four", "slow links", "little memory"])
@@ -87,7 +86,7 @@ def _seconds(asked: RunQuestion) -> list[float]:
 
 
 def _dealt_by_training(asked: RunQuestion, grid: tuple[int, int]) -> float:
-    pricing = _pricing(asked)
+    pricing = Pricing(asked)
     plan = plan_run(replace(asked, grid=grid, parallel=Parallelism(mesh=(1, 1))))
     if plan.memory > asked.memory:
         return float("inf")
@@ -100,30 +99,16 @@ def _dealt_by_training(asked: RunQuestion, grid: tuple[int, int]) -> float:
     return max(step.seconds + again * (step.forward + step.backward) for step in steps)
 
 
-def _pricing(asked: RunQuestion) -> Pricing:
-    assert asked.machine is not None
-    return Pricing(asked, network_footprint(asked.graph), asked.rasters[0].shape, asked.machine)
-
-
 @pytest.mark.parametrize(("grid", "ranks", "images"), [((3, 5), 4, 1), ((4, 4), 6, 2), ((2, 2), 8, 1), ((5, 7), 3, 3)])
 def test_dealt_tiles_take_what_the_busiest_rank_of_training_has(grid: tuple[int, int], ranks: int, images: int) -> None:
     asked = question(ranks, images_per_step=images, grid=grid)
     tiles = list(plan_run(asked).tilings[0].tiles) * images
     most = max(sum(t.context.area for t in share) for share in deal(tiles, ranks, lambda t: t.context.area))
-    pricing = _pricing(replace(asked, machine=Machine(1e12)))
+    pricing = Pricing(replace(asked, machine=Machine(1e12)))
     per_pixel = pricing.tile((80, 80), 0).forward / 6400
     found = pricing.dealt(grid).forward / per_pixel
     assert most <= found * (1 + 1e-9)
     assert found <= 1.01 * most, "runs of neighbours may be dealt a little more evenly"
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("case", CASES)
-def test_a_guess_is_at_most_what_the_plan_says(case: str) -> None:
-    asked = CASES[case]
-    pricing = _pricing(asked)
-    for each in search(asked, 1, best=40, prune=False).best:
-        assert SLACK * pricing.guess(each.candidate) <= each.seconds
 
 
 def test_norms_over_the_image_leave_mode_layer_and_whole_images() -> None:
@@ -166,7 +151,7 @@ def test_the_explanation_names_the_terms_that_differ() -> None:
 @pytest.mark.parametrize("candidate", [Candidate("layer", (2, 2), (2, 2)), Candidate("read", (2, 4), None, 1, 2)])
 def test_keys_give_the_same_run_by_hand(candidate: Candidate) -> None:
     asked = question(4)
-    priced = _pricing(asked).price(candidate)
+    priced = Pricing(asked).price(candidate)
     assert isinstance(priced, Priced)
     keys = {
         key: tuple(value) if isinstance(value, list) else value for key, value in candidate.keys(priced.plan).items()

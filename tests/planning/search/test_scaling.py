@@ -42,15 +42,6 @@ def test_strong_scaling_is_the_best_of_each_number() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_each_number_has_the_winner_of_a_search_that_looks_at_all() -> None:
-    asked = question(1)
-    for point in strong(asked, (2, 6), 1):
-        thorough = search(replace(asked, ranks=point.ranks), 1, best=1, prune=False).winner
-        assert point.priced.candidate == thorough.candidate
-        assert point.priced.seconds == thorough.seconds
-
-
-@pytest.mark.usefixtures("small")
 def test_pipelines_are_looked_at_where_a_rank_cannot_hold_the_weights() -> None:
     network = UNet(3, 1, base_channels=64)
     asked = question(2, network=network, memory=36 << 20, grid=(3, 5))

@@ -17,9 +17,8 @@ from tiledseg.planning.memory.store import STAYING, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.search.best import SLACK, pricing_of, search
-from tiledseg.planning.search.candidate import Candidate
-from tiledseg.planning.search.difference import explained
+from tiledseg.planning.search.best import explained, search
+from tiledseg.planning.search.space import Candidate
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.user_files.machine import find_machine
@@ -77,19 +76,6 @@ def test_a_quicker_way_is_taken_in_place_of_blocks() -> None:
     asked = question(4, blocks=BlocksAsked(None, True, True, QUICK))
     found = search(asked, 1)
     assert [each.in_words for each in found.best] == [each.in_words for each in search(question(4), 1).best]
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("store", [QUICK, SLOW])
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_what_is_not_looked_at_is_not_better(ranks: int, store: Store) -> None:
-    asked = question(ranks, memory=24 << 20, machine=CPU, store=store, blocks=BlocksAsked(None, True, True, store))
-    quick, thorough = (search(asked, 1, prune=prune) for prune in (True, False))
-    assert [each.seconds for each in quick.best] == [each.seconds for each in thorough.best]
-    assert quick.candidates == thorough.candidates
-    pricing = pricing_of(asked)
-    for each in search(asked, 1, best=60, prune=False).best:
-        assert not each.candidate.blocks or SLACK * pricing.guess(each.candidate) <= each.seconds, each.in_words
 
 
 def test_tensors_leave_where_the_disk_is_quicker_than_computing_once_more() -> None:

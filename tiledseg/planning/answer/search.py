@@ -7,20 +7,21 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns, size, wrapped
+from tiledseg.planning.jobs.job import job_of, shell_word
+from tiledseg.planning.jobs.script import Job, Site
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search.best import Searched, search
-from tiledseg.planning.search.difference import TERMS, explained
+from tiledseg.planning.search.best import TERMS, Searched, search
 from tiledseg.planning.search.price import Priced
 
 _WHY = {
     "memory": "do not fit the memory",
     "not exact": "would change what a norm sees",
     "not possible": "cannot be",
-    "slower": "are slower",
+    "slower": "are slower, most by an estimate alone",
 }
 _HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "memory", "")
 
@@ -63,7 +64,7 @@ def with_stores(asked: RunQuestion) -> RunQuestion:
 
 def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
     """Bytes, milliseconds, seconds an epoch."""
-    machine, other = question.machine, found.runner_up
+    machine = question.machine
     return {
         "size": list(question.size),
         "gpus": question.gpus,
@@ -76,7 +77,7 @@ def search_part(question: Question, images_per_step: int, found: Searched) -> di
         "examples": {why: f"{each.candidate.in_words}: {each.reason}" for why, each in found.examples.items()},
         "best": [_row(question, images_per_step, each) for each in found.best],
         "other": None if found.other is None else _row(question, images_per_step, found.other),
-        "reason": explained(found.winner, other) if other else f"nothing but {found.winner.in_words} can be",
+        "reason": found.reason,
     }
 
 
@@ -143,3 +144,20 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     away = host if "store" in keys else "a store" if keys else ""
     remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
+
+
+def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
+    """A job of the winner on the GPUs that it keeps busy."""
+    candidate = priced.candidate
+    flags = [f"--tiling.grid {shell_word(candidate.grid)}"]
+    flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
+    if question.precision != "fp32":
+        flags.append(f"--train.precision {question.precision}")
+    kept = memory_keys(question, priced)
+    flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
+    flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
+    if priced.plan.rebuilt is not None:
+        flags.append(f"--memory.budget {priced.limit}")
+    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
+    what = f", {images_per_step} images a step: {priced.in_words}."
+    return job_of(priced.ranks, question, site, minutes, flags, what)

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.report import Planned
-from tiledseg.planning.jobs.site import Site
+from tiledseg.planning.jobs.script import Job, Site
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 from tiledseg.system.console import counted
-
-
-@dataclass(frozen=True)
-class Job:
-    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, and a line that says what they do."""
-
-    nodes: int
-    per_node: int
-    minutes: int
-    flags: tuple[str, ...]
-    title: str
 
 
 def job_of(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:

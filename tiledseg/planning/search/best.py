@@ -1,42 +1,52 @@
-"""The best settings for a run: of all in the space those whose predicted step takes least.
+"""The best settings for a run: those of least predicted time among the dozen of least estimated time that fit.
 
-Settings are looked at in the order of what they take at least, until that is more than what the best few take. So the
-answer is that of looking at all. What they take at least is first a quick guess, then, of a folded pipeline whose guess
-is low enough, a bound that takes longer to find.
+All settings of the space are sorted by a cheap estimate. The best estimate of each kind comes first, so that an
+estimate that is off for one kind does not hide it. The winner is the best of those that were planned; it is not proven
+to be the best of all.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.geometry.halo import network_footprint
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.step_time import StepTime
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.price import INEXACT, SLOWER, Discarded, Priced, Pricing
-from tiledseg.planning.search.space import FREE, Space
+from tiledseg.planning.search.space import FREE, Candidate, Space
 
 BEST = 5
-FUSED = 1  # of the best settings with layers shared: the best fusion takes a while to find
+PLANNED = 12  # settings that fit, whose plans are compared
+MOST_PLANNED = 24  # plans, once one fits
 _BLOCKS = 2, 4, 8, 16  # along a side, that are tried where nothing fits
-SLACK = 0.98
-"""Of a guess: a block of a layer computes its halo besides, but at the rate of another size."""
+TERMS = {
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "loss": "the loss",
+    "reading": "reading",
+    "gradients": "adding up gradients",
+    "update": "the optimizer",
+    "copies": "copies of exchanges",
+    "again": "computing once more, and the store",
+    "messages": "messages",
+    "norms": "sums of norms",
+    "all_reduce": "the all-reduce",
+    "waiting": "waiting in the pipeline",
+}
+_LEAST = 0.02  # of the difference of both: terms that make up less of it are not named
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The best settings, best first; `other`: the best of another kind than the winner's, None where there is none.
-    `candidates`: how many were in the space; `discarded`: how many of them are not among the best, by why; `examples`:
-    one for each why."""
+    """The best settings, best first; `other`: the best of another kind than the winner's, None where none was planned.
+    `candidates`: the size of the space; `discarded`: how many are not among the best, by why; `examples`: one for each
+    why."""
 
     best: tuple[Priced, ...]
     other: Priced | None
@@ -49,194 +59,135 @@ class Searched:
         return self.best[0]
 
     @property
-    def runner_up(self) -> Priced | None:
-        """What the winner is to be compared with: the best of another kind, else the second."""
-        return self.other or (self.best[1] if len(self.best) > 1 else None)
+    def reason(self) -> str:
+        """One line: the winner beside the best of another kind, else beside the second."""
+        other = self.other or (self.best[1] if len(self.best) > 1 else None)
+        return explained(self.winner, other) if other else f"nothing but {self.winner.in_words} can be"
 
 
 def search(
     question: RunQuestion,
     host: int,
     best: int = BEST,
-    prune: bool = True,
     free: Collection[str] = FREE,
     tick: Callable[[], None] = lambda: None,
-    compared: bool = True,
 ) -> Searched:
-    """For a run that trains, a step of whole images, on images like the question's largest. `host`: ranks of one host,
-    which pipelines do not leave. Without `prune` all settings are looked at. `free`: those that are searched, the
-    others are as the question has them. Unless `compared` the best of another kind is not looked for. `tick` is called
-    for each plan that is made: it takes a tenth of a second, or some, where memory is short.
+    """Return the best settings for a run that trains, a step of whole images, on images like the question's largest.
+
+    `host`: ranks of one host, which pipelines do not leave. `free`: settings that are searched; the others are as the
+    question has them. `tick` is called for each plan, which takes a tenth of a second, or some where memory is short.
 
     Raises ConfigError where none can be, with what is lacking.
     """
-    pricing = pricing_of(question)
-    asked = pricing.question
-    space = Space(asked, pricing.footprint, pricing.shape, host, asked.is_profiled, free)
-    return _Search(space, pricing, best, prune, tick).run(compared)
-
-
-def pricing_of(question: RunQuestion) -> Pricing:
-    """Of settings for a run on images like the question's largest; on an assumed machine where none is known."""
-    machine = question.machine or Machine()
-    question = replace(question, machine=machine)
-    largest = max(question.rasters, key=lambda extent: extent.shape[0] * extent.shape[1]).shape
-    footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
-    return Pricing(question, footprint, largest, machine)
-
-
-@dataclass(frozen=True, order=True)
-class _Waiting:
-    """Settings that may be priced, in the order in which they are looked at: by what they take at least, then by their
-    `place` among all in the order of their guesses. `balance`: of a pipeline whose `bound` is more than its guess."""
-
-    bound: float
-    place: int
-    guess: float = field(compare=False)
-    candidate: Candidate = field(compare=False)
-    balance: tuple[int, ...] | None = field(default=None, compare=False)
-    is_bounded: bool = field(default=False, compare=False)
-
-
-class _Search:
-    def __init__(self, space: Space, pricing: Pricing, best: int, prune: bool, tick: Callable[[], None]) -> None:
-        self.space, self.pricing, self.best, self.prune, self.tick = space, pricing, best, prune, tick
-        self.discarded: list[Discarded] = []
-        self.priced: dict[int, Priced | Discarded] = {}  # by their places; in the end also those that are slower
-        self.surpassed: set[int] = set()  # places of those that fit, and are slower by their bound
-
-    @property
-    def found(self) -> list[Priced]:
-        return [each for _, each in sorted(self.priced.items()) if isinstance(each, Priced)]
-
-    def run(self, compared: bool) -> Searched:
-        candidates = list(self.space.candidates())
-        if not candidates:
-            raise _no_candidates(self.space)
-        possible = sorted(self._possible(candidates), key=lambda each: each[0])
-        waiting = [_Waiting(guess, place, guess, each) for place, (guess, each) in enumerate(possible)]
-        waiting = self._look(waiting, [], self.best)
-        if "fusion" in self.space.free:
-            self._fuse(len(possible))
-        if not self.found:
-            raise ConfigError(_nothing(self.pricing, self._refused()))
-        kind = min(self.found, key=_seconds).candidate.kind
-        if compared:
-            others = [each for each in self.found if each.candidate.kind != kind]
-            self._look([each for each in waiting if each.candidate.kind != kind], others, 1)
-        known = self.surpassed | self.priced.keys()
-        for each in [each for each in waiting if each.place not in known]:
-            reason = f"takes {each.guess:.4g} s a step at least"
-            self.priced[each.place] = Discarded(each.candidate, SLOWER, reason)
-        return self._answer(kind, len(candidates))
-
-    def _look(self, waiting: Sequence[_Waiting], found: Sequence[Priced], best: int) -> list[_Waiting]:
-        """Prices what may be among the `best` of all and those `found` before; what is left. Of that each whose guess
-        is not more than what they take is known to fit the memory, or is priced."""
-        heap, seconds = list(waiting), sorted(map(_seconds, found))[:best]
-        heapq.heapify(heap)
-        while heap and not (self.prune and heap[0].bound > _limit(seconds, best)):
-            each = heapq.heappop(heap)
-            if self.prune and not each.is_bounded:
-                heapq.heappush(heap, self._bounded(each))
-            else:
-                priced = self._price(each)
-                seconds = sorted([*seconds, *priced])[:best]
-        for each in heap:
-            if each.guess <= _limit(seconds, best) and each.place not in self.surpassed:
-                self._surpass(each)
-        return [each for each in heap if each.place not in self.priced]
-
-    def _bounded(self, each: _Waiting) -> _Waiting:
-        """With the bound that takes longer to find."""
-        found = self.pricing.bounded(each.candidate)
-        if found is None:
-            return replace(each, is_bounded=True)
-        return replace(each, bound=max(each.guess, SLACK * found[0]), balance=found[1], is_bounded=True)
-
-    def _surpass(self, each: _Waiting) -> None:
-        """Of what is slower by its bound: whether it fits the memory is all that is left to say of it."""
-        if each.balance is not None and self.pricing.surely_fits(each.candidate, each.balance):
-            self.tick()
-            self.surpassed.add(each.place)
+    pricing = Pricing(question)
+    question = pricing.question
+    space = Space(question, pricing.footprint, pricing.shape, host, question.is_profiled, free)
+    candidates = list(space.candidates())
+    if not candidates:
+        raise _no_candidates(space)
+    discarded: list[Discarded] = []
+    possible: list[Candidate] = []
+    for candidate in candidates:
+        fault = space.fault(candidate) if question.parallel.exact else None
+        refused = Discarded(candidate, INEXACT, fault) if fault else pricing.too_large(candidate)
+        if refused:
+            discarded.append(refused)
         else:
-            self._price(each)
-
-    def _possible(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """What may fit and is exact, with what it takes at least."""
-        found = []
-        for candidate in candidates:
-            fault = self.space.fault(candidate) if self.space.question.parallel.exact else None
-            size = None if fault else self.pricing.too_large(candidate)
-            if fault:
-                self.discarded.append(Discarded(candidate, INEXACT, fault))
-            elif size:
-                self.discarded.append(size)
-            else:
-                found.append((SLACK * self.pricing.guess(candidate), candidate))
-        return found
-
-    def _price(self, each: _Waiting) -> list[float]:
-        """Its seconds, or nothing where it cannot be."""
-        self.tick()
-        self.surpassed.discard(each.place)
-        found = self.priced[each.place] = self.pricing.price(each.candidate)
-        return [found.seconds] if isinstance(found, Priced) else []
-
-    def _refused(self) -> list[Discarded]:
-        """What cannot be, in the order of guesses."""
-        return [*self.discarded, *(each for _, each in sorted(self.priced.items()) if isinstance(each, Discarded))]
-
-    def _fuse(self, place: int) -> None:
-        """Prices the best settings that share layers with their best fusion, where that is not a thin halo each."""
-        ordered = sorted(self.found, key=_seconds)[: self.best]
-        for each in [each for each in ordered if each.candidate.kind == "layer"][:FUSED]:
-            fused = self.pricing.price(replace(each.candidate, fusion=None))
-            if isinstance(fused, Priced) and fused.plan.spread.fusion != 1:
-                candidate = replace(fused.candidate, fusion=fused.plan.spread.fusion)
-                self.priced[place] = replace(fused, candidate=candidate)
-
-    def _answer(self, kind: str, candidates: int) -> Searched:
-        ordered = sorted(self.found, key=_seconds)
-        best = ordered[: self.best]
-        other = next((each for each in ordered if each.candidate.kind != kind), None)
-        refused = self._refused()
-        counts = Counter(each.why for each in refused)
-        counts[SLOWER] += len(ordered) - len(best) + len(self.surpassed)
-        examples = {each.why: each for each in reversed(refused)}
-        return Searched(tuple(best), other, candidates, dict(+counts), examples)
+            possible.append(candidate)
+    priced: list[Priced] = []
+    ordered = _in_order(possible, pricing)
+    for place, candidate in enumerate(ordered):
+        if len(priced) >= PLANNED or (priced and place >= MOST_PLANNED):
+            reason = "is slower by an estimate"
+            discarded += [Discarded(each, SLOWER, reason) for each in ordered[place:]]
+            break
+        tick()
+        result = pricing.price(candidate)
+        if isinstance(result, Priced):
+            priced.append(result)
+        else:
+            discarded.append(result)
+    if not priced:
+        raise ConfigError(_nothing(pricing, discarded))
+    if "fusion" in free:
+        priced += _fused(priced, pricing)
+    return _answer(priced, best, len(candidates), discarded)
 
 
-def _seconds(priced: Priced) -> float:
-    return priced.seconds
+def _in_order(possible: Sequence[Candidate], pricing: Pricing) -> list[Candidate]:
+    """Return the candidates by their estimates, the best of each halo mode, of blocks and of pipelines first."""
+    estimates = {candidate: pricing.estimate(candidate) for candidate in possible}
+    ordered = sorted(possible, key=lambda candidate: estimates[candidate])
+    first: dict[tuple[str, bool, bool], Candidate] = {}
+    for each in ordered:
+        first.setdefault((each.halo, each.blocks, each.stages > 1), each)
+    return list(dict.fromkeys((*first.values(), *ordered)))
 
 
-def _limit(seconds: Sequence[float], best: int) -> float:
-    """Seconds of the last of the best few, which are sorted; of fewer there is no limit."""
-    return seconds[best - 1] if len(seconds) >= best else math.inf
+def _fused(priced: Sequence[Priced], pricing: Pricing) -> list[Priced]:
+    """Return the best settings that share layers, with their best fusion where that is not a thin halo each."""
+    layers = [each for each in priced if each.candidate.kind == "layer"]
+    if not layers:
+        return []
+    best = min(layers, key=lambda each: each.seconds)
+    fused = pricing.price(replace(best.candidate, fusion=None))
+    if isinstance(fused, Discarded) or fused.plan.spread.fusion == 1:
+        return []
+    return [replace(fused, candidate=replace(fused.candidate, fusion=fused.plan.spread.fusion))]
+
+
+def _answer(priced: Sequence[Priced], most: int, candidates: int, discarded: Sequence[Discarded]) -> Searched:
+    ordered = sorted(priced, key=lambda each: each.seconds)
+    other = next((each for each in ordered if each.candidate.kind != ordered[0].candidate.kind), None)
+    counts = Counter(each.why for each in discarded)
+    counts[SLOWER] += max(0, len(ordered) - most)
+    examples = {each.why: each for each in reversed(discarded)}
+    return Searched(tuple(ordered[:most]), other, candidates, dict(+counts), examples)
+
+
+def differences(one: StepTime, other: StepTime) -> list[tuple[str, float]]:
+    """Return the terms in words with the seconds that `one` takes more of each, the largest difference first."""
+    terms = [(TERMS[name], mine - theirs) for name, mine, theirs in zip(TERMS, one, other, strict=True)]
+    return sorted(((name, more) for name, more in terms if more), key=lambda each: -abs(each[1]))
+
+
+def explained(winner: Priced, other: Priced) -> str:
+    """Return one line with both, and the terms that make the difference."""
+    apart = other.seconds - winner.seconds
+    named = [
+        f"{'+' if more > 0 else '-'}{1000 * abs(more):.4g} ms of {name}"
+        for name, more in differences(winner.time, other.time)
+        if abs(more) >= _LEAST * max(apart, 1e-9)
+    ][:4]
+    less = f"{100 * apart / other.seconds:.2g} % less than"
+    return (
+        f"{winner.in_words} takes {1000 * winner.seconds:.4g} ms a step, {less} {other.in_words} "
+        f"({1000 * other.seconds:.4g} ms): {', '.join(named) or 'no term differs'}"
+    )
 
 
 def _no_candidates(space: Space) -> InputError:
-    """Why what is given leaves nothing to look at: what the plan refuses of it, else that no search combines it."""
+    """Return why the given settings leave nothing to search: what their plan refuses, else that no search combines
+    them."""
     try:
         plan_run(space.question)
     except InputError as error:
         return error
-    asked = space.question.parallel
-    given = [
-        f"parallel.{name} {shown(getattr(asked, name))}"
+    parallel = space.question.parallel
+    fixed = [
+        f"parallel.{name} {shown(getattr(parallel, name))}"
         for name in sorted(FREE - set(space.free))
-        if getattr(asked, name) != getattr(Parallelism(), name)
+        if getattr(parallel, name) != getattr(Parallelism(), name)
     ]
     return ConfigError(
-        f"no search combines {', '.join(given) or 'what is given'} for {space.question.ranks} ranks: pipelines are "
+        f"no search combines {', '.join(fixed) or 'what is given'} for {space.question.ranks} ranks: pipelines are "
         "looked at in parallel.halo read, with one word of recompute for all stages; leave one of them out, or "
         "parallel.auto"
     )
 
 
 def _nothing(pricing: Pricing, discarded: Sequence[Discarded]) -> str:
-    """Why there is nothing to choose, with what comes nearest to the memory and what it lacks."""
+    """Return why there is nothing to choose, with the settings nearest to the memory and what they lack."""
     question, counts = pricing.question, Counter(each.why for each in discarded)
     why = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     nearest = pricing.nearest(discarded)
@@ -251,7 +202,7 @@ def _nothing(pricing: Pricing, discarded: Sequence[Discarded]) -> str:
 
 
 def _blocks_that_fit(question: RunQuestion) -> str:
-    """What to say of blocks in a file, where a search was to look at none: nothing where they do not fit either."""
+    """Return blocks in a file as a remedy, where the search had none; nothing where they do not fit either."""
     if question.blocks is not None and question.blocks.in_file:
         return ""
     alone = replace(question, parallel=Parallelism(), grid=(1, 1))

@@ -1,4 +1,5 @@
-"""What settings take: a guess from below in a millisecond or ten, and what their plan says, in a tenth of a second."""
+"""The cost of settings: an estimate in about a millisecond, and the seconds and bytes of their plan in a tenth of a
+second."""
 
 from __future__ import annotations
 
@@ -6,32 +7,31 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 
-from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, InputError
-from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
-from tiledseg.planning.run.plan import RunPlan, plan_run, plan_unbalanced
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search.candidate import Candidate
-from tiledseg.planning.search.folded_bound import least_folded_flush
-from tiledseg.planning.search.pipeline_bound import least_flush
+from tiledseg.planning.search.space import Candidate
+from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
-REBUILDS = 3
-"""A step of more times the memory is not looked at: nothing that is computed once more saves so much."""
+MOST_OVER = 3  # times the memory: no recomputation saves more
+MESSAGES = 4  # of a layer in mode `layer`, about: halos of some layers, to four sides, forward and backward
+BLOCKS_MORE = 1.4  # times the time of a step: in blocks, about
 MEMORY, INEXACT, IMPOSSIBLE, SLOWER = "memory", "not exact", "not possible", "slower"
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Settings with their plan: seconds of a step by the clock, where they go on the rank that takes longest, and
-    bytes of the rank that needs most, of at most `limit`; the `ranks` that have work."""
+    """Settings with their plan: seconds of a step by the clock, the terms of the slowest rank, bytes of the rank that
+    needs most, the `limit` in bytes, and the `ranks` that have work."""
 
     candidate: Candidate
     plan: RunPlan
@@ -43,18 +43,13 @@ class Priced:
 
     @property
     def in_words(self) -> str:
-        fusion = self.plan.spread.fusion
-        return (
-            replace(self.candidate, fusion=fusion).in_words
-            if self.candidate.fusion is None
-            else self.candidate.in_words
-        )
+        fusion = self.candidate.fusion
+        return replace(self.candidate, fusion=self.plan.spread.fusion if fusion is None else fusion).in_words
 
 
 @dataclass(frozen=True)
 class Discarded:
-    """Settings that cannot be: `why` in one of the words above, and in a line; bytes `needed`, where a plan says
-    them."""
+    """Settings that cannot be: `why` in one of the words above, and in a line; bytes `needed` where a plan says so."""
 
     candidate: Candidate
     why: str
@@ -62,27 +57,23 @@ class Discarded:
     needed: int | None = None
 
 
-@dataclass
 class Pricing:
-    """Of settings for one question, on images of `shape`; what is worked out for one serves others."""
+    """The costs of settings for one question, on its largest image; on an assumed machine where none is known."""
 
-    question: RunQuestion
-    footprint: Footprint
-    shape: tuple[int, int]
-    machine: Machine
-    _tiles: dict[tuple[int, int], tuple[StepTime, StepTime]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        question = self.question
+    def __init__(self, question: RunQuestion) -> None:
+        self.machine = question.machine or Machine()
+        self.question = replace(question, machine=self.machine)
+        self.shape = max(question.rasters, key=lambda extent: extent.shape[0] * extent.shape[1]).shape
         self.graph, self.bands, self.width = question.graph, question.network.bands, question.value_bytes
+        self.footprint: Footprint = network_footprint(self.graph, question.halo, question.parallel.exact)
         self.prices = Prices(self.graph, self.bands, self.width, self.machine, question.ranks)
         self.weights = fixed_memory(self.graph, self.bands, self.width)
         self.tile, self.nodes = cache(self.prices.tile), cache(self.prices.nodes)
-        self.sizes = cache(self._sizes)
         self.tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, self.width).total)
+        self.sizes = cache(self._sizes)
 
     def _sizes(self, grid: tuple[int, int]) -> tuple[Counter[int], Counter[int]]:
-        """Contexts along each dim, and how many there are of each."""
+        """Return the contexts along each dim, and how many there are of each."""
         rows, cols = (Counter(context_sizes(self.shape[dim], grid[dim], self.footprint)) for dim in (0, 1))
         return rows, cols
 
@@ -90,163 +81,95 @@ class Pricing:
         rows, cols = self.sizes(grid)
         return max(rows), max(cols)
 
-    def owned(self, grid: tuple[int, int]) -> int:
-        """Pixels of a core, on average."""
+    def _owned(self, grid: tuple[int, int]) -> int:
+        """Return the pixels of a core, on average."""
         return self.shape[0] * self.shape[1] // (grid[0] * grid[1])
 
     def too_large(self, candidate: Candidate) -> Discarded | None:
-        """Where a step could not fit, whatever is computed once more; None where that is for its plan to say."""
+        """Return why a step surely does not fit; None where its plan has to say it."""
+        question = self.question
         if candidate.stages > 1:
             needed = self.weights // candidate.stages
             reason = f"needs {needed} bytes a stage for its weights"
-            return Discarded(candidate, MEMORY, reason) if needed > self.question.memory else None
-        if candidate.halo == "layer":
+            return Discarded(candidate, MEMORY, reason) if needed > question.memory else None
+        if candidate.halo == "layer" or candidate.blocks or question.store is not None:
             return None
         needed = self.tile_bytes(self.largest(candidate.grid))
-        too_much = needed > REBUILDS * self.question.memory and not candidate.blocks and self.question.store is None
+        too_much = needed > MOST_OVER * question.memory
         return Discarded(candidate, MEMORY, f"needs {needed} bytes", needed) if too_much else None
 
     def nearest(self, discarded: Sequence[Discarded]) -> Discarded | None:
-        """What needs the least memory of all that does not fit, and how much where all is computed once more that
-        helps, and nothing leaves, which takes several times longer to ask; None where no plan has said."""
-        known = [(each.needed, place) for place, each in enumerate(discarded) if each.needed is not None]
+        """Return the settings that need least memory of those that do not fit, with what they need if all is
+        recomputed that helps; None where no plan has said it."""
+        known = [each for each in discarded if each.needed is not None]
         if not known:
             return None
-        found = discarded[min(known)[1]]
+        nearest = min(known, key=lambda each: each.needed or 0)
         try:
-            plan_run(replace(found.candidate.question(self.question), budgeted=True, store=None))
+            plan_run(replace(nearest.candidate.question(self.question), budgeted=True, store=None))
         except BudgetError as error:
-            return replace(found, needed=error.least or found.needed)
+            return replace(nearest, needed=error.least or nearest.needed)
         except InputError:
             pass  # of another kind: it is said when the settings are given by hand
-        return found
+        return nearest
 
-    def guess(self, candidate: Candidate) -> float:
-        """Seconds of a step that it takes at least, or nearly so."""
+    def estimate(self, candidate: Candidate) -> float:
+        """Return about the seconds of a step."""
+        question = self.question
         if candidate.stages > 1:
             return self._staged(candidate)
-        if candidate.blocks:
-            return self._in_blocks(candidate)
         if candidate.mesh is None:
-            every, longest = self.tiles(candidate.grid)
-            even = every.times(self.question.images_per_step / self.question.ranks)
-            return self.prices.seconds(self._step(max(even, longest, key=lambda time: time.seconds)))
-        rows, cols = candidate.mesh
-        images = -(-self.question.images_per_step // min(self.question.images_per_step, self._replicas(rows * cols)))
-        if candidate.halo == "layer":
-            context = self.largest(candidate.mesh)
-            share = self.shape[0] * self.shape[1] / (rows * cols) / (context[0] * context[1])
-            return self.prices.seconds(self._step(self.tile(context, context[0] * context[1]).times(images * share)))
-        tiles = -(-candidate.grid[0] // rows) * -(-candidate.grid[1] // cols)
-        largest = self.largest(candidate.grid)
-        return self.prices.seconds(self._step(self.tile(largest, largest[0] * largest[1]).times(images * tiles)))
-
-    def _in_blocks(self, candidate: Candidate) -> float:
-        """A block that is the whole has no halo of its own; so it is longer by no more than any."""
-        whole = self.guess(replace(candidate, blocks=False))
-        every, _ = self.tiles((1, 1))
-        once = (every.forward + every.backward) * self.question.images_per_step / self.question.ranks
-        return whole + self._least_more * once * self.machine.taking_turns(self.question.ranks)
-
-    @cached_property
-    def _least_more(self) -> float:
-        """By which a step in blocks is longer at least, as a share of its computing."""
-        from tiledseg.planning.memory.segment_time import more_time
-        from tiledseg.planning.memory.store import ASSUMED_STORE
-
-        assert self.question.blocks is not None, "there are none to guess else"
-        store = self.question.blocks.store or ASSUMED_STORE
-        asked = self.graph, self.bands, self.largest((1, 1)), (1, 1), self.width
-        return more_time(*asked, store, self.question.blocks.in_file)
-
-    def _replicas(self, ranks: int) -> int:
-        return max(1, self.question.ranks // ranks)
+            largest = self.largest(candidate.grid)
+            counts, area = self._counts(candidate.grid), largest[0] * largest[1]
+            mean = sum(height * width * count for (height, width), count in counts.items()) / candidate.tiles / area
+            turns = -(-candidate.tiles * question.images_per_step // question.ranks)
+            time = self.tile(largest, self._owned(candidate.grid)).times(turns * mean if turns > 1 else 1.0)
+        else:
+            rows, cols = candidate.mesh
+            replicas = max(1, question.ranks // (rows * cols))
+            images = -(-question.images_per_step // min(question.images_per_step, replicas))
+            context = self.largest(candidate.mesh if candidate.halo == "layer" else candidate.grid)
+            time = self.tile(context, context[0] * context[1])
+            if candidate.halo == "layer":  # a block's pixels, without a halo
+                time = time.times(self.shape[0] * self.shape[1] / (rows * cols * context[0] * context[1]))
+                messages = self.prices.messages(Sent(MESSAGES * len(self.graph), 0))
+                time = time.plus(StepTime(messages=messages)).times(images)
+            else:
+                tiles = -(-candidate.grid[0] // rows) * -(-candidate.grid[1] // cols)
+                time = time.times(images * tiles)
+        seconds = self.prices.seconds(self.prices.step(time, 1, time.backward))
+        return seconds * (BLOCKS_MORE if candidate.blocks else 1.0)
 
     def _staged(self, candidate: Candidate) -> float:
-        """Whatever the balance; folded, of an even one, as chunks of both ends may make up for each other."""
-        stages, layers, micro_batches = candidate.stages, self._layers(candidate), self._micro_batches(candidate)
-        folds = len(chunk_ranks(candidate.schedule, stages)) > stages
-        flush = 0.0 if folds else least_flush(layers, stages, micro_batches)
-        return self._flushes(candidate, flush)
-
-    def bounded(self, candidate: Candidate) -> tuple[float, tuple[int, ...]] | None:
-        """Of a folded pipeline, for which the guess is far too low: seconds of a step that it takes at least, and the
-        balance that would take these, were there no messages; None for all else, and where a balance is given."""
-        folds = len(chunk_ranks(candidate.schedule, candidate.stages)) > candidate.stages
-        if not folds or self.question.parallel.balance is not None:
-            return None
-        asked = self._layers(candidate), self._stage_skips, candidate.stages, self._micro_batches(candidate)
-        found = least_folded_flush(*asked)
-        return found and (self._flushes(candidate, found[0]), found[1])
-
-    @cached_property
-    def _stage_skips(self) -> tuple[tuple[int, int], ...]:
-        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
-
-    def _layers(self, candidate: Candidate) -> list[float]:
-        """What each layer of a pipeline takes for one micro-batch."""
+        """Return the estimate of a pipeline: one micro-batch through all layers, the others at the pace of the slowest
+        stage."""
         again = candidate.recompute == "always"
-        return [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
-
-    def _passes(self, candidate: Candidate) -> int:
-        """Micro-batches of a pipeline in a step."""
-        return -(-candidate.tiles * self.question.images_per_step // (self.question.ranks // candidate.stages))
-
-    def _micro_batches(self, candidate: Candidate) -> int:
-        """The same between two flushes."""
-        passes = self._passes(candidate)
-        return min(candidate.micro_batches or passes, passes)
-
-    def _flushes(self, candidate: Candidate, flush: float) -> float:
-        """Seconds of a step whose flushes take so long each, or as long as an even balance keeps the ranks busy."""
-        micro_batches = self._micro_batches(candidate)
-        even = micro_batches * sum(self._layers(candidate)) / candidate.stages
-        turns = self.machine.taking_turns(self.question.ranks)
-        return -(-self._passes(candidate) // micro_batches) * max(flush, even, turns * even)
-
-    def surely_fits(self, candidate: Candidate, balance: tuple[int, ...]) -> bool:
-        """Whether a pipeline has a plan for certain, without a look for the best: all but its balance can be, and this
-        one fits the memory, or one of those that cut in front of layers with multiply-adds."""
-        from tiledseg.planning.run.pipeline import balanced_pipeline, pipeline_bytes
-
-        asked = candidate.question(self.question)
-        try:
-            largest = plan_unbalanced(asked).micro_batch
-            if pipeline_bytes(asked.parallel, self.graph, self.bands, largest, balance) > asked.memory:
-                balanced_pipeline(asked.parallel, self.graph, self.bands, largest, asked.memory, None)
-        except InputError:
-            return False
-        return True
-
-    def _step(self, time: StepTime) -> StepTime:
-        return self.prices.step(time, 1, time.backward)
-
-    def tiles(self, grid: tuple[int, int]) -> tuple[StepTime, StepTime]:
-        """About what all tiles of an image take, one after the other, by their pixels; and the largest of them."""
-        if grid not in self._tiles:
-            counts, largest = self._counts(grid), self.largest(grid)
-            time, area = self.tile(largest, self.owned(grid)), largest[0] * largest[1]
-            every = sum(height * width * count for (height, width), count in counts.items())
-            self._tiles[grid] = time.times(every / area), time
-        return self._tiles[grid]
+        layers = [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
+        pipelines = self.question.ranks // candidate.stages
+        passes = -(-candidate.tiles * self.question.images_per_step // pipelines)
+        micro_batches = min(candidate.micro_batches or passes, passes)
+        pace = max(sum(layers) / candidate.stages, *layers)
+        flush = sum(layers) + (micro_batches - 1) * pace
+        return -(-passes // micro_batches) * flush * self.machine.taking_turns(self.question.ranks)
 
     def _counts(self, grid: tuple[int, int]) -> dict[tuple[int, int], int]:
         rows, cols = self.sizes(grid)
         return {(height, width): rows[height] * cols[width] for height, width in itertools.product(rows, cols)}
 
     def dealt(self, grid: tuple[int, int], ranks: int | None = None) -> StepTime:
-        """A step of mode `read`: its tiles go to the ranks by their size, longest first, as `train` deals them."""
+        """Return a step of mode `read` on the busiest rank: tiles go to ranks as `train` deals them, longest first."""
         ranks, counts = ranks or self.question.ranks, self._counts(grid)
-        order = sorted(counts, key=lambda shape: (-shape[0] * shape[1], shape))
-        tiles = [k for k, shape in enumerate(order) for _ in range(self.question.images_per_step * counts[shape])]
-        areas = [shape[0] * shape[1] for shape in order]
-        share = Counter({0: 1}) if len(tiles) <= ranks else _busiest(tiles, areas, ranks)
-        times = {k: self.tile(order[k], self.owned(grid)) for k in share}
-        longest = sum_of(times[k].times(count) for k, count in share.items())
-        return self.prices.step(longest, 1, times[max(share)].backward)
+        loads: list[tuple[int, int, list[tuple[int, int]]]] = [(0, rank, []) for rank in range(ranks)]
+        for shape in sorted(counts, key=lambda shape: (-shape[0] * shape[1], shape)):
+            for _ in range(self.question.images_per_step * counts[shape]):
+                area, rank, tiles = loads[0]
+                heapq.heapreplace(loads, (area + shape[0] * shape[1], rank, [*tiles, shape]))
+        busiest = max(loads, key=lambda load: (load[0], -load[1]))[2]
+        times = {shape: self.tile(shape, self._owned(grid)) for shape in busiest}
+        return self.prices.step(sum_of(times[shape] for shape in busiest), 1, times[busiest[-1]].backward)
 
     def price(self, candidate: Candidate) -> Priced | Discarded:
-        """By the plan of a run with these settings."""
+        """Return the cost by the plan of a run with these settings."""
         try:
             plan = plan_run(candidate.question(self.question))
         except InputError as error:
@@ -260,17 +183,19 @@ class Pricing:
         if plan.memory > self.question.memory:
             reason = f"needs {plan.memory} bytes, but {self.question.memory} are to be had"
             return Discarded(candidate, MEMORY, reason, plan.memory)
-        return self._priced(candidate, plan, self.prices.seconds(time), time, plan.memory)
+        return self._priced(candidate, plan, time, plan.memory)
 
-    def _priced(self, candidate: Candidate, plan: RunPlan, seconds: float, time: StepTime, memory: int) -> Priced:
+    def _priced(self, candidate: Candidate, plan: RunPlan, time: StepTime, memory: int) -> Priced:
         tiles = candidate.tiles * self.question.images_per_step
         dealt = candidate.mesh is None and candidate.stages == 1
         ranks = min(self.question.ranks, tiles) if dealt else plan.spread.mesh.ranks
-        return Priced(candidate, plan, seconds, time, memory, ranks, self.question.memory)
+        return Priced(candidate, plan, self.prices.seconds(time), time, memory, ranks, self.question.memory)
 
-    def _priced_stages(self, candidate: Candidate, plan: RunPlan) -> Priced | Discarded:
+    def _priced_stages(self, candidate: Candidate, plan: RunPlan) -> Priced:
+        """Return the cost of a pipeline: what its ranks do not compute, they wait. The plan's seconds do not include
+        recomputation."""
         assert plan.pipeline is not None, "a plan of stages has a pipeline"
-        assert plan.seconds is not None, "stages are looked at on known machines only"
+        assert plan.seconds is not None, "stages are priced on known machines only"
         from tiledseg.planning.run.pipeline import pipeline_bytes
 
         share = self.dealt(candidate.grid, self.question.ranks // candidate.stages).times(1 / candidate.stages)
@@ -279,19 +204,6 @@ class Pricing:
         if plan.rebuilt is None:
             parallel = candidate.question(self.question).parallel
             memory = pipeline_bytes(parallel, self.graph, self.bands, plan.micro_batch, plan.pipeline.balance)
-        else:  # the plan's seconds are without what is computed once more
-            memory, again = plan.rebuilt.peak, plan.rebuilt.extra * (busy.forward + busy.backward)
-            busy = busy._replace(again=again)
-        time = busy._replace(waiting=waiting)
-        return self._priced(candidate, plan, self.prices.seconds(time), time, memory)
-
-
-def _busiest(tiles: list[int], areas: list[int], ranks: int) -> Counter[int]:
-    """What the rank with the most pixels has, of tiles dealt longest first: how many of each kind."""
-    loads = [(0, rank) for rank in range(ranks)]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for kind in tiles:
-        load, rank = loads[0]
-        shares[rank].append(kind)
-        heapq.heapreplace(loads, (load + areas[kind], rank))
-    return Counter(shares[max(loads, key=lambda one: (one[0], -one[1]))[1]])
+            return self._priced(candidate, plan, busy._replace(waiting=waiting), memory)
+        again = plan.rebuilt.extra * (busy.forward + busy.backward)
+        return self._priced(candidate, plan, busy._replace(waiting=waiting, again=again), plan.rebuilt.peak)

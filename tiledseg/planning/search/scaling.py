@@ -1,4 +1,4 @@
-"""How a run's predicted time goes down with more ranks: strong scaling, of one step, and weak, of larger steps.
+"""Scaling studies: the predicted time of a run on more ranks, strong (of one step) and weak (of larger steps).
 
 Both keep the mode that is best on the first number: efficiencies compare a mode with itself. Strong: the step keeps its
 images, so the result stays the same, and each number of ranks has its best settings. Weak: the images of a step grow
@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from tiledseg.config.checks import MOST
 from tiledseg.errors import ConfigError
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search.best import pricing_of, search
-from tiledseg.planning.search.difference import TERMS
-from tiledseg.planning.search.price import Discarded, Priced
+from tiledseg.planning.search.best import TERMS, search
+from tiledseg.planning.search.price import Discarded, Priced, Pricing
 from tiledseg.planning.search.space import FREE
 
 
 @dataclass(frozen=True)
 class Point:
-    """On so many ranks: a step of so many images, its settings, `efficiency` (1: as on the first number, a rank), and
-    what takes most of the loss; None where nothing is lost."""
+    """A number of ranks: images of a step, its settings, `efficiency` per rank (1: as on the first number), and the
+    term that takes most of the loss; None where nothing is lost."""
 
     ranks: int
     images: int
@@ -32,7 +31,7 @@ class Point:
 
 
 def parse_range(text: str) -> tuple[int, ...]:
-    """The numbers of '64:1536': doubled from the first, and the last. Raises ConfigError for anything else."""
+    """Parse 'A:B' into the GPU counts A, 2A, 4A, ..., B. Raises ConfigError for anything else."""
     words = text.split(":")
     if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) < 8 for word in words):
         raise ConfigError(f"--scaling is '{text}'; give the fewest and the most GPUs, 64:1536 say")
@@ -61,7 +60,7 @@ def quicker(question: RunQuestion, last: Point, host: int) -> Priced | None:
 
 
 def _best(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Priced:
-    return search(question, host, best=1, free=free, compared=False).winner
+    return search(question, host, free=free).winner
 
 
 def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced, most: int = MOST) -> list[Point]:
@@ -74,7 +73,7 @@ def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced, most: i
             break
         images.append(step)
         asked = replace(question, ranks=ranks, images_per_step=step)
-        priced = pricing_of(asked).price(first.candidate)
+        priced = Pricing(asked).price(first.candidate)
         if isinstance(priced, Discarded):
             raise ConfigError(f"{first.in_words} on {ranks} ranks: {priced.reason}")
         found.append(priced)
@@ -83,7 +82,7 @@ def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced, most: i
 
 
 def _point(numbers: tuple[int, ...], k: int, images: int, found: list[Priced], times: float) -> Point:
-    """`times` less work a rank than the first has, were none lost."""
+    """Return point `k`, whose ranks would have `times` less work each than on the first number, were none lost."""
     first, priced = found[0], found[k]
     lost = {name: mine - one / times for name, mine, one in zip(TERMS, priced.time, first.time, strict=True)}
     most = max(lost, key=lambda name: lost[name])

@@ -124,9 +124,5 @@ def _for_search(question: RunQuestion, machine: Machine) -> RunQuestion:
 
 
 def _reason(found: Searched, machine: Machine) -> str:
-    from tiledseg.planning.search.difference import explained
-
-    other = found.runner_up
-    why = explained(found.winner, other) if other else f"nothing but {found.winner.in_words} can be"
     basis = "measured" if machine.measured else "by datasheets"
-    return f"{why}; by the profile of {machine.name}, {basis}"
+    return f"{found.reason}; by the profile of {machine.name}, {basis}"
