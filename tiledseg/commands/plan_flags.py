@@ -19,7 +19,7 @@ from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.jobs.job import planned_job
+from tiledseg.planning.jobs.job import planned_job, searched_job
 from tiledseg.planning.jobs.script import Site, batch_script, find_site, parse_minutes
 from tiledseg.planning.question import Question, check_exact
 from tiledseg.planning.run.parallelism import Parallelism
@@ -62,7 +62,7 @@ def answered(flags: Namespace) -> Answered:
 
 def _search(flags: Namespace) -> Answered:
     """The best settings, or the batch script of the winner."""
-    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched, searched_job
+    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched
 
     images = _images_per_step(flags, "--search")
     job = _job_asked(flags)

@@ -7,8 +7,6 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.jobs.job import job_of, shell_word
-from tiledseg.planning.jobs.script import Job, Site
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -144,20 +142,3 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     away = host if "store" in keys else "a store" if keys else ""
     remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
-
-
-def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
-    """A job of the winner on the GPUs that it keeps busy."""
-    candidate = priced.candidate
-    flags = [f"--tiling.grid {shell_word(candidate.grid)}"]
-    flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
-    if question.precision != "fp32":
-        flags.append(f"--train.precision {question.precision}")
-    kept = memory_keys(question, priced)
-    flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
-    flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
-    if priced.plan.rebuilt is not None:
-        flags.append(f"--memory.budget {priced.limit}")
-    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
-    what = f", {images_per_step} images a step: {priced.in_words}."
-    return job_of(priced.ranks, question, site, minutes, flags, what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.report import Planned
@@ -12,6 +12,9 @@ from tiledseg.planning.jobs.script import Job, Site
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 from tiledseg.system.console import counted
+
+if TYPE_CHECKING:
+    from tiledseg.planning.search.price import Priced
 
 
 def job_of(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:
@@ -53,6 +56,25 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
     grid = planned.tiling.grid
     what = f": {grid[0]} x {grid[1]} tiles an image, {what}."
     return job_of(ranks, question, site, minutes, (*flags, *more), what)
+
+
+def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
+    """A job of the winner on the GPUs that it keeps busy."""
+    from tiledseg.planning.answer.search import memory_keys
+
+    candidate = priced.candidate
+    flags = [f"--tiling.grid {shell_word(candidate.grid)}"]
+    flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
+    if question.precision != "fp32":
+        flags.append(f"--train.precision {question.precision}")
+    kept = memory_keys(question, priced)
+    flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
+    flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
+    if priced.plan.rebuilt is not None:
+        flags.append(f"--memory.budget {priced.limit}")
+    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
+    what = f", {images_per_step} images a step: {priced.in_words}."
+    return job_of(priced.ranks, question, site, minutes, flags, what)
 
 
 def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, list[str], str]:
