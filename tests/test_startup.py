@@ -101,12 +101,3 @@ def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path, optimizer:
     found = set(json.loads((tmp_path / "rank.0").read_text())["modules"])
     assert {"torch.optim", "tiledseg.training.steps.step"} <= found
     assert not NOT_FOR_A_STEP & found
-    assert not {name for name in found if makes_slow_classes(name)}, "take `dataclass` from tiledseg.records"
-
-
-def makes_slow_classes(module: str) -> bool:
-    """With the standard library's `dataclass`; jsonargparse reads the configuration's."""
-    if not module.startswith("tiledseg.") or module.startswith("tiledseg.config."):
-        return False
-    file = (ROOT / module.replace(".", "/")).with_suffix(".py")
-    return file.exists() and OF_THE_STANDARD_LIBRARY.search(file.read_text()) is not None

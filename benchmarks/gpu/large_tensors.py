@@ -20,7 +20,7 @@ from benchmarks.gpu.production import finish
 from benchmarks.launching import python, run_process
 from tiledseg.errors import CommunicationError
 from tiledseg.models.layers.convolution import SteadyConvolution
-from tiledseg.models.layers.upsample import Upsample
+from tiledseg.models.layers.upsample import UpsampleModule
 
 EDGE = 8  # pixels a side of the piece at the end of the tensor, which lies beyond 2^31 values
 Build = Callable[[], nn.Module]
@@ -29,8 +29,8 @@ CHANNELS = 128
 # Name: module, and factor of the input's side that makes the *larger* of input and output hold all the values.
 CASES: dict[str, tuple[Build, int]] = {
     "bilinear of torch": (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), 2),
-    "bilinear of the project": (lambda: Upsample(scale_factor=2, mode="bilinear", align_corners=False), 2),
-    "nearest": (lambda: Upsample(scale_factor=2, mode="nearest"), 2),
+    "bilinear of the project": (lambda: UpsampleModule(scale_factor=2, mode="bilinear", align_corners=False), 2),
+    "nearest": (lambda: UpsampleModule(scale_factor=2, mode="nearest"), 2),
     "convolution 3 x 3": (lambda: SteadyConvolution(CHANNELS, 8, 3, padding=1), 1),
     "transposed convolution": (lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, stride=2), 2),
     "max pool": (lambda: nn.MaxPool2d(2), 1),

@@ -10,7 +10,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.samples.spatial_split import Cut, Part, SpatialSplit
+from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut, SplitPart
 
 LEARNT, OTHER = "santa_monica_2020", "long_beach_2020"
 BANDS = (1, 2, 3, 4)
@@ -31,11 +31,11 @@ def missing(data: Path) -> list[str]:
     return [path.name for path in files if not path.is_file()]
 
 
-def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[Part, Part]:
+def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[SplitPart, SplitPart]:
     """(trained on, held out) of an image of `shape`, as `tiledseg train` cuts it by a group `data`."""
     rows, cols = told["split"]
     share, seed = told.get("split_share", 0.2), told.get("split_seed", 0)
-    cut = Cut(shape, (rows, cols), (told["split_gap"],) * 2)
+    cut = SplitCut(shape, (rows, cols), (told["split_gap"],) * 2)
     (trained,), (held_out,) = SpatialSplit((cut,), share, seed).parts()
     return trained, held_out
 

@@ -15,7 +15,7 @@ from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, choose, stage
 from tiledseg.planning.step.cost import step_work, tile_walk
-from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.step.halo_traffic import SentBytes
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4
@@ -82,7 +82,7 @@ class Simulated:
             self.prices,
             self.forward,
             self.backward,
-            lambda size: self.machine.message_seconds(Sent(1, size)),
+            lambda size: self.machine.message_seconds(SentBytes(1, size)),
             None,
         )
         staged = stage(case, by_hand) if by_hand else choose(case)

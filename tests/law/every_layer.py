@@ -11,7 +11,7 @@ from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, Tra
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.norms import Norm
-from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
+from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, OfOnePixel, Pixelwise
 from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
     AveragePool,
@@ -98,7 +98,7 @@ class ForeignLayers(_Described):
     in other layouts; with `whole` a gate made of the image's mean."""
 
     def graph(self) -> Graph:
-        x, mean = Slot(0), ImageMean() if self.whole else Mark()
+        x, mean = FormulaSlot(0), ImageMean() if self.whole else Mark()
         most = ImageMax(even=True) if self.whole else Mark()
         none = Border(0, 0)
         gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
@@ -109,7 +109,9 @@ class ForeignLayers(_Described):
                 Node("depthwise", Convolution(6, 3, 2, 1, groups=6), cols=Convolution(6, 3, 2, 1, groups=6)),
                 Node(
                     "last",
-                    Pixelwise("layer_norm", (x, (6,), Slot(0, True)), 6, (), (CHANNELS_LAST,), CHANNELS_LAST, ((6,),)),
+                    Pixelwise(
+                        "layer_norm", (x, (6,), FormulaSlot(0, True)), 6, (), (CHANNELS_LAST,), CHANNELS_LAST, ((6,),)
+                    ),
                 ),
                 Node("shuffled", Pixelwise("mul", (x, 0.5), 6, (), (SHUFFLED,))),
                 Node("unshuffled", PixelUnshuffle()),
@@ -125,7 +127,7 @@ class ForeignLayers(_Described):
                 Node("gate", gate),
                 Node(
                     "gated",
-                    Pixelwise("mul", (x, Slot(1)), 6, (), (Layout(), ONE_PIXEL if self.whole else Layout())),
+                    Pixelwise("mul", (x, FormulaSlot(1)), 6, (), (Layout(), ONE_PIXEL if self.whole else Layout())),
                     ("valid", "gate"),
                 ),
                 Node("thin", MaxPool(1, 1), ("gelu",), cols=MaxPool(2, 1, 0)),

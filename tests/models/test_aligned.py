@@ -10,9 +10,9 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
+from tiledseg.geometry.layers.resampling import AlignedUpsampleModule as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.models.layers.aligned import AlignedUpsample
+from tiledseg.models.layers.aligned import AlignedUpsampleModule
 from tiledseg.models.places import tile_places
 
 
@@ -24,7 +24,7 @@ def test_outputs_and_gradients_are_torchs(
     x_BCHW = torch.randn(2, 3, *size, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
     scale = float(factors[0]), float(factors[1])
     expected = functional.interpolate(x_BCHW, scale_factor=scale, mode="bilinear", align_corners=True)
-    found = AlignedUpsample(factors)(x_BCHW)
+    found = AlignedUpsampleModule(factors)(x_BCHW)
     gradient = torch.randn_like(expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
     (wanted,), (own,) = (torch.autograd.grad(y, x_BCHW, gradient) for y in (expected, found))
@@ -36,7 +36,7 @@ def test_float32_weights_of_a_large_image_are_exact() -> None:
     size = 20_000
     x_BCHW = torch.arange(size, dtype=torch.float64)[None, None, :, None] % 2
     exact = functional.interpolate(x_BCHW, scale_factor=(2.0, 1.0), mode="bilinear", align_corners=True)
-    found = AlignedUpsample((2, 1))(x_BCHW.float())
+    found = AlignedUpsampleModule((2, 1))(x_BCHW.float())
     assert (found - exact).abs().max() < 1e-6
 
 

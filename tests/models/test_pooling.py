@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.models.layers.pooling import MaxPool, max_pool
+from tiledseg.models.layers.pooling import MaxPoolModule, max_pool
 from tiledseg.tracing.allocations import AllocationMeter
 
 
@@ -19,7 +19,7 @@ def test_it_is_torch_s(options: tuple[int, ...], layout: torch.memory_format, dt
     draw = torch.Generator().manual_seed(0)
     x_BCHW = torch.randint(-3, 3, (2, 5, 12, 14), generator=draw).to(dtype).contiguous(memory_format=layout)
     found = []
-    for kind in (nn.MaxPool2d, MaxPool):
+    for kind in (nn.MaxPool2d, MaxPoolModule):
         source = x_BCHW.clone().requires_grad_()
         made = kind(*options)(source)
         made.backward(torch.arange(made.numel()).reshape(made.shape).to(dtype))
@@ -31,7 +31,7 @@ def test_it_is_torch_s(options: tuple[int, ...], layout: torch.memory_format, dt
 def test_it_keeps_its_input_only() -> None:
     x_BCHW = torch.randn(1, 4, 32, 32, requires_grad=True)
     with AllocationMeter([x_BCHW]) as meter:
-        made = MaxPool(2)(x_BCHW)
+        made = MaxPoolModule(2)(x_BCHW)
         assert meter.bytes == made.nbytes
 
 

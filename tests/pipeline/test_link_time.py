@@ -12,7 +12,7 @@ from tiledseg.comm.transports.point_to_point import Message, PointToPoint
 from tiledseg.comm.transports.stopwatch import HostClock
 from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.pipeline.link_time import Link, measure_link, slowest_link
+from tiledseg.pipeline.link_time import MeasuredLink, measure_link, slowest_link
 
 DELAY = 0.5
 
@@ -34,7 +34,7 @@ class _Slow:
 
 
 def test_seconds_of_a_message() -> None:
-    assert Link(2.0, 0.5).seconds(10) == 7.0
+    assert MeasuredLink(2.0, 0.5).seconds(10) == 7.0
 
 
 @pytest.mark.mpi

@@ -13,7 +13,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import DEPTHS, choose_fusion, choose_mode, label
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, layer_cost, settled
-from tiledseg.planning.step.halo_traffic import Sent, Traffic
+from tiledseg.planning.step.halo_traffic import SentBytes, Traffic
 
 MACHINES = [Machine(), Machine(latency=1e-3), Machine(latency=0), Machine(flops=1e15), Machine(bandwidth=1e6)]
 
@@ -45,8 +45,8 @@ def test_an_impossible_partition_is_refused() -> None:
 
 
 def cost(mode: str, seconds: float, memory: int = 10, fusion: int = 0) -> ModeCost:
-    traffic = Traffic(Sent(1, 1))
-    return ModeCost(mode, fusion, 1, 1, traffic, traffic, Sent(), memory, seconds)
+    traffic = Traffic(SentBytes(1, 1))
+    return ModeCost(mode, fusion, 1, 1, traffic, traffic, SentBytes(), memory, seconds)
 
 
 COSTS = [cost("read", 3e-3, 5), cost("exchange", 2e-3, 6), cost("layer", 1e-3, 7, 1), cost("layer", 5e-4, 9, WHOLE)]
@@ -84,7 +84,9 @@ def test_nothing_exact() -> None:
 
 
 def test_equals_are_said_to_be_so() -> None:
-    same = [ModeCost(mode, 0, 1, 1, Traffic(), Traffic(), Sent(), 1, 1.0) for mode in ("read", "exchange", "layer")]
+    same = [
+        ModeCost(mode, 0, 1, 1, Traffic(), Traffic(), SentBytes(), 1, 1.0) for mode in ("read", "exchange", "layer")
+    ]
     chosen, reason = choose_mode(same)
     assert chosen == same[0]
     assert "all modes are the same here" in reason

@@ -17,7 +17,7 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.modes.mode_cost import block_work
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.step.halo_traffic import (
-    Sent,
+    SentBytes,
     input_tensor,
     input_traffic,
     layer_traffic,
@@ -70,13 +70,13 @@ def test_layer_mode_does_what_is_predicted(
         reductions.clear()
         with flop_counter() as counter:
             y_BCHW = run()
-        assert Sent(traffic.messages, traffic.bytes) == expected.forward
-        assert Sent(len(reductions), sum(reductions)) == sums.forward
+        assert SentBytes(traffic.messages, traffic.bytes) == expected.forward
+        assert SentBytes(len(reductions), sum(reductions)) == sums.forward
         assert counter.get_total_flops() == 2 * block_work(layers, unet.bands, *run.steps)[0]
         traffic.reset()
         y_BCHW.sum().backward()
-        assert Sent(traffic.messages, traffic.bytes) == expected.backward
-        assert Sent(len(reductions), sum(reductions)) == sums.step
+        assert SentBytes(traffic.messages, traffic.bytes) == expected.backward
+        assert SentBytes(len(reductions), sum(reductions)) == sums.step
     assert expected.forward.messages > 0
     assert (expected.backward.messages > 0) == (fusion != WHOLE), "one exchange of the input needs no gradient"
 
@@ -89,7 +89,7 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
     traffic.reset()
     run().sum().backward()
     expected = layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), unet.bands)).step
-    assert Sent(traffic.messages, traffic.bytes) == expected
+    assert SentBytes(traffic.messages, traffic.bytes) == expected
 
 
 @pytest.mark.mpi(min_size=2)
@@ -100,7 +100,7 @@ def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
     with torch.no_grad():
         run()
     assert (
-        Sent(traffic.messages, traffic.bytes)
+        SentBytes(traffic.messages, traffic.bytes)
         == layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), 4)).forward
     )
 
@@ -118,7 +118,7 @@ def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
     window_BCHW = HaloExchanger(axes).exchange(x_BCHW, context_exchange(decomposition, at))
     assert tuple(window_BCHW.shape[2:]) == (rows[at[0]].size, cols[at[1]].size)
     expected = dict(input_traffic(decomposition, 4, 4))[at]
-    assert Sent(traffic.messages, traffic.bytes) == expected
+    assert SentBytes(traffic.messages, traffic.bytes) == expected
     assert expected.messages > 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import LayerWork, Machine, Pass, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.units.quantities import parse_bytes
 from tiledseg.user_files.machine import find_machine
 
@@ -53,7 +53,7 @@ def test_speeds_must_be_positive(values: dict[str, float]) -> None:
 def test_seconds() -> None:
     machine = Machine(flops=1e12, bandwidth=1e9, latency=1e-5)
     assert machine.layer(LayerWork(8, 10**12, 2, 1, 1)) == Pass(2.0, 4.0), "two flops each"
-    assert machine.message_seconds(Sent(3, 10**9)) == pytest.approx(1.00003)
+    assert machine.message_seconds(SentBytes(3, 10**9)) == pytest.approx(1.00003)
     assert machine.all_reduce_seconds(1, 10**9, 1) == 0
     assert machine.all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)
 

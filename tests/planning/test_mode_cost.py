@@ -32,7 +32,7 @@ from tiledseg.planning.modes.mode_cost import (
     settled,
 )
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.planning.step.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, strip_bytes, tensors_of
+from tiledseg.planning.step.halo_traffic import SentBytes, Traffic, inputs_of, layer_traffic, strip_bytes, tensors_of
 from tiledseg.planning.step.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import block_memory, training_memory
 
@@ -70,16 +70,16 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     corners = 4 * sum(tensor.channels for tensor in exchanged)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))
     traffic = layer_traffic(layers, steps, steps, tensors)
-    assert traffic.forward == Sent(8 * len(exchanged), 4 * int(volume + corners))
+    assert traffic.forward == SentBytes(8 * len(exchanged), 4 * int(volume + corners))
     of_input = 4 * unet.bands * (4 * q + 4)
-    assert traffic.backward == Sent(8 * (len(exchanged) - 1), traffic.forward.bytes - of_input)
+    assert traffic.backward == SentBytes(8 * (len(exchanged) - 1), traffic.forward.bytes - of_input)
 
 
 def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
     """An interior tile: c_in ((q + 2h)^2 - q^2) values, once."""
     q, h = 512, 96
     cost = exchange_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE)
-    assert cost.busiest == Traffic(Sent(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), Sent())
+    assert cost.busiest == Traffic(SentBytes(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), SentBytes())
 
 
 @pytest.mark.parametrize(("q", "percent"), [(512, 89), (1248, 33), (2496, 16), (4992, 8)])
@@ -161,7 +161,9 @@ def test_the_exchange_of_the_whole_network_is_one() -> None:
     task = task_of(UNet(3, base_channels=2), (200, 200), (2, 2))
     windows = layer_windows(task.graph, settled(task.graph, task.decomposition)[0], WHOLE)
     assert sum(w.exchanges for w in windows) == 1
-    assert layer_cost(task, MACHINE, WHOLE).busiest == Traffic(layer_cost(task, MACHINE, WHOLE).busiest.forward, Sent())
+    assert layer_cost(task, MACHINE, WHOLE).busiest == Traffic(
+        layer_cost(task, MACHINE, WHOLE).busiest.forward, SentBytes()
+    )
 
 
 def test_gradients_and_norms() -> None:
@@ -170,8 +172,8 @@ def test_gradients_and_norms() -> None:
     parameters = sum(c.parameters for c in layer_costs(unet.graph(), 4, (16, 16)))
     assert gradient_bytes(task) == 8 * parameters
     channels = [4, 4, 8, 8, 16, 16, 8, 8, 4, 4]
-    forward = Sent(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
-    expected = Traffic(forward, Sent(len(channels), 8 * sum(2 * c for c in channels)))
+    forward = SentBytes(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
+    expected = Traffic(forward, SentBytes(len(channels), 8 * sum(2 * c for c in channels)))
     assert layer_cost(task, MACHINE, 1).norms == expected
     assert layer_cost(task_of(unet, (200, 200), (2, 2), (1, 1)), MACHINE, 1).norms == Traffic()
 

@@ -11,10 +11,10 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.pipeline.link_time import Link
+from tiledseg.pipeline.link_time import MeasuredLink
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import (
-    Measured,
+    MeasuredTimes,
     MicroBatchSize,
     PipelinePlan,
     micro_batch_size,
@@ -30,7 +30,7 @@ LAYERS = UNET.graph()
 TILES = MicroBatchSize((128, 96), 8, 4)
 
 
-def plan(memory: int | None = None, measured: Measured | None = None, **parallel: object) -> PipelinePlan:
+def plan(memory: int | None = None, measured: MeasuredTimes | None = None, **parallel: object) -> PipelinePlan:
     found = plan_pipeline(parallelism(ParallelConfig(**parallel)), LAYERS, UNET.bands, TILES, memory, measured)  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -44,7 +44,7 @@ def test_measured_times_decide_an_automatic_balance() -> None:
     """All time in the last layers: the first stage gets all others."""
     layers = len(LAYERS)
     forward, backward = ([0.0] * (layers - 2) + [last] * 2 for last in (1.0, 2.0))
-    assert plan(measured=Measured(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
+    assert plan(measured=MeasuredTimes(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
     assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
 
 
@@ -52,8 +52,8 @@ def test_measured_messages_decide_too() -> None:
     """Each layer as long as the others, so that a quick link leaves the cut in the middle; a slow one moves it to where
     fewer bytes go through."""
     forward, backward = [1e-3] * len(LAYERS), [2e-3] * len(LAYERS)
-    links = (Link(0.0, per_byte) for per_byte in (1e-12, 1e-6))
-    quick, slow = (plan(measured=Measured(forward, backward, link.seconds), stages=2) for link in links)
+    links = (MeasuredLink(0.0, per_byte) for per_byte in (1e-12, 1e-6))
+    quick, slow = (plan(measured=MeasuredTimes(forward, backward, link.seconds), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
     prices = StagePrices(tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes))
     assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))

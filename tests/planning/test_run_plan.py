@@ -24,7 +24,7 @@ from tiledseg.planning.modes.mode_choice import fusion_word
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.fit import why_alone
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
-from tiledseg.planning.run.pipeline import Measured
+from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread
@@ -86,7 +86,7 @@ def test_the_balance_waits_for_times_only_where_they_are_measured() -> None:
     assert plan.pipeline is None
     layers = len(asked.network.graph())
     last = [0.0] * (layers - 1) + [1.0]
-    found = balanced(asked, plan, Measured(last, last, lambda size: 0.0))
+    found = balanced(asked, plan, MeasuredTimes(last, last, lambda size: 0.0))
     assert found.pipeline is not None
     assert sum(found.pipeline.balance) == layers
     for other in (replace(asked, trains=False), question(stages=2, balance="modelled", memory=1 << 30, grid=(2, 2))):
@@ -104,7 +104,7 @@ def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
         asked = RunQuestion(network, (Extent((64, 64)),), 2, 10**9, parallel, grid=(2, 2))
         plan = plan_run(asked)
         assert plan.seconds is None
-        assert balanced(asked, plan, Measured(ends, ends, lambda size: 0.0)).seconds == pytest.approx(seconds)
+        assert balanced(asked, plan, MeasuredTimes(ends, ends, lambda size: 0.0)).seconds == pytest.approx(seconds)
 
 
 def test_it_is_made_without_torch() -> None:

@@ -21,7 +21,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "a map is taken before it is there": ("inference/mapping.py", "self.sent.synchronize()", "pass", RUNS),
     "a checkpoint is written before it is there": (
-        "checkpoint/snapshot.py",
+        "checkpoint/background.py",
         "torch.cuda.synchronize(device)",
         "pass",
         RUNS,

@@ -8,13 +8,13 @@ import pytest
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.samples.spatial_split import Cut, SpatialSplit
+from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut
 
 SHAPES = (37, 52), (40, 24), (30, 30)
 
 
 def split(share: float, gap: tuple[int, int], seed: int) -> SpatialSplit:
-    return SpatialSplit(tuple(Cut(shape, (3, 4), gap) for shape in SHAPES), share, seed)
+    return SpatialSplit(tuple(SplitCut(shape, (3, 4), gap) for shape in SHAPES), share, seed)
 
 
 @pytest.mark.parametrize(("share", "gap", "seed"), [(0.2, 3, 0), (0.5, 0, 1), (0.01, 9, 2), (0.99, 1, 3)])
@@ -47,8 +47,8 @@ def test_the_seed_draws_the_blocks() -> None:
 
 def test_too_few_blocks_and_too_many() -> None:
     with pytest.raises(ConfigError, match=r"1 block in all"):
-        SpatialSplit((Cut((9, 9), (1, 1), (0, 0)),), 0.5, 0).parts()
+        SpatialSplit((SplitCut((9, 9), (1, 1), (0, 0)),), 0.5, 0).parts()
     with pytest.raises(ConfigError, match=r"\[40, 2\] blocks, but an image is 37 x 52"):
-        SpatialSplit(tuple(Cut(shape, (40, 2), (0, 0)) for shape in SHAPES), 0.5, 0).parts()
+        SpatialSplit(tuple(SplitCut(shape, (40, 2), (0, 0)) for shape in SHAPES), 0.5, 0).parts()
     with pytest.raises(ConfigError, match=r"makes 5000 x 2 blocks of an image; .* 4096 along each"):
-        SpatialSplit((Cut((9000, 9), (5000, 2), (0, 0)),), 0.5, 0).parts()
+        SpatialSplit((SplitCut((9000, 9), (5000, 2), (0, 0)),), 0.5, 0).parts()

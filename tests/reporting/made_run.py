@@ -13,8 +13,8 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.outputs import CONFIG, METRICS, SUMMARY
-from tiledseg.training.panels import SeenView, View
-from tiledseg.training.run_folder.validations import Scene, write_validation
+from tiledseg.training.panels import PanelView, SeenView
+from tiledseg.training.run_folder.validations import ValidatedScene, write_validation
 from tiledseg.training.validation import Findings
 
 CLASSES = (
@@ -22,9 +22,9 @@ CLASSES = (
     ClassRecord('<b>road & "rail"</b>', (70, 70, 74)),
     ClassRecord("a class whose name is rather too long for a table", (24, 104, 44)),
 )
-SCENE = Scene(CLASSES, 255, ("held/<i>out.tif",), "uint8", Normalization.identity(3))
+SCENE = ValidatedScene(CLASSES, 255, ("held/<i>out.tif",), "uint8", Normalization.identity(3))
 WINDOW = Box(Interval(8, 40), Interval(4, 60))
-VIEWS = (View(0, Box.of_shape((64, 64)), 2), View(0, WINDOW))
+VIEWS = (PanelView(0, Box.of_shape((64, 64)), 2), PanelView(0, WINDOW))
 WARNING = "<script>alert(1)</script> is stored in blocks"
 LOSS = "class-weighted (cross-entropy + 0.5 Dice)"
 STEPS, EVERY = 40, 10

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.training.panels import SIDE, View, choose_views
+from tiledseg.training.panels import SIDE, PanelView, choose_views
 
 SHAPES = [(1000, 700), (300, 200), (5000, 5000)]
 
@@ -19,7 +19,7 @@ def test_views_are_drawn_by_the_seed_alone() -> None:
     assert views == choose_views(SHAPES, 7, 3)
     assert views[:4] == choose_views(SHAPES, 4, 3), "one more shows the others too"
     assert views != choose_views(SHAPES, 7, 4)
-    assert views[0] == View(0, Box.of_shape((1000, 700)), 4)
+    assert views[0] == PanelView(0, Box.of_shape((1000, 700)), 4)
     assert {view.image for view in views} == {0, 1, 2}
     for view in views:
         assert Box.of_shape(SHAPES[view.image]).contains(view.box)
@@ -28,7 +28,7 @@ def test_views_are_drawn_by_the_seed_alone() -> None:
 
 
 def test_a_small_image_is_shown_once() -> None:
-    assert choose_views([(40, 30)], 4, 0) == (View(0, Box.of_shape((40, 30))),)
+    assert choose_views([(40, 30)], 4, 0) == (PanelView(0, Box.of_shape((40, 30))),)
     assert choose_views(SHAPES, 0, 0) == ()
 
 
@@ -41,7 +41,7 @@ def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride
     for size in (height, width):
         start = data.draw(st.integers(0, size - 1))
         sides.append(Interval(start, data.draw(st.integers(start + 1, size))))
-    view = View(0, Box(*sides), stride)
+    view = PanelView(0, Box(*sides), stride)
     raster = np.arange(height * width).reshape(height, width)
     picture = np.full(view.shape, -1)
     tile = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
@@ -56,4 +56,4 @@ def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride
 
 @pytest.mark.parametrize("core", [Box(Interval(0, 5), Interval(0, 9)), Box(Interval(6, 7), Interval(0, 9))])
 def test_a_tile_without_a_pixel_of_the_view_has_no_part(core: Box) -> None:
-    assert View(0, Box(Interval(5, 9), Interval(0, 9)), 4).part(core) is None
+    assert PanelView(0, Box(Interval(5, 9), Interval(0, 9)), 4).part(core) is None

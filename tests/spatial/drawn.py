@@ -15,8 +15,8 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.convolution import FilterBank
-from tiledseg.models.layers.joins import Add, Concatenate, Multiply
-from tiledseg.models.layers.pooling import MaxIndices, MaxUnpool
+from tiledseg.models.layers.joins import AddModule, ConcatenateModule, MultiplyModule
+from tiledseg.models.layers.pooling import MaxIndicesModule, MaxUnpoolModule
 from tiledseg.models.layers.whole_image import WholeImageMean
 from tiledseg.models.norm import PixelNorm
 
@@ -187,7 +187,12 @@ def growing() -> list[nn.Module]:
 def cropped_skip(channels: int = CHANNELS) -> list[Drawn]:
     """An unpadded convolution, its input cropped and put before its output, and padding that brings it back."""
     mark, conv = Drawn(nn.Identity()), Drawn(nn.Conv2d(channels, channels, 3))
-    return [mark, conv, Drawn(Concatenate((1, 0)), (1, 2)), Drawn(nn.Conv2d(2 * channels, channels, 3, padding=2))]
+    return [
+        mark,
+        conv,
+        Drawn(ConcatenateModule((1, 0)), (1, 2)),
+        Drawn(nn.Conv2d(2 * channels, channels, 3, padding=2)),
+    ]
 
 
 def pointwise() -> nn.Module:
@@ -214,17 +219,17 @@ def bodies(draw: st.DrawFn, depth: int, nodes: list[Drawn]) -> None:
             add(draw(st.sampled_from(growing())))
         elif kind == "crop":
             add(nn.Conv2d(CHANNELS, CHANNELS, 3))
-            add(Concatenate((1, 0)), start, len(nodes))
+            add(ConcatenateModule((1, 0)), start, len(nodes))
             add(nn.Conv2d(2 * CHANNELS, CHANNELS, 3, padding=2))
         elif kind == "unpool":
-            indices = add(MaxIndices(2, 2, 0, 1))
+            indices = add(MaxIndicesModule(2, 2, 0, 1))
             add(nn.MaxPool2d(2), start)
             draw(bodies(depth - 1, nodes))
-            add(MaxUnpool(2), len(nodes), indices)
+            add(MaxUnpoolModule(2), len(nodes), indices)
         elif kind == "mean":
             mean = add(WholeImageMean())
             add(pointwise())
-            add(Concatenate((0, 0, 0)), start, mean, len(nodes))
+            add(ConcatenateModule((0, 0, 0)), start, mean, len(nodes))
             add(nn.Conv2d(3 * CHANNELS, CHANNELS, 1))
         elif kind == "filters":
             add(FilterBank(CHANNELS, FixedFilters(EDGES)))
@@ -233,13 +238,13 @@ def bodies(draw: st.DrawFn, depth: int, nodes: list[Drawn]) -> None:
             draw(bodies(depth - 1, nodes))
             branch = len(nodes)
             if kind == "skip":
-                add(Concatenate((0, 0)), start, branch)
+                add(ConcatenateModule((0, 0)), start, branch)
                 add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
             elif kind == "sum":
-                add(Add((0, 0)), branch, add(draw(st.sampled_from([pointwise(), *keeping()])), start))
+                add(AddModule((0, 0)), branch, add(draw(st.sampled_from([pointwise(), *keeping()])), start))
             else:
                 add(nn.Conv2d(CHANNELS, 1, 1), start)
-                add(Multiply((0, 0)), branch, add(nn.Sigmoid()))
+                add(MultiplyModule((0, 0)), branch, add(nn.Sigmoid()))
 
 
 EDGES = (((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)), ((-1.0, -2.0, -1.0), (0.0,) * 3, (1.0, 2.0, 1.0)))

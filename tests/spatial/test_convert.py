@@ -18,7 +18,7 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.convolution import SteadyConvolution
-from tiledseg.models.layers.joins import Add
+from tiledseg.models.layers.joins import AddModule
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import POINTWISE, convert_layer, convert_layers
@@ -85,11 +85,11 @@ def test_several_faults_are_told_together() -> None:
 
 
 def test_a_subclass_of_ours_with_a_forward_of_its_own_is_refused() -> None:
-    class Halved(Add):
+    class Halved(AddModule):
         def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
             return super().forward(*inputs_BCHW) / 2
 
-    assert convert_layer("sum", Add((0, 0)), serial_axes().image)
+    assert convert_layer("sum", AddModule((0, 0)), serial_axes().image)
     with pytest.raises(ConfigError, match=r"layer 'sum' \(Halved\) is not known to give the same result"):
         convert_layer("sum", Halved((0, 0)), serial_axes().image)
 

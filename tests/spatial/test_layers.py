@@ -18,12 +18,12 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, copied, difference, forward, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.layers.border import Border as Around
+from tiledseg.geometry.layers.border import BorderModule as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.aligned import AlignedUpsample
-from tiledseg.models.layers.border import Border
+from tiledseg.models.layers.aligned import AlignedUpsampleModule
+from tiledseg.models.layers.border import BorderModule
 from tiledseg.models.layers.whole_image import WholeImageMax
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
@@ -126,13 +126,13 @@ LAYERS = {
     "nearest 3": nn.UpsamplingNearest2d(scale_factor=3),
     "bilinear 2": nn.Upsample(scale_factor=2, mode="bilinear"),
     "bilinear 3": nn.Upsample(scale_factor=3, mode="bilinear", align_corners=False),
-    "corners aligned 2, 3": AlignedUpsample((2, 3)),
-    "corners aligned 8, 1": AlignedUpsample((8, 1)),
+    "corners aligned 2, 3": AlignedUpsampleModule((2, 3)),
+    "corners aligned 8, 1": AlignedUpsampleModule((8, 1)),
     "bicubic 2, 3": nn.Upsample(scale_factor=(2, 3), mode="bicubic"),
     "maximum": WholeImageMax(),
     "maximum, shared": WholeImageMax(even=True),
-    "reflected": Border(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
-    "replicated": Border(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
+    "reflected": BorderModule(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
+    "replicated": BorderModule(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
 }
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import ResNet, file_names
@@ -43,10 +44,9 @@ from tiledseg.geometry.layers.activations import Activation, Sigmoid
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layers.norms import Norm
-from tiledseg.geometry.layers.pixelwise import Pixelwise, Slot
+from tiledseg.geometry.layers.pixelwise import FormulaSlot, Pixelwise
 from tiledseg.geometry.layers.resampling import AveragePool
 from tiledseg.geometry.receptive_field import resized
-from tiledseg.records import dataclass
 
 Filter = tuple[tuple[float, ...], ...]
 
@@ -126,8 +126,8 @@ class GatedSCNN:
     def _image(self) -> Iterator[Node]:
         if self.edge_band:
             bands = self.bands - 1
-            yield Node("image", Pixelwise("narrow", (Slot(0), 1, 0, bands), bands), (INPUT,))
-            yield Node("gradients", Pixelwise("narrow", (Slot(0), 1, bands, 1), 1), (INPUT,))
+            yield Node("image", Pixelwise("narrow", (FormulaSlot(0), 1, 0, bands), bands), (INPUT,))
+            yield Node("gradients", Pixelwise("narrow", (FormulaSlot(0), 1, bands, 1), 1), (INPUT,))
         else:
             yield Node("gradients", FixedFilters(SOBEL), (INPUT,))
 
@@ -216,5 +216,5 @@ class GatedSCNN:
         nodes += [*self._unit("decoder.0", width, 3), *self._unit("decoder.1", width, 3)]
         nodes.append(Node("decoder.head", Convolution(self.classes, 1, bias=False)))
         nodes.append(resized(nodes, "scores", "decoder.head", INPUT))
-        nodes.append(Node("probabilities", Pixelwise("softmax", (Slot(0), 1), self.classes), ("scores",)))
+        nodes.append(Node("probabilities", Pixelwise("softmax", (FormulaSlot(0), 1), self.classes), ("scores",)))
         nodes.append(Node("boundaries", FixedFilters(GRADIENTS)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tiledseg.architecture.foreign import ForeignNetwork
@@ -12,7 +12,6 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

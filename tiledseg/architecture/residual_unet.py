@@ -13,6 +13,7 @@ has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
@@ -23,7 +24,6 @@ from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolu
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import Upsample
-from tiledseg.records import dataclass
 
 STEPS = 5
 

@@ -8,6 +8,7 @@ changes size or channels. ResNet-18 and 34 have blocks of two 3 x 3 convolutions
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.layers.activations import Activation
@@ -15,7 +16,6 @@ from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add
 from tiledseg.geometry.layers.norms import Norm
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.records import dataclass
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}  # of layer1 to layer4
 

@@ -13,6 +13,8 @@ are 29,449,355 weights (29.46 M by Paszke et al., 2016, ENet, table 5). A norm s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
@@ -20,7 +22,6 @@ from tiledseg.geometry.layers.activations import Activation
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.norms import Norm
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
-from tiledseg.records import dataclass
 
 CONVOLUTIONS = (2, 2, 3, 3, 3)  # of VGG-16, by level
 WIDEST = 8  # times the first level's channels

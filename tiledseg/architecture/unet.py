@@ -7,6 +7,8 @@ N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
@@ -16,7 +18,6 @@ from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.norms import Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ deepest tensor has an eighth of the size. The last two modules are bottlenecks, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, Node
@@ -17,7 +18,6 @@ from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add
 from tiledseg.geometry.layers.norms import Norm
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.records import dataclass
 
 
 class Module(NamedTuple):

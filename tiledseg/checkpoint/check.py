@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tiledseg.checkpoint.saved_state import MalformedError, SavedState, parse_state
 from tiledseg.errors import CheckpointError, ConfigError
-from tiledseg.records import dataclass
 from tiledseg.system.files import irregular_kind
 
 FORMAT = 1

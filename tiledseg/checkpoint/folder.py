@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from tiledseg.checkpoint.check import (
 )
 from tiledseg.errors import CheckpointError
 from tiledseg.models.lending import by_memory
-from tiledseg.records import dataclass
 from tiledseg.system.outputs import files_below
 from tiledseg.system.writing import flush, writing
 

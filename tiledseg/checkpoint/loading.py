@@ -7,6 +7,7 @@ drops it, before the next comes, so it holds one tensor more than it keeps. What
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from tiledseg.checkpoint.folder import numbers_of
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, InputError
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

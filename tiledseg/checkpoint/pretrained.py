@@ -8,6 +8,7 @@ layer as it did. With fewer bands than the file's each gets the mean. With as ma
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,7 +19,6 @@ from tiledseg.checkpoint.saved_state import Origin
 from tiledseg.checkpoint.weights_file import check_finite, check_kind, read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.records import dataclass
 
 _CLASSIFIER = ("classifier.", "fc.")  # the published network's last layers, which ours have not
 _COUNTER = "num_batches_tracked"  # older files lack it, and nothing depends on it

@@ -10,7 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, SAVED
@@ -23,7 +23,6 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
-from tiledseg.records import dataclass
 
 Mark = tuple[int, int]  # steps and epochs that were done
 

@@ -7,13 +7,14 @@ which keeps an order within a communicator only, they take turns (`turns`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.transports.point_to_point import PointToPoint, SerialPointToPoint
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

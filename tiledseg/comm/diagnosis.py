@@ -8,12 +8,12 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError
-from tiledseg.records import dataclass
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION
 

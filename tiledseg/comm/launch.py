@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -13,7 +14,6 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import CommunicationError, ConfigError, InputError
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.comm.watching.watch import Watch

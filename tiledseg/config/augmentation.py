@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
-from tiledseg.records import dataclass
 
 KEY = "train.augment"
 LARGEST_SHIFT = 2**20  # pixels

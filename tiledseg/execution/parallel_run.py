@@ -7,6 +7,7 @@ is imported: a run in mode `read` knows nothing of pipelines, blocks and layers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,6 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.execution.passes.block_passes import BlockWork

@@ -8,7 +8,7 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
-from tiledseg.planning.run.pipeline import Measured
+from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import RunPlan, balanced, naming_a_remedy
 from tiledseg.planning.run.question import RunQuestion
 
@@ -34,7 +34,7 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
 
     def decide() -> RunPlan:
         times = _layer_times(question, plan, mesh.device)
-        measured = Measured([time.forward for time in times], [time.backward for time in times], link.seconds)
+        measured = MeasuredTimes([time.forward for time in times], [time.backward for time in times], link.seconds)
         with naming_a_remedy(question):
             return balanced(question, plan, measured)
 

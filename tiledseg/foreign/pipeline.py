@@ -122,11 +122,15 @@ class Pipeline(SpreadModule):
             self.verify(*self._whole or (self.network,), sample_BCHW, self.axes.pipeline)
             self._verifies, self._whole = False, ()
 
-    def _cut(self, x_BCHW: torch.Tensor, target: torch.Tensor | None = None, loss: Loss | None = None) -> list[_Staged]:
+    def _cut(
+        self, x_BCHW: torch.Tensor, target: torch.Tensor | None = None, loss: Loss | None = None
+    ) -> list[_StagedForeign]:
         shapes, keys = self._shapes(x_BCHW), self.dropout_keys(len(x_BCHW))
         cuts = [slice(i, i + self.micro_batch) for i in range(0, len(x_BCHW), self.micro_batch)]
         targets = [None if target is None else target[at] for at in cuts]
-        return [_Staged(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in zip(cuts, targets, strict=True)]
+        return [
+            _StagedForeign(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in zip(cuts, targets, strict=True)
+        ]
 
     def _shapes(self, x_BCHW: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
         """Of each tensor of the graph. Raises GeometryError, on all ranks, for a size that it does not take."""
@@ -204,7 +208,7 @@ class Pipeline(SpreadModule):
 
 
 @dataclass
-class _Staged:
+class _StagedForeign:
     """Some images of a batch, as the executor takes them, a dropout key each."""
 
     pipeline: Pipeline

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tiledseg.geometry.interval import Interval
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True, order=True)

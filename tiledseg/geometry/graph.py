@@ -14,14 +14,13 @@ Tensors are also counted: 0 is the network's input, k + 1 what node k makes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.layer import Layer, Measured
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes, MemoryPolicy
-from tiledseg.records import dataclass
 
 INPUT = "input"
 Value = TypeVar("Value")

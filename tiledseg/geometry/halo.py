@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -20,7 +21,6 @@ from tiledseg.geometry.receptive_field import (
     tensor_sizes,
     total_stride,
 )
-from tiledseg.records import dataclass
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.errors import GeometryError
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True, order=True)

@@ -12,6 +12,7 @@ Several tensors may be one in memory, where a node hands its input on or writes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import ConfigError
@@ -19,7 +20,6 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 from tiledseg.geometry.receptive_field import scales
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.records import dataclass
 
 FEW_NODES = 6  # that are run for a tensor which is rebuilt for next to nothing
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
-from tiledseg.records import dataclass
 
 KEEP, REBUILD, OFFLOAD = "keep", "rebuild", "offload"
 WORDS = KEEP, REBUILD, OFFLOAD

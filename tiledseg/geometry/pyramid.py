@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import Enlarging
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

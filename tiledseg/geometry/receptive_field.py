@@ -116,7 +116,7 @@ def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str 
     return Node(name, Upsample(mode, int(factor)) if factor > 1 else Mark(), (source,))
 
 
-class Part(NamedTuple):
+class ContextPart(NamedTuple):
     """The positions `at` of a tile's tensor along one dim, of `size` in the whole image."""
 
     at: Interval
@@ -124,7 +124,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[Part, ...]:
+def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart, ...]:
     """Return the part of each tensor that a network makes of `context` along rows, where the image is `whole`. For
     columns give `graph.along_columns`.
 
@@ -142,5 +142,5 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[Part, ...]:
                 f"a tile begins {ahead} pixels after the image, which is no whole number of pixels of '{name}', each "
                 f"{step} wide; begin tiles at multiples of the network's alignment"
             )
-        found.append(Part(Interval(int(start), int(start) + count), size))
+        found.append(ContextPart(Interval(int(start), int(start) + count), size))
     return tuple(found)

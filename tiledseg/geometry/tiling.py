@@ -9,13 +9,13 @@ raster" means on that context.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.interval import Interval
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ import enum
 import queue
 import threading
 import weakref
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.mover import Brought, Figures, Mover, Sent
-from tiledseg.memory.saved import Kept, Saved, StorageKey, held_by, may_move, overwritten, storage_key
-from tiledseg.records import dataclass
+from tiledseg.memory.saved import Saved, StorageKey, UnmovedTensor, held_by, may_move, overwritten, storage_key
 
 _LOOK_SECONDS = 0.25
 _AHEAD = 32  # storages before the last used one that are looked at for a prefetch
@@ -38,7 +37,7 @@ class State(enum.Enum):
 
 
 @dataclass(eq=False)
-class Entry:
+class StorageEntry:
     """A storage that autograd keeps.
 
     `key` identifies the storage while it is in memory (RESIDENT, LEAVING), `number` forever. `alone`: nobody but
@@ -113,11 +112,11 @@ class Ledger:
         self.figures = figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._entries: dict[int, Entry] = {}
-        self._by_key: dict[StorageKey, Entry] = {}
-        self._held_by_others: dict[Entry, None] = {}
-        self._staying: dict[Entry, None] = {}  # autograd alone holds them; oldest first
-        self._leaving: dict[Entry, None] = {}
+        self._entries: dict[int, StorageEntry] = {}
+        self._by_key: dict[StorageKey, StorageEntry] = {}
+        self._held_by_others: dict[StorageEntry, None] = {}
+        self._staying: dict[StorageEntry, None] = {}  # autograd alone holds them; oldest first
+        self._leaving: dict[StorageEntry, None] = {}
         self._prefetched: list[tuple[StorageWeakRef, int]] = []
         self._alone_bytes = self._leaving_bytes = self._count = 0
         self._kept_bytes = self._step_peak = self.last_peak = 0  # in memory or outside
@@ -129,19 +128,19 @@ class Ledger:
 
     # Called by autograd.
 
-    def pack(self, tensor: torch.Tensor) -> Kept | Saved:
+    def pack(self, tensor: torch.Tensor) -> UnmovedTensor | Saved:
         """Save a tensor. Raises WriteError or MemoryLimitError where the store does not take what must leave."""
         with self._lock:
             self._settle()
             movable = may_move(tensor, self._least) and self._mover.takes(tensor)
-            saved = self._save(tensor) if movable else Kept(tensor)
+            saved = self._save(tensor) if movable else UnmovedTensor(tensor)
             self._move_out()
             return saved
 
-    def unpack(self, saved: Kept | Saved) -> torch.Tensor:
+    def unpack(self, saved: UnmovedTensor | Saved) -> torch.Tensor:
         """Return the tensor, bit for bit. Raises RuntimeError where it was written over, WriteError where its bytes
         cannot be read."""
-        if isinstance(saved, Kept):
+        if isinstance(saved, UnmovedTensor):
             return saved.tensor()
         with self._lock:
             self._settle()
@@ -223,9 +222,9 @@ class Ledger:
         entry.add(saved)
         return saved
 
-    def _new_entry(self, tensor: torch.Tensor) -> Entry:
+    def _new_entry(self, tensor: torch.Tensor) -> StorageEntry:
         self._count += 1
-        entry = Entry(self._count, storage_key(tensor), tensor.untyped_storage().nbytes())
+        entry = StorageEntry(self._count, storage_key(tensor), tensor.untyped_storage().nbytes())
         self._entries[entry.number] = self._by_key[entry.key] = entry
         self._held_by_others[entry] = None
         return entry
@@ -259,7 +258,7 @@ class Ledger:
                 self._staying[entry] = None
         self._step_peak = max(self._step_peak, self._kept_bytes)
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, entry: StorageEntry) -> None:
         flat_P = entry.whole()
         entry.sent = self._mover.send(flat_P)
         entry.flat_P, entry.state = flat_P, State.LEAVING
@@ -268,7 +267,7 @@ class Ledger:
         self._leaving_bytes += entry.size
         self.figures.bytes_out += entry.size
 
-    def _finish_leaving(self, entry: Entry) -> None:
+    def _finish_leaving(self, entry: StorageEntry) -> None:
         """Forget the bytes in memory, whose copy has ended. Raises the copy's error; the bytes are then still here."""
         entry.outward.copying.wait()
         self._no_longer_leaving(entry)
@@ -277,18 +276,18 @@ class Ledger:
         for saved in entry.saved():
             saved.leave()
 
-    def _no_longer_leaving(self, entry: Entry) -> None:
+    def _no_longer_leaving(self, entry: StorageEntry) -> None:
         del self._leaving[entry]
         self._leaving_bytes -= entry.size
         entry.flat_P = None
 
-    def _out_of_memory(self, entry: Entry) -> None:
+    def _out_of_memory(self, entry: StorageEntry) -> None:
         self._alone_bytes -= entry.size if entry.alone else 0
         del self._by_key[entry.key]
 
     # The way back.
 
-    def _use(self, entry: Entry, saved: Saved) -> torch.Tensor:
+    def _use(self, entry: StorageEntry, saved: Saved) -> torch.Tensor:
         self._in_backward = True
         if entry.state is State.LEAVING:
             self._recall(entry)
@@ -299,13 +298,13 @@ class Ledger:
             return saved.alias
         return self._returned(entry, saved)
 
-    def _recall(self, entry: Entry) -> None:
+    def _recall(self, entry: StorageEntry) -> None:
         """Keep a storage that is wanted before it has left."""
         self._mover.drop(entry.outward)
         self._no_longer_leaving(entry)
         entry.sent, entry.state = None, State.RESIDENT
 
-    def _returned(self, entry: Entry, saved: Saved) -> torch.Tensor:
+    def _returned(self, entry: StorageEntry, saved: Saved) -> torch.Tensor:
         if entry.brought is None:
             self.figures.demanded += 1
             self._bring(entry)
@@ -321,7 +320,7 @@ class Ledger:
             entry.brought, entry.used, entry.state = None, 0, State.AWAY
         return tensor
 
-    def _bring(self, entry: Entry) -> torch.Tensor:
+    def _bring(self, entry: StorageEntry) -> torch.Tensor:
         """Begin to copy a storage back; return its bytes."""
         entry.brought = self._mover.bring(entry.outward, entry.size)
         flat_P = entry.brought.flat_P
@@ -330,7 +329,7 @@ class Ledger:
         self.figures.bytes_in += entry.size
         return flat_P
 
-    def _prefetch_before(self, entry: Entry) -> None:
+    def _prefetch_before(self, entry: StorageEntry) -> None:
         """Begin to bring back what was saved right before `entry`, as far as the budget has room."""
         for number in range(entry.number - 1, max(0, entry.number - 1 - _AHEAD), -1):
             before = self._entries.get(number)
@@ -365,7 +364,7 @@ class Ledger:
         if entry.live == 0:
             self._free(entry)
 
-    def _free(self, entry: Entry) -> None:
+    def _free(self, entry: StorageEntry) -> None:
         del self._entries[entry.number]
         self._kept_bytes -= entry.size if entry.alone else 0
         if entry.state is State.LEAVING:

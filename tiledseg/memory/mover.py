@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-
-from tiledseg.records import dataclass
 
 HOST = "host"
 """The store that is the host's memory; any other is a folder."""

@@ -15,7 +15,7 @@ import torch
 from tiledseg.errors import TiledsegError
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """The view that a tensor has of its storage."""
 
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class View(NamedTuple):
     negative: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> View:
+    def of(cls, tensor: torch.Tensor) -> StorageView:
         stride, offset = tuple(tensor.stride()), int(tensor.storage_offset())
         return cls(tensor.dtype, tuple(tensor.shape), stride, offset, tensor.is_conj(), tensor.is_neg())
 
@@ -38,7 +38,7 @@ class View(NamedTuple):
         return torch._neg_view(seen) if self.negative else seen
 
 
-class Kept:
+class UnmovedTensor:
     """A tensor that stays: a weight, a small one, one of a kind that is not moved."""
 
     __slots__ = ("alias", "version")
@@ -62,7 +62,7 @@ class Saved:
     def __init__(self, tensor: torch.Tensor, number: int, dropped: Callable[[int], None]) -> None:
         self.alias: torch.Tensor | None = tensor.detach()
         self.version = self.found = tensor._version
-        self.view = View.of(tensor)
+        self.view = StorageView.of(tensor)
         self.number = number
         self._dropped = dropped
 

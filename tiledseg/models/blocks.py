@@ -81,19 +81,19 @@ def _pooling(at: ModuleSite) -> Any:
 
 def _upsample(at: ModuleSite) -> nn.Module:
     align = None if at.layer.mode == "nearest" else False
-    return upsample.Upsample(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
+    return upsample.UpsampleModule(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
 
 
 BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
-    MaxPool: lambda at: pooling.MaxPool(*_pooling(at)),
+    MaxPool: lambda at: pooling.MaxPoolModule(*_pooling(at)),
     AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
-    MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
-    MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),
+    MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),
+    MaxUnpool: lambda at: pooling.MaxUnpoolModule(at.layer.kernel),
     Upsample: _upsample,
-    AlignedUpsample: lambda at: aligned.AlignedUpsample((at.layer.factor, at.cols.factor)),
+    AlignedUpsample: lambda at: aligned.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
@@ -101,12 +101,12 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
     Sigmoid: lambda at: nn.Sigmoid(),
     Mark: lambda at: nn.Identity(),
-    Concatenate: lambda at: joins.Concatenate(at.layer.crops),
-    Add: lambda at: joins.Add(at.layer.crops),
-    Multiply: lambda at: joins.Multiply(at.layer.crops),
+    Concatenate: lambda at: joins.ConcatenateModule(at.layer.crops),
+    Add: lambda at: joins.AddModule(at.layer.crops),
+    Multiply: lambda at: joins.MultiplyModule(at.layer.crops),
     ImageMean: lambda at: WholeImageMean(at.layer.total),
     ImageMax: lambda at: WholeImageMax(at.layer.even),
-    Border: lambda at: border.Border(at.layer, at.cols),
+    Border: lambda at: border.BorderModule(at.layer, at.cols),
     Pixelwise: lambda at: PixelFunction(at.layer),
     OfOnePixel: lambda at: OnePixel(nn.Conv2d(at.channels[0], at.layer.out_channels, 1), at.layer),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -16,7 +17,6 @@ from torch.nn import functional
 
 from tiledseg.models.rerun.notes import noted
 from tiledseg.models.sending import sent
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,6 @@ from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
 from tiledseg.models.places import Places
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.models.rerun.homes import Hooks

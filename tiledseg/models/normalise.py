@@ -14,12 +14,12 @@ forward and backward are one collective call each, of all ranks of the image, in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
-from tiledseg.records import dataclass
 from tiledseg.units.widths import norm_rows
 
 Slices = tuple[slice, ...]

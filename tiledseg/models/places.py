@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import Part, parts
-from tiledseg.models.layers.block import DimPlace, Place
+from tiledseg.geometry.receptive_field import ContextPart, parts
+from tiledseg.models.layers.block import BlockPlace, DimPlace
 
-Places = Mapping[int, Place]  # by the node's number
+Places = Mapping[int, BlockPlace]  # by the node's number
 
 
 def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
@@ -24,10 +24,10 @@ def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
     cols = parts(graph.along_columns, whole.col, context.col)
     sources = [graph.sources[k][0] for k in asking]
     return {
-        k: Place(_place(rows[source], rows[k + 1]), _place(cols[source], cols[k + 1]))
+        k: BlockPlace(_place(rows[source], rows[k + 1]), _place(cols[source], cols[k + 1]))
         for k, source in zip(asking, sources, strict=True)
     }
 
 
-def _place(source: Part, made: Part) -> DimPlace:
+def _place(source: ContextPart, made: ContextPart) -> DimPlace:
     return DimPlace(source.at, made.at, source.at, (source.size, made.size), False)

@@ -18,7 +18,7 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.geometry.pyramid import bins_of
 from tiledseg.models.layers.aligned import Resampled, dim_taps
-from tiledseg.models.layers.block import BlockModule, DimPlace, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.network import run_nodes
 from tiledseg.models.normalise import Ranks
 from tiledseg.models.sending import sent
@@ -42,14 +42,16 @@ class PooledBranchModule(BlockModule):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = zip(x_BCHW.shape[2:], (self.rows, self.cols), strict=True)
-        return self._branch(Place(*(_whole(size, layer.factor) for size, layer in dims)), None, x_BCHW)
+        return self._branch(BlockPlace(*(_whole(size, layer.factor) for size, layer in dims)), None, x_BCHW)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
         so it cannot deadlock."""
         return self._branch(place, None if place.is_whole else ranks, x_BCHW)
 
-    def _branch(self, place: Place, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def _branch(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = (place.row, self.rows), (place.col, self.cols)
         shares = [_shares(dim, layer.bins) for dim, layer in dims]
         means_BCHW: torch.Tensor = _Means.apply(x_BCHW, place.owned(x_BCHW), shares[0], shares[1], ranks)

@@ -119,7 +119,7 @@ def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[flo
     def runs_of(before: Middle, after: Middle, stage: int) -> tuple[ChunkRun, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    search = _Search([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, in_line=True)
+    search = _BalanceSearch([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, in_line=True)
     return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in search.paths(tolerances)]
 
 
@@ -144,7 +144,7 @@ def choose_folded_balances(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    search = _Search([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False)
+    search = _BalanceSearch([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False)
     return list(map(_folded_counts, search.paths(tolerances)))
 
 
@@ -164,7 +164,7 @@ def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _BalanceSearch:
     """Paths through levels of places, a step a stage: `runs_of` what a stage takes on its step.
 
     `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.

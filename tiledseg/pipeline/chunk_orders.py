@@ -20,10 +20,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
-
-from tiledseg.records import dataclass
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
 _PERIOD = 2 * (FORWARD_SLOTS + BACKWARD_SLOTS)  # what a rank does for each micro-batch where all chunks are equal

@@ -15,7 +15,7 @@ _SMALL, _LARGE = 1 << 12, 1 << 23  # bytes
 _REPEATS = 5
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """Seconds of a message: `latency`, and `per_byte` on top."""
 
     latency: float
@@ -25,7 +25,7 @@ class Link(NamedTuple):
         return self.latency + size * self.per_byte
 
 
-def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.device) -> Link:
+def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.device) -> MeasuredLink:
     """The slowest between two stages that follow each other, of all pipelines; the same on all ranks. Collective.
 
     Stages 0 and 1, 2 and 3, ... talk at the same time, then 1 and 2, 3 and 4, ...: as in a run, all pairs share what
@@ -33,7 +33,7 @@ def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.dev
     """
     position = shape.position(communicator.rank)
     messages = communicator.point_to_point()
-    found = [Link(0.0, 0.0)]
+    found = [MeasuredLink(0.0, 0.0)]
     for first in (0, 1):
         if position is None:
             break
@@ -43,14 +43,14 @@ def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.dev
             peer = shape.rank_at(position._replace(stage=other))
             found.append(measure_link(messages, peer, stage < other, device))
     messages.close()
-    slowest = Link(*map(max, zip(*found, strict=True)))
-    return Link(*map(max, zip(*communicator.gather_objects(slowest), strict=True)))
+    slowest = MeasuredLink(*map(max, zip(*found, strict=True)))
+    return MeasuredLink(*map(max, zip(*communicator.gather_objects(slowest), strict=True)))
 
 
-def measure_link(messages: PointToPoint, peer: int, begins: bool, device: torch.device) -> Link:
+def measure_link(messages: PointToPoint, peer: int, begins: bool, device: torch.device) -> MeasuredLink:
     """By the quickest of some small and some large messages. Called by both ends, of which one `begins`."""
     small, large = (_seconds(messages, peer, begins, size, device) for size in (_SMALL, _LARGE))
-    return Link(small, max(0.0, large - small) / (_LARGE - _SMALL))
+    return MeasuredLink(small, max(0.0, large - small) / (_LARGE - _SMALL))
 
 
 def _seconds(messages: PointToPoint, peer: int, begins: bool, size: int, device: torch.device) -> float:

@@ -15,12 +15,12 @@ straight back. Nothing is sent between chunks of one rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiledseg.config.words import RECOMPUTE, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.pipeline.chunk_orders import ChunkTimes

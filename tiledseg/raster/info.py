@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.names import is_named
-from tiledseg.records import dataclass
 
 Point = tuple[float, float, float, float, float]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.records import dataclass
 
 BLOCK_SHAPE = (512, 8192)  # of the fixed grid; depends on nothing else, so a file and its tile store agree
 _TOO_LARGE = "holds values so large that no float64 holds their variance; mark them as data.nodata, or scale the band"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.raster.labels.classes import Colour
-from tiledseg.records import dataclass
 from tiledseg.system.writing import replacing
 
 BLANK = (235, 235, 235)

@@ -12,7 +12,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.sharing.block_exchange import BlockExchange, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows
-from tiledseg.models.layers.block import DimPlace, Place, cropped
+from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import SpatialLayer
 
@@ -50,7 +50,7 @@ class Action:
     """What one rank does at one node for an image of one size; `given`: the output, of which `owned` is the rank's
     own block: with fusion a tensor may be larger, for nodes after it."""
 
-    place: Place
+    place: BlockPlace
     inputs: tuple[Bring, ...]
     given: Box
     owned: Box
@@ -94,7 +94,7 @@ def compile_actions(
 
 def _action(row: NodeWindows, col: NodeWindows, at: tuple[int, int], extents: Sequence[Box]) -> Action:
     inputs = tuple(_bring((row, col), index, at, (extent.row, extent.col)) for index, extent in enumerate(extents))
-    place = Place(_dim_place(row, at[0]), _dim_place(col, at[1]))
+    place = BlockPlace(_dim_place(row, at[0]), _dim_place(col, at[1]))
     owned = Box(*(node.output.owned(rank) for node, rank in zip((row, col), at, strict=True)))
     return Action(place, inputs, Box(place.row.given, place.col.given), owned)
 

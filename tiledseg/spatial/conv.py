@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.sharing.block_exchange import BlockExchange
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import OverlapJob, OverlappedConvolution
@@ -35,14 +35,14 @@ class SpatialConvolution(SpatialLayer):
         self._row, self._col = _describe(module, 0), _describe(module, 1)
         self.descriptions = self._row, self._col
 
-    def can_overlap(self, place: Place) -> bool:
+    def can_overlap(self, place: BlockPlace) -> bool:
         """Whether `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
         return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
 
     def overlapped(
         self,
         x_BCHW: torch.Tensor,
-        place: Place,
+        place: BlockPlace,
         exchanger: HaloExchanger,
         exchange: BlockExchange,
     ) -> torch.Tensor:
@@ -58,7 +58,7 @@ class SpatialConvolution(SpatialLayer):
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self._module
         row, col = self._row, self._col
         # A dim that is not cut keeps the layer's own padding; of uneven padding the odd zero is put there first.
@@ -121,7 +121,7 @@ class SpatialTransposedConvolution(SpatialLayer):
         self._dims = row, col
         self.descriptions = row, col
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self._module
         padding, output_padding, start = [0, 0], [0, 0], [0, 0]
         for dim, (layer, at) in enumerate(zip(self._dims, (place.row, place.col), strict=True)):

@@ -18,11 +18,11 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layers.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
-from tiledseg.models.layers.pooling import MaxPool
-from tiledseg.models.layers.upsample import Upsample
+from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.models.layers.upsample import UpsampleModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.normalise import Ranks
@@ -66,7 +66,7 @@ class Pointwise(SpatialLayer):
     def form(self) -> Written | None:
         return None if is_watched(self.module) else self._form
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)
         return result
 
@@ -86,7 +86,7 @@ class Own(SpatialLayer):
         self.module, self.ranks, self.fill = module, ranks, module.fill
         self.descriptions = module.description, module.column_description
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         return self.module.on_block(place, self.ranks, x_BCHW, *others_BCHW)
 
 
@@ -95,11 +95,11 @@ class Own(SpatialLayer):
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), SpatialConvolution),
     **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), SpatialTransposedConvolution),
-    **dict.fromkeys((nn.MaxPool2d, MaxPool), SpatialMaxPool),
+    **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), SpatialMaxPool),
     nn.AvgPool2d: SpatialAveragePool,
     nn.PixelShuffle: SpatialPixelShuffle,
     nn.PixelUnshuffle: SpatialPixelUnshuffle,
-    **dict.fromkeys((nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
+    **dict.fromkeys((nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
     **dict.fromkeys(POINTWISE, Pointwise),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.norms import Norm
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.norm import (
     StatisticsNorm,
     no_gradients,
@@ -45,7 +45,7 @@ class SpatialNorm(SpatialLayer):
         description = Norm(kind, groups, module.weight is not None, running, getattr(module, "still", False))
         self.descriptions = description, description
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
             whole: torch.Tensor = self.module(x_BCHW)
             return whole
@@ -90,14 +90,14 @@ class SpatialBatchNorm(SpatialNorm):
     def measures(self) -> bool:
         return takes_statistics(self.module)
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self.module
         if takes_statistics(m):
             return super().__call__(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
 
     def together(
-        self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator, device: torch.device
+        self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
         return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, device)
 

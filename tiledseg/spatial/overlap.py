@@ -19,7 +19,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.sharing.block_exchange import BlockExchange
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 Pair = tuple[int, int]
@@ -33,7 +33,7 @@ class OverlapJob:
     exchanger: HaloExchanger
     exchange: BlockExchange
     layers: tuple[Convolution, Convolution]
-    place: Place
+    place: BlockPlace
     convolve: Callable[..., torch.Tensor]
     options: tuple[Pair, Pair, Pair, int]
 

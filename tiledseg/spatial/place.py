@@ -9,7 +9,7 @@ import torch
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.sharing.block_exchange import BlockExchange
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.written import Written
 
@@ -28,12 +28,12 @@ class SpatialLayer:
         """Of an activation by which a window may be made, in place of writing over that; None of another layer."""
         return None
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         """The outputs `place.given` from what is read of each input: `place.read` of the first."""
         raise NotImplementedError
 
     def together(
-        self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator, device: torch.device
+        self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
         """Of a layer that takes statistics over a batch: of this rank's blocks of several images, where they are of all
         images of all `ranks`. Collective over these; a rank may have none, and calls `no_gradients` backward. On
@@ -44,14 +44,14 @@ class SpatialLayer:
         """The backward pass of `together` on a rank that had no image. Collective."""
         raise NotImplementedError
 
-    def can_overlap(self, place: Place) -> bool:
+    def can_overlap(self, place: BlockPlace) -> bool:
         """Whether `overlapped` serves here."""
         return False
 
     def overlapped(
         self,
         x_BCHW: torch.Tensor,
-        place: Place,
+        place: BlockPlace,
         exchanger: HaloExchanger,
         exchange: BlockExchange,
     ) -> torch.Tensor:

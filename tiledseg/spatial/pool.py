@@ -9,7 +9,7 @@ from torch.nn import functional
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, Pool
-from tiledseg.models.layers.block import DimPlace, Place
+from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pooling import max_pool, pair
 from tiledseg.models.sending import sent
 from tiledseg.spatial.place import SpatialLayer
@@ -33,7 +33,7 @@ class SpatialMaxPool(SpatialLayer):
         self.descriptions = row, col
         self._sizes = kernel, stride, padding, dilation
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding, dilation = self._sizes
         return max_pool(x_BCHW, (kernel, stride, place.own_padding(padding), dilation))
 
@@ -50,7 +50,7 @@ class SpatialAveragePool(SpatialLayer):
         self._divisor = module.divisor_override
         self._counts_inside_only = not module.count_include_pad and max(padding) > 0 and self._divisor is None
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding = self._sizes
         divisor = 1 if self._counts_inside_only else self._divisor
         y_BCHW = functional.avg_pool2d(

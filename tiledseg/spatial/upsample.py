@@ -10,7 +10,7 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle, Upsample
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.layers.upsample import upsample
 from tiledseg.spatial.place import SpatialLayer
 
@@ -44,7 +44,7 @@ class SpatialUpsample(SpatialLayer):
             Upsample(kind, self.factors[1]),
         )
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = upsample(x_BCHW, self.factors, self.mode)
         return place.crop_given(y_BCHW, self.factors)
 
@@ -56,7 +56,7 @@ class SpatialPixelUnshuffle(SpatialLayer):
         self._module = module
         self.descriptions = PixelUnshuffle(module.downscale_factor), PixelUnshuffle(module.downscale_factor)
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self._module(x_BCHW)
         return result
 
@@ -68,5 +68,5 @@ class SpatialPixelShuffle(SpatialLayer):
         self._module = module
         self.descriptions = PixelShuffle(module.upscale_factor), PixelShuffle(module.upscale_factor)
 
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         return place.crop_given(self._module(x_BCHW), self._module.upscale_factor)

@@ -182,7 +182,7 @@ def _use(kind: NDArray, choice: NDArray) -> NDArray[np.int64]:
     return np.select([kind == VILLAGE, kind == FARMLAND, kind == RIVER], [village, farmland, river], forest)
 
 
-class Site(NamedTuple):
+class BuildingSite(NamedTuple):
     """What lies at some places; arrays of one shape, lengths in metres."""
 
     parcel: NDArray[np.int64]  # row of the plan's parcels
@@ -194,7 +194,7 @@ class Site(NamedTuple):
     height: NDArray[np.float64]  # of the building that stands there; 0 for none
 
 
-def survey(plan: Plan, noise: Noise, u: NDArray, v: NDArray) -> Site:
+def survey(plan: Plan, noise: Noise, u: NDArray, v: NDArray) -> BuildingSite:
     """Look up what lies at the places (u, v), which the plan must cover."""
     ci, cj = np.floor(u / _SPACING).astype(np.int64), np.floor(v / _SPACING).astype(np.int64)
     a, b = u - ci * _SPACING, v - cj * _SPACING
@@ -218,4 +218,4 @@ def survey(plan: Plan, noise: Noise, u: NDArray, v: NDArray) -> Site:
     rise_u, rise_v = of.half_u[at] - np.abs(a - of.house_u[at]), of.half_v[at] - np.abs(b - of.house_v[at])
     rise = np.where(of.half_u[at] > of.half_v[at], rise_v, rise_u)  # a gable's ridge runs along the longer side
     height = np.where((rise_u > 0) & (rise_v > 0), of.eaves[at] + of.pitch[at] * rise, 0.0)
-    return Site(at, a, b, border, np.maximum(road_u, road_v), depth, height)
+    return BuildingSite(at, a, b, border, np.maximum(road_u, road_v), depth, height)

@@ -132,7 +132,7 @@ class Scene:
 
 
 def _open_land(
-    plan: land.Plan, site: land.Site, noise: land.Noise, fine_HW: NDArray[np.float32]
+    plan: land.Plan, site: land.BuildingSite, noise: land.Noise, fine_HW: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return the reflectance of fields with their rows, meadows, lawns and banks."""
     use, bits = plan.parcels.use[site.parcel], plan.parcels.bits[site.parcel]

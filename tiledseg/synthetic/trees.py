@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.synthetic.land import LOT, MEADOW, METRES, POND, WOOD, Plan, Site
+from tiledseg.synthetic.land import LOT, MEADOW, METRES, POND, WOOD, BuildingSite, Plan
 from tiledseg.synthetic.noise import uniform
 
 MAX_HEIGHT = 18.0
@@ -50,7 +50,7 @@ def grown_to_cells(box: Box) -> Box:
     return Box(rows, cols)
 
 
-def plant(seed: int, box: Box, plan: Plan, site: Site, clump_HW: NDArray[np.float32]) -> Trees:
+def plant(seed: int, box: Box, plan: Plan, site: BuildingSite, clump_HW: NDArray[np.float32]) -> Trees:
     """Plant trees in the grid cells of `box`, by what lies at their trunks. `clump_HW` is noise in [-1, 1]."""
     row = np.arange(box.row.start // _CELL, box.row.stop // _CELL)[:, None]
     col = np.arange(box.col.start // _CELL, box.col.stop // _CELL)[None, :]

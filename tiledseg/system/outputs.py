@@ -11,11 +11,10 @@ import os
 import resource
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.records import dataclass
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
 _NAME_BYTES = 255

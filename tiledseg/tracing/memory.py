@@ -70,7 +70,7 @@ def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], 
     try:
         with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             module.train()
-            few, many = (_Run(module, channels, flat, size, like).found() for size in SIZES)
+            few, many = (_MeasuredRun(module, channels, flat, size, like).found() for size in SIZES)
     except Exception:  # whatever torch refuses, such as a norm on a single pixel
         return None
     finally:
@@ -94,7 +94,7 @@ def _by_pixel(few: Measured, many: Measured) -> Measured:
     )
 
 
-class _Run:
+class _MeasuredRun:
     """A module forward and backward on tensors of one size, all in bytes of float32."""
 
     def __init__(

@@ -147,7 +147,7 @@ def own_gradients(root: nn.Module) -> str | None:
     return None
 
 
-class Origin:
+class ModuleState:
     """The module that a graph was traced from, as it was then. `kept`: attributes that its forward sets."""
 
     def __init__(self, module: nn.Module, kept: Collection[str]) -> None:
@@ -170,9 +170,9 @@ class Origin:
                     "parameter or a submodule), and the graph is of before; trace it again"
                 )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleState:
         """Of a copy, which is compared with nothing."""
-        again: Origin = object.__new__(Origin)
+        again: ModuleState = object.__new__(ModuleState)
         again._module, again._kept, again._description = copy.deepcopy(self._module, memo), self._kept, None
         return again
 

@@ -24,7 +24,7 @@ from tiledseg.tracing.functions.names import REASONS, UNKNOWN
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, RefusalError, Step, Value, assembled
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
-from tiledseg.tracing.state import Origin, in_mode, own_gradients
+from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
 # second is far from the first, so that a branch between them is seen.
@@ -147,7 +147,7 @@ def _traced(
         )
     graph = graph if untrained else with_measured_memory(graph, bands, modules)
     network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
-    network.own_gradients, network.origin = own, Origin(module, kept)
+    network.own_gradients, network.origin = own, ModuleState(module, kept)
     network.recorded = Recorded.of(module, wanted, lowering, graph)
     probes = [_probe(module, bands, each.batch, each.size) for each in (one, third)]
     check_traced(network, probes, still)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.records import dataclass
 
 SIDE = 256
 """Most pixels a side of a view's picture."""
@@ -28,7 +27,7 @@ _Fragment = tuple[str, int, _Slices, NDArray]  # kind, number of the view, place
 
 
 @dataclass(frozen=True)
-class View:
+class PanelView:
     """A picture of image number `image`: every `stride`-th pixel of `box`, its first one included."""
 
     image: int
@@ -57,19 +56,19 @@ def _side(view: Interval, core: Interval, stride: int) -> _Slices | None:
     return slice(first, stop), slice(begin, begin + (stop - first - 1) * stride + 1, stride)
 
 
-def choose_views(shapes: Sequence[tuple[int, int]], count: int, seed: int) -> tuple[View, ...]:
+def choose_views(shapes: Sequence[tuple[int, int]], count: int, seed: int) -> tuple[PanelView, ...]:
     """Choose at most `count` distinct views of images of these shapes (height, width): the whole first image, thinned,
     then windows of every pixel, drawn by the seed, from each image in turn."""
     if count < 1:
         return ()
-    views = [View(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
+    views = [PanelView(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
     digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
     generator = random.Random(int.from_bytes(digest[:8], "big"))
     for number in range(1, count):
         image = number % len(shapes)
         starts = [int(generator.random() * (max(0, size - SIDE) + 1)) for size in shapes[image]]
         sides = (Interval(a, a + min(size, SIDE)) for a, size in zip(starts, shapes[image], strict=True))
-        views.append(View(image, Box(*sides)))
+        views.append(PanelView(image, Box(*sides)))
     return tuple(dict.fromkeys(views))
 
 
@@ -78,7 +77,7 @@ class SeenView:
     """A view with the pixels of one validation. `image_CHW`: up to three bands, normalised, NaN without data;
     `labels_HW` and `map_HW`: classes, the ignored one where a pixel does not count, or has no data."""
 
-    view: View
+    view: PanelView
     image_CHW: NDArray[np.float32]
     labels_HW: NDArray[np.uint8]
     map_HW: NDArray[np.uint8]
@@ -88,7 +87,7 @@ class SeenView:
 class Panels:
     """The views of one run's validations. Images and labels do not change: they are gathered the first time only."""
 
-    views: Sequence[View]
+    views: Sequence[PanelView]
     ignore_index: int
     _fragments: list[_Fragment] = field(default_factory=list)
     _still: dict[tuple[str, int], NDArray] = field(default_factory=dict)  # on the root: images and labels

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tiledseg.raster.samples.content import ByContent
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

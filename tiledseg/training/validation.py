@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from tiledseg.execution.scores.reliability import empty_counts, reliability_coun
 from tiledseg.models.sending import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.records import dataclass
 from tiledseg.training.losses.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView
 from tiledseg.training.steps.step_loss import logits_dtype

@@ -15,7 +15,7 @@ from tiledseg.planning.cost_model.machine import CopyRates, LayerWork, Link, Mac
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
 
 MEASURED: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_a_measured_machine() -> None:
     assert machine.layer(LayerWork(8, 0, 1, 10**6, 10**7)) == Pass(pytest.approx(2e-3), pytest.approx(11e-3))
     assert machine.layer(LayerWork(8, 0, 0, 0, 0)) == Pass(), "nothing is done, so nothing is launched"
     assert (machine.taking_turns(2), machine.taking_turns(4)) == (1, 1), "two ranks a host have a core each"
-    assert machine.message_seconds(Sent(1, 10**8), 2) == pytest.approx(1 + 1e-4)
+    assert machine.message_seconds(SentBytes(1, 10**8), 2) == pytest.approx(1 + 1e-4)
     assert machine.measured
     assert machine.base == 1000
     assert machine_from("m.yaml", changed("host.ranks", 4)).taking_turns(4) == 2
@@ -78,8 +78,8 @@ def test_stores_are_known_or_not() -> None:
 def test_hosts_share_their_network_among_their_ranks() -> None:
     values = changed("figures.links.network", {"latency": 1.0, "bandwidth": 1e6})
     machine = machine_from("m.yaml", values)
-    assert machine.message_seconds(Sent(1, 0), 2) == pytest.approx(1e-4)
-    assert machine.message_seconds(Sent(1, 10**6), 3) == pytest.approx(1 + 2)
+    assert machine.message_seconds(SentBytes(1, 0), 2) == pytest.approx(1e-4)
+    assert machine.message_seconds(SentBytes(1, 10**6), 3) == pytest.approx(1 + 2)
 
 
 @pytest.mark.parametrize("name", shipped_machines())

@@ -14,7 +14,7 @@ from tests.spatial.twins import Network, Result, copied, difference, loss_weight
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.models.layers.pooling import MaxIndices
+from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.blocks.block_pass import BlockPass
 from tiledseg.spatial.blocks.image_pass import Image
@@ -104,4 +104,4 @@ def _may_tie(network: Network) -> bool:
     """Whether the place of a maximum is asked among pixels that upsampling has made equal: a rounding then decides."""
     modules = list(network.modules())
     copies = any(isinstance(m, nn.Upsample) and m.mode == "nearest" for m in modules)
-    return copies and any(isinstance(m, MaxIndices) for m in modules)
+    return copies and any(isinstance(m, MaxIndicesModule) for m in modules)

@@ -13,7 +13,7 @@ A message of no bytes is not sent: both ends know its size. A rank sends nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,7 +21,6 @@ import torch
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
-from tiledseg.records import dataclass
 
 
 class Message(NamedTuple):

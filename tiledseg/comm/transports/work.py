@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from tiledseg.comm.watching.doing import waiting
-from tiledseg.records import dataclass
 
 
 class Work(Protocol):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from tiledseg.models.places import tile_places
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.sampling import DrawnTile, TileReference, deal
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.tiling import Tile
 from tiledseg.models.layers.block import cropped
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.records import dataclass
 
 
 class Part(NamedTuple):

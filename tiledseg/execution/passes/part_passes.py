@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,6 @@ from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.records import dataclass
 
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
 

@@ -7,13 +7,13 @@ add up exactly, so scores do not depend on how a raster was cut.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import LabelError
-from tiledseg.records import dataclass
 
 _CHUNK = 1 << 22
 """Pixels counted at once: bounds the int64 copies that bincount makes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.records import dataclass
 
 MIRRORED = ("reflect", "replicate")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

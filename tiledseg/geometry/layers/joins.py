@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ pixel by pixel; the layers stand in the files beside this one, and say where the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
 from tiledseg.geometry.interval import Interval
-from tiledseg.records import dataclass
 from tiledseg.units.widths import SINGLE_BYTES
 
 Shape = tuple[int, int, int]  # (channels, height, width)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.records import dataclass
 
 # Functions whose output nothing is differentiated through; truths take one byte each.
 TRUTHS = frozenset(
@@ -15,7 +14,7 @@ CONSTANT = TRUTHS | {"detach"}
 
 
 @dataclass(frozen=True)
-class Slot:
+class FormulaSlot:
     """The place of a tensor among a call's arguments: input `index` of the node, or weight `index` of the layer."""
 
     index: int
@@ -55,7 +54,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pixelwise(Layer):
-    """`function` of torch, called with `arguments` and `keywords`, in which a `Slot` stands for a tensor.
+    """`function` of torch, called with `arguments` and `keywords`, in which a `FormulaSlot` stands for a tensor.
 
     Each pixel of its output depends on that pixel of its inputs alone. It gives `out_channels`, and has weights of the
     shapes `weights`. `before` are the layouts of its inputs, `after` that of its output.

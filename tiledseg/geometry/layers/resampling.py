@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.convolutions import SlidingWindow
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.records import dataclass
 
 INDEX_BYTES = 8  # torch's index of a maximum
 

@@ -14,12 +14,12 @@ from the rank across it, and an exchange is one batch of messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import NamedTuple
 
 from tiledseg.geometry.sharing.decomposition import Decomposition, WindowExchange, plan_exchange
-from tiledseg.records import dataclass
 
 _ALL = slice(None)
 

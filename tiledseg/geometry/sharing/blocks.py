@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -11,7 +12,6 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_windows, settle
 from tiledseg.geometry.tiling import Tile, Tiling
-from tiledseg.records import dataclass
 
 
 def exchange_block(decomposition: Decomposition, row: int, col: int) -> Tile:

@@ -11,6 +11,7 @@ receives cover its window within the tensor, each position once; every part come
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -19,7 +20,6 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
-from tiledseg.records import dataclass
 
 TileSizes = tuple[tuple[int, int], ...]
 

@@ -20,6 +20,7 @@ A run does not pass a node that takes a tensor of an earlier run: that would nee
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import GeometryError
@@ -28,7 +29,6 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.receptive_field import scales, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition, WindowExchange, partition_through, plan_exchange
 from tiledseg.geometry.sharing.segments import Segment
-from tiledseg.records import dataclass
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
 

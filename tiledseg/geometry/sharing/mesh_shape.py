@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
-from tiledseg.records import dataclass
 
 
 class MeshPosition(NamedTuple):

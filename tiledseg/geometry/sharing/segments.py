@@ -11,12 +11,12 @@ and is not made by pixelwise layers alone, since each of them would compute it a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.records import dataclass
 
 MOST_WEIGHTED = 3  # layers with weights in a segment: what a block keeps of them is live at once
 
@@ -44,18 +44,18 @@ def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
     an image is one block: gradients are then added up where those of the whole image are, to the last bit."""
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
     stored = []
-    made = [_Way()]
+    made = [_SegmentWay()]
     for k, sources in enumerate(graph.sources):
-        way = _Way.through(graph, k, [made[source] for source in sources])
+        way = _SegmentWay.through(graph, k, [made[source] for source in sources])
         if k + 1 in measured or _ends(graph, k + 1, way) or (once and len(graph.readers[k + 1]) > 1):
             stored.append(k + 1)
-            way = _Way()
+            way = _SegmentWay()
         made.append(way)
     return tuple(stored)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _SegmentWay:
     """What lies between a tensor and those stored before it: layers with weights; whether one of them sees neighbours,
     and whether there is more than pixelwise layers, one after the other."""
 
@@ -64,14 +64,14 @@ class _Way:
     branched: bool = False
 
     @staticmethod
-    def through(graph: Graph, k: int, inputs: list[_Way]) -> _Way:
+    def through(graph: Graph, k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
         layer = graph.layers[k]
         weighted = sum(way.weighted for way in inputs) + _is_weighted(layer)
         wide = any(way.wide for way in inputs) or _is_wide(layer)
-        return _Way(weighted, wide, any(way.branched for way in inputs) or not _is_cheap(layer))
+        return _SegmentWay(weighted, wide, any(way.branched for way in inputs) or not _is_cheap(layer))
 
 
-def _ends(graph: Graph, tensor: int, way: _Way) -> bool:
+def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
     """True if a tensor is stored, of which no statistics are taken."""
     readers = [k for k in graph.readers[tensor] if k < len(graph)]
     if not readers:

@@ -38,7 +38,7 @@ PIECE = 4 << 20
 """Bytes that one thread copies at once."""
 
 
-class Transfer:
+class FileTransfer:
     """One copy, which runs in pieces. Reads may wait for writes, never the other way: so nobody waits in a circle.
 
     `parts`: the memory that pieces are still to copy. Each takes its own out as it begins, and nothing else may hold
@@ -93,7 +93,7 @@ class FileStore:
         self._descriptor = self._file.fileno()
         self._slots = SlotTable()
         self._length = 0  # of the file, for which the disk has promised room
-        self._writes: dict[int, Transfer] = {}
+        self._writes: dict[int, FileTransfer] = {}
         self._lock = threading.Lock()
         self._writers = _threads(threads, "store-write")
         self._readers = _threads(threads, "store-read")
@@ -131,7 +131,7 @@ class FileStore:
         with self._lock:
             self._slots.give_back(slot)
 
-    def write(self, slot: Slot, array: Bytes) -> Transfer:
+    def write(self, slot: Slot, array: Bytes) -> FileTransfer:
         """Begin to copy `array` (uint8, one dim, the slot's size) to the slot. It must not change until that has ended.
 
         Waiting raises WriteError where the disk does not take it.
@@ -142,7 +142,7 @@ class FileStore:
             self._writes[slot.offset] = transfer
         return transfer
 
-    def read(self, slot: Slot, into: Bytes) -> Transfer:
+    def read(self, slot: Slot, into: Bytes) -> FileTransfer:
         """Begin to copy the slot to `into` (as in `write`), after the write to it has ended. Waiting raises that
         write's error, or WriteError where the disk does not give the bytes."""
         _check_size(slot, into)
@@ -168,13 +168,15 @@ class FileStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _begin(self, pool: ThreadPoolExecutor, copy: Callable[[int, Bytes], None], slot: Slot, data: Bytes) -> Transfer:
+    def _begin(
+        self, pool: ThreadPoolExecutor, copy: Callable[[int, Bytes], None], slot: Slot, data: Bytes
+    ) -> FileTransfer:
         parts = {begin: data[begin : begin + PIECE] for begin in range(0, slot.size, PIECE)}
 
         def piece(begin: int) -> None:
             copy(slot.offset + begin, parts.pop(begin))
 
-        return Transfer([pool.submit(piece, begin) for begin in tuple(parts)], parts)
+        return FileTransfer([pool.submit(piece, begin) for begin in tuple(parts)], parts)
 
     def _lengthen(self, stop: int) -> None:
         """Ask the disk for room now, so that a full one is known before a step has begun to rely on it."""

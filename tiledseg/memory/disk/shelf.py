@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tiledseg.memory.disk.file_store import FileStore, Transfer
+from tiledseg.memory.disk.file_store import FileStore, FileTransfer
 from tiledseg.memory.disk.slots import Slot
 from tiledseg.memory.mover import HOST
-from tiledseg.memory.saved import View
+from tiledseg.memory.saved import StorageView
 from tiledseg.system.freed_memory import give_back_freed
 
 MOST_WRITTEN = 32 << 20
@@ -55,7 +55,7 @@ class _Filed(NamedTuple):
     """A tensor in a file: `view`, with the strides that it had, sees the slot's bytes."""
 
     slot: Slot
-    view: View
+    view: StorageView
     device: torch.device
 
 
@@ -66,8 +66,8 @@ class FileShelf:
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
-        self._writing: dict[Slot, Transfer] = {}  # in the order in which they began
-        self._reading: dict[Slot, tuple[Transfer, np.ndarray]] = {}
+        self._writing: dict[Slot, FileTransfer] = {}  # in the order in which they began
+        self._reading: dict[Slot, tuple[FileTransfer, np.ndarray]] = {}
         self._held = 0
 
     def put(self, x: torch.Tensor) -> _Filed:
@@ -81,7 +81,7 @@ class FileShelf:
                 break
             self._forget(first)
             transfer.wait()
-        return _Filed(slot, View.of(x)._replace(offset=0), x.device)
+        return _Filed(slot, StorageView.of(x)._replace(offset=0), x.device)
 
     def ahead(self, what: _Filed) -> None:
         """Begins to read what will be got soon."""

@@ -7,8 +7,7 @@ stays as long as it was at the first.
 from __future__ import annotations
 
 import bisect
-
-from tiledseg.records import dataclass
+from dataclasses import dataclass
 
 PAGE = 4096
 """Bytes of a page: what direct input and output wants of offsets, lengths and addresses on any disk in use."""

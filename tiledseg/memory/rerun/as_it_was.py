@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from tiledseg.memory.saved import Kept
+from tiledseg.memory.saved import UnmovedTensor
 
 _SMALL = 1 << 20  # bytes of a buffer that is copied; a larger one must not change
 
@@ -25,7 +25,7 @@ class Modules:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
         self._before = [self._attributes(part) for part in self._parts]
-        self._fixed = [Kept(tensor) for part in self._parts for tensor in _must_not_change(part)]
+        self._fixed = [UnmovedTensor(tensor) for part in self._parts for tensor in _must_not_change(part)]
 
     @staticmethod
     def _attributes(part: nn.Module) -> dict[str, Any]:

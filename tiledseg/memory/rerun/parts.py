@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.memory.rerun.second_run import Part
+from tiledseg.memory.rerun.second_run import ModulePart
 
 MOST_LAYERS = 12
 """Modules without parts in one that is run once more: what lies between them is there at once in the backward pass."""
@@ -17,7 +17,7 @@ MOST_LAYERS = 12
 _LISTS = nn.ModuleList, nn.ModuleDict
 
 
-class Place:
+class PartPlace:
     """A module of somebody's whose forward pass is replaced: that of a part, or of a sequence of parts."""
 
     def __init__(self, name: str, module: nn.Module, runs: Sequence[Sequence[nn.Module]] | None) -> None:
@@ -25,13 +25,13 @@ class Place:
         self.forward: Any = module.forward
         self.own: Any = None  # the attribute of that name, where the module has one besides its class's
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ModulePart]:
         if self.runs is None:
-            return [Part(self.name, (self.module,), self.forward)]
-        return [Part(f"a part of {self.name}", tuple(run), _in_turn(run)) for run in self.runs]
+            return [ModulePart(self.name, (self.module,), self.forward)]
+        return [ModulePart(f"a part of {self.name}", tuple(run), _in_turn(run)) for run in self.runs]
 
 
-def find_places(model: nn.Module) -> list[Place]:
+def find_places(model: nn.Module) -> list[PartPlace]:
     """Of parts of at most `MOST_LAYERS` layers. Raises ConfigError where the module is none that can run again, or has
     no such parts."""
     if not isinstance(model, nn.Module):
@@ -51,14 +51,14 @@ def find_places(model: nn.Module) -> list[Place]:
     return found
 
 
-def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[Place]:
+def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[PartPlace]:
     layers = _layers(module)
     if not isinstance(module, _LISTS) and not is_root and 2 <= layers <= MOST_LAYERS and not _is_watched(module):
-        yield Place(name, module, None)
+        yield PartPlace(name, module, None)
         return
     runs = list(_runs(module)) if type(module).forward is nn.Sequential.forward else []
     if any(len(run) > 1 for run in runs):
-        yield Place(name, module, runs)
+        yield PartPlace(name, module, runs)
     together = {id(child) for run in runs if len(run) > 1 for child in run}
     for child_name, child in module.named_children():
         if id(child) not in together:

@@ -17,8 +17,8 @@ from torch import nn
 
 from tiledseg.memory.mover import Mover
 from tiledseg.memory.offload import LEAST, Offload
-from tiledseg.memory.rerun.parts import Place, find_places
-from tiledseg.memory.rerun.second_run import Part, run_part, within
+from tiledseg.memory.rerun.parts import PartPlace, find_places
+from tiledseg.memory.rerun.second_run import ModulePart, run_part, within
 from tiledseg.system.console import say
 
 
@@ -81,7 +81,7 @@ class Recomputing(Offload):
             if place.own is not None:
                 place.module.forward = place.own
 
-    def _instead(self, place: Place, runs: list[tuple[Part, _Known]]) -> Callable[..., Any]:
+    def _instead(self, place: PartPlace, runs: list[tuple[ModulePart, _Known]]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if place.runs is None:
                 return self._run(*runs[0], args, kwargs)
@@ -92,7 +92,7 @@ class Recomputing(Offload):
 
         return forward
 
-    def _run(self, part: Part, known: _Known, args: Any, kwargs: Any) -> Any:
+    def _run(self, part: ModulePart, known: _Known, args: Any, kwargs: Any) -> Any:
         if known.stays or within() or not torch.is_grad_enabled() or torch.jit.is_tracing():
             return part.forward(*args, **kwargs)
         begun = time.perf_counter()

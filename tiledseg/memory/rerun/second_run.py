@@ -20,14 +20,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tiledseg.memory.rerun.as_it_was import Autocast, Draws, Modules
-from tiledseg.memory.saved import Kept, overwritten
+from tiledseg.memory.saved import UnmovedTensor, overwritten
 
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 _ONE_AT_A_TIME = threading.RLock()  # a second run takes a module's state away for a while
 _HERE = threading.local()
 
 
-class Part(NamedTuple):
+class ModulePart(NamedTuple):
     """A part of a module that runs by itself: `modules`, called by `forward`. `name` is for the user."""
 
     name: str
@@ -44,7 +44,7 @@ class _Held:
 
     def __init__(self, tensor: torch.Tensor, around: Hooks | None) -> None:
         self._unpack = around[1] if around else None
-        self._what = around[0](tensor) if around else Kept(tensor)
+        self._what = around[0](tensor) if around else UnmovedTensor(tensor)
 
     def get(self) -> torch.Tensor:
         tensor: torch.Tensor = self._unpack(self._what) if self._unpack else self._what.tensor()
@@ -62,10 +62,10 @@ class _Input:
         return self._held.get().detach().requires_grad_(self._wants)
 
 
-class Handle:
+class PartHandle:
     """In autograd's graph in the place of a tensor, which it holds until the call has ended."""
 
-    def __init__(self, call: Call, number: int, tensor: torch.Tensor) -> None:
+    def __init__(self, call: PartCall, number: int, tensor: torch.Tensor) -> None:
         self.call, self.number = call, number
         self.tensor: torch.Tensor | None = tensor.detach()
         self.kind = tensor.dtype, tuple(tensor.shape)
@@ -94,10 +94,10 @@ class Handle:
         return self.call.again(self.number)
 
 
-class Call:
+class PartCall:
     """A call that runs. `freed`: bytes that have been let go at its end."""
 
-    def __init__(self, part: Part, args: Any, kwargs: Any) -> None:
+    def __init__(self, part: ModulePart, args: Any, kwargs: Any) -> None:
         self._part = part
         leaves, self._form = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -106,27 +106,27 @@ class Call:
         self._versions = [(tensor, tensor._version) for tensor in tensors]
         self._as_it_was = Modules(part.modules), Draws(tensors), Autocast(tensors)
         self._steady = {_memory(tensor) for tensor in tensors} | _memories(part.modules)
-        self._handles: list[weakref.ref[Handle]] = []
+        self._handles: list[weakref.ref[PartHandle]] = []
         self._found: dict[int, torch.Tensor] = {}
         self.freed = 0
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        handles: list[Handle] = []
+        handles: list[PartHandle] = []
 
-        def pack(tensor: torch.Tensor) -> Handle:
-            handle = Handle(self, len(self._handles), tensor)
+        def pack(tensor: torch.Tensor) -> PartHandle:
+            handle = PartHandle(self, len(self._handles), tensor)
             self._handles.append(weakref.ref(handle))
             handles.append(handle)
             if _memory(tensor) in self._steady:
                 handle.keep(self._around)
             return handle
 
-        with saved_tensors_hooks(pack, Handle.get):
+        with saved_tensors_hooks(pack, PartHandle.get):
             result = self._part.forward(*args, **kwargs)
         self._let_go([handle for handle in handles if handle.held is None])
         return result
 
-    def _let_go(self, handles: Sequence[Handle]) -> None:
+    def _let_go(self, handles: Sequence[PartHandle]) -> None:
         if any(tensor._version != version for tensor, version in self._versions):
             for handle in handles:
                 handle.keep(self._around)
@@ -205,9 +205,9 @@ def within() -> bool:
     return getattr(_HERE, "within", False)
 
 
-def run_part(part: Part, args: Any, kwargs: Any) -> tuple[Any, Call]:
+def run_part(part: ModulePart, args: Any, kwargs: Any) -> tuple[Any, PartCall]:
     """What the part gives, and the call; nothing that it keeps for the backward pass stays."""
-    call = Call(part, args, kwargs)
+    call = PartCall(part, args, kwargs)
     with _alone():
         return call.run(args, kwargs), call
 

@@ -17,7 +17,7 @@ import torch
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
-from tiledseg.models.layers.block import BlockModule, DimPlace, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.normalise import Ranks, at_least_single
 from tiledseg.models.sending import sent
 
@@ -25,7 +25,7 @@ ROWS = 2  # the dim of x_BCHW; columns are the next
 CACHED = 1 << 16  # values that are made at once
 
 
-class AlignedUpsample(BlockModule):
+class AlignedUpsampleModule(BlockModule):
     """By whole factors (row, col), bilinear, with align_corners=True."""
 
     def __init__(self, factors: tuple[int, int]) -> None:
@@ -34,7 +34,7 @@ class AlignedUpsample(BlockModule):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = zip(x_BCHW.shape[2:], self.factors, strict=True)
-        return self.on_tile(Place(*(_whole(size, factor) for size, factor in dims)), x_BCHW)
+        return self.on_tile(BlockPlace(*(_whole(size, factor) for size, factor in dims)), x_BCHW)
 
     @property
     def description(self) -> Layer:
@@ -44,12 +44,14 @@ class AlignedUpsample(BlockModule):
     def column_description(self) -> Layer:
         return Geometry(self.factors[1])
 
-    def on_tile(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
         result: torch.Tensor = Resampled.apply(x_BCHW, *taps)
         return result
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self.on_tile(place, x_BCHW)
 
 

@@ -5,13 +5,14 @@ A torch module has a twin for that in `spatial/`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.normalise import Ranks, Slices
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class DimPlace:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """Rows and columns: what is computed of a layer on one rank."""
 
     row: DimPlace
@@ -83,12 +84,14 @@ class BlockModule(nn.Module):
         """The layer along columns."""
         return self.description
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         """The outputs `place.given` from what is read of each input: `place.read` of the first. Collective over
         `ranks`, those of the image, where its statistics are the image's."""
         raise NotImplementedError
 
-    def on_tile(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         """All outputs of a tile that lies at `place`, for a layer that asks for it. No communication."""
         raise NotImplementedError
 

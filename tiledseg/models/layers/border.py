@@ -11,11 +11,11 @@ from torch.nn import functional
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers import border as geometry
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.layers.block import BlockModule, DimPlace, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.normalise import Ranks
 
 
-class Border(BlockModule):
+class BorderModule(BlockModule):
     """See `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
 
     def __init__(self, rows: geometry.Border, cols: geometry.Border) -> None:
@@ -34,7 +34,9 @@ class Border(BlockModule):
     def column_description(self) -> Layer:
         return self.cols
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         if self.rows.clamps:
             return self._mirrored(place, x_BCHW)
         # Along dims that are cut, the positions that it reads are those that it gives.
@@ -42,7 +44,7 @@ class Border(BlockModule):
         rows = (self.rows.before, self.rows.after) if place.row.whole else (0, 0)
         return self._padded(x_BCHW, (*cols, *rows))
 
-    def _mirrored(self, place: Place, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def _mirrored(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         """At the image's ends what is mirrored is at hand: it is put there, and what is too much is cut."""
         dims = (place.row, self.rows), (place.col, self.cols)
         wanted = [layer.required_input(dim.given) for dim, layer in dims]

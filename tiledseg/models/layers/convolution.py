@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, ...]
@@ -187,7 +187,9 @@ class FilterBank(BlockModule):
     def description(self) -> Layer:
         return self.bank
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self._filtered(x_BCHW, place.own_padding((self.bank.kernel // 2,) * 2))
 
     def _filtered(self, x_BCHW: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:

@@ -8,11 +8,11 @@ import torch
 
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.layers.block import BlockModule, Place, cropped
+from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped
 from tiledseg.models.normalise import Ranks
 
 
-class Join(BlockModule):
+class JoinModule(BlockModule):
     """Crops each input by its number of pixels a side, and joins them."""
 
     kind: type[geometry.Join]
@@ -28,7 +28,9 @@ class Join(BlockModule):
     def description(self) -> Layer:
         return self.kind(self.crops)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self.join([x_BCHW, *others_BCHW])
 
     def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
@@ -36,14 +38,14 @@ class Join(BlockModule):
         raise NotImplementedError
 
 
-class Concatenate(Join):
+class ConcatenateModule(JoinModule):
     kind = geometry.Concatenate
 
     def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(inputs_BCHW, dim=1)
 
 
-class Add(Join):
+class AddModule(JoinModule):
     kind = geometry.Add
 
     def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
@@ -53,7 +55,7 @@ class Add(Join):
         return total
 
 
-class Multiply(Join):
+class MultiplyModule(JoinModule):
     kind = geometry.Multiply
 
     def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers import pixelwise as geometry
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Slot
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.normalise import Ranks
@@ -48,7 +48,9 @@ class PixelFunction(BlockModule):
     def description(self) -> Layer:
         return self.layer
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self(x_BCHW, *others_BCHW)
 
 
@@ -97,7 +99,9 @@ class OnePixel(BlockModule):
     def description(self) -> Layer:
         return self._description
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self(x_BCHW)
 
 
@@ -176,7 +180,7 @@ def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> Any:
-    if isinstance(value, Slot):
+    if isinstance(value, FormulaSlot):
         return (weights if value.is_weight else tensors)[value.index]
     if isinstance(value, Formula):
         return computed(value, weights)
@@ -199,7 +203,7 @@ class Computed(nn.Module):
     still = False
 
     @classmethod
-    def of(cls, plain: nn.Module, formulas: Mapping[str, Slot | Formula], given: Weights) -> Any:
+    def of(cls, plain: nn.Module, formulas: Mapping[str, FormulaSlot | Formula], given: Weights) -> Any:
         """Return `plain` with the tensors that these formulas give."""
         made: Any = copy.copy(plain)
         made.__class__ = cls

@@ -1,8 +1,9 @@
 """Max pooling that keeps no indices; and where maxima lie, in indices that do not depend on how an image is cut.
 
 torch's indices count the pixels of the tensor at hand, so those of a block are others than those of the image, and take
-8 bytes each. `MaxPool` finds them again in its backward pass, by the same kernel, from its input, which is kept anyway.
-`MaxIndices` counts the positions of its own window, row by row, in one byte.
+8 bytes each. `MaxPoolModule` finds them again in its backward pass, by the same kernel, from its input, which is kept
+anyway.
+`MaxIndicesModule` counts the positions of its own window, row by row, in one byte.
 
 torch's kernel finds indices with every maximum. Maxima alone, of pairs of rows and then of columns, took 8.6 ms in
 place of 22 (2048 x 2048 x 8), 0.9 of 3.0 (608 x 608 x 12) and 1.9 of 2.8 (512 x 512 x 32); one core.
@@ -22,14 +23,14 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, int]
 Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
 
 
-class MaxPool(nn.MaxPool2d):
+class MaxPoolModule(nn.MaxPool2d):
     """torch's by `max_pool`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -85,7 +86,7 @@ class _MaxPooled(torch.autograd.Function):
         return aten(g_BCHW, x_BCHW, *ctx.sizes, False, indices_BCHW), None
 
 
-class MaxIndices(BlockModule):
+class MaxIndicesModule(BlockModule):
     """The position of each maximum in its window, uint8; of equal values the first, as torch's pooling takes it.
 
     A window that reaches over the image's border counts its positions there too. A block's windows are the image's.
@@ -104,7 +105,9 @@ class MaxIndices(BlockModule):
     def description(self) -> Layer:
         return geometry.MaxIndices(*self.sizes)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return self._found(x_BCHW, place.own_padding((self.sizes[2],) * 2))
 
     def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
@@ -113,7 +116,7 @@ class MaxIndices(BlockModule):
 
 
 def max_indices(x_BCHW: torch.Tensor, kernel: int, stride: int, padding: Pair, dilation: int) -> torch.Tensor:
-    """See `MaxIndices`; `padding` (row, col)."""
+    """See `MaxIndicesModule`; `padding` (row, col)."""
     with torch.no_grad():
         found_BCHW = functional.max_pool2d(x_BCHW, kernel, stride, padding, dilation, return_indices=True)[1]
         rows_H, cols_W = (
@@ -125,7 +128,7 @@ def max_indices(x_BCHW: torch.Tensor, kernel: int, stride: int, padding: Pair, d
         return (row * kernel + col).to(torch.uint8).contiguous(memory_format=torch.channels_last)
 
 
-class MaxUnpool(BlockModule):
+class MaxUnpoolModule(BlockModule):
     """Each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
 
     def __init__(self, kernel: int) -> None:
@@ -140,7 +143,9 @@ class MaxUnpool(BlockModule):
     def description(self) -> Layer:
         return geometry.MaxUnpool(self.kernel)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return place.crop_given(self(x_BCHW, *others_BCHW), self.kernel)
 
 

@@ -22,7 +22,7 @@ KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.
 BEYOND = 2  # inputs before the first and after the last one that a kernel reaches for
 
 
-class Upsample(nn.Upsample):
+class UpsampleModule(nn.Upsample):
     """nn.Upsample by `upsample`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks, Slices
 
 
@@ -27,7 +27,9 @@ class WholeImageMean(BlockModule):
     def description(self) -> Layer:
         return ImageMean(self.total)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         return image_mean(x_BCHW, place.owned(x_BCHW), None if place.is_whole else ranks, self.total)
 
 
@@ -89,7 +91,9 @@ class WholeImageMax(BlockModule):
     def description(self) -> Layer:
         return ImageMax(self.even)
 
-    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+    ) -> torch.Tensor:
         """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
         so it cannot deadlock."""
         if place.is_whole:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from torch import nn
 
 from tiledseg.models.rerun.notes import Notes
 from tiledseg.models.rerun.still import still_statistics
-from tiledseg.records import dataclass
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
@@ -35,7 +34,7 @@ class Hooks(NamedTuple):
     passed: Callable[[], None] = _nothing
 
 
-class Kept:
+class KeptTensor:
     """A tensor that stays as it was at `version`, by hooks of others where there are some."""
 
     def __init__(self, tensor: torch.Tensor, hooks: Hooks | None, version: int) -> None:
@@ -82,11 +81,11 @@ class Home:
 
     look: Look
     passing: bool
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RebuildStep] = field(default_factory=list)
     asks: int = 0
     tensor: torch.Tensor | None = None
 
-    def written_by(self, step: Step) -> None:
+    def written_by(self, step: RebuildStep) -> None:
         own = (isinstance(place, Seen) and place.home is self for place in step.places)
         # No cycle: what is held here is to go as soon as nobody asks.
         step.places = [p.look if o and isinstance(p, Seen) else p for p, o in zip(step.places, own, strict=True)]
@@ -111,13 +110,13 @@ class Seen(NamedTuple):
 
 
 @dataclass(eq=False)
-class Step:
+class RebuildStep:
     """A node that may run once more: where its inputs are (a `Look`: in the memory that it writes over), which of them
     had gradients, what it has noted, and at which versions its weights were."""
 
     run: NodeRun
     k: int
-    places: list[Seen | Kept | Look]
+    places: list[Seen | KeptTensor | Look]
     wants: list[bool]
     notes: Notes
     versions: list[int]
@@ -126,11 +125,13 @@ class Step:
         return [self._input(place, there, own) for place in self.places]
 
     @staticmethod
-    def _input(place: Seen | Kept | Look, there: dict[Home, torch.Tensor], own: torch.Tensor | None) -> torch.Tensor:
+    def _input(
+        place: Seen | KeptTensor | Look, there: dict[Home, torch.Tensor], own: torch.Tensor | None
+    ) -> torch.Tensor:
         match place:
             case Seen(home, look, _):
                 return look.seen(there[home])
-            case Kept():
+            case KeptTensor():
                 return place.get()
         assert own is not None, "it writes over what has not been made"
         return place.seen(own)
@@ -147,7 +148,7 @@ class NodeRun:
     def weights(self, k: int) -> list[nn.Parameter]:
         return list(self._modules[k].parameters())
 
-    def again(self, step: Step, inputs: list[torch.Tensor]) -> torch.Tensor:
+    def again(self, step: RebuildStep, inputs: list[torch.Tensor]) -> torch.Tensor:
         for weight, version in zip(self.weights(step.k), step.versions, strict=True):
             check_version(f"a weight of {list(weight.shape)}", weight._version, version)
         with ExitStack() as stack:

@@ -26,11 +26,11 @@ from tiledseg.models.rerun.homes import (
     Compute,
     Home,
     Hooks,
-    Kept,
+    KeptTensor,
     Look,
     NodeRun,
+    RebuildStep,
     Seen,
-    Step,
     check_version,
     hooks_around,
     value,
@@ -39,13 +39,13 @@ from tiledseg.models.rerun.looking import AllSeenError, Looking
 from tiledseg.models.rerun.notes import Notes
 
 
-class Handle:
+class RebuildHandle:
     """In autograd's graph in the place of a tensor, which it holds until its node has run."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
         self._version = tensor._version
-        self._place: Kept | Seen | tuple[Inside, int] | None = None
+        self._place: KeptTensor | Seen | tuple[Inside, int] | None = None
         self._asked = False
 
     @property
@@ -54,7 +54,7 @@ class Handle:
         return self._tensor
 
     def keep(self, hooks: Hooks | None) -> None:
-        self._place, self._tensor = Kept(self.tensor, hooks, self._version), None
+        self._place, self._tensor = KeptTensor(self.tensor, hooks, self._version), None
 
     def rebuild(self, home: Home) -> None:
         self._place, self._tensor = Seen.of(self.tensor, home), None
@@ -66,7 +66,7 @@ class Handle:
 
     def get(self) -> torch.Tensor:
         match self._place:
-            case Kept() as kept:
+            case KeptTensor() as kept:
                 return kept.get()
             case Seen() as seen:
                 return self._ask(seen)
@@ -87,7 +87,7 @@ class Handle:
 class Inside:
     """What a node keeps besides its own tensors, by the order in which it keeps it; had from a second run."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: RebuildStep) -> None:
         self._step = step
         self._wanted: set[int] = set()
         self._found: dict[int, torch.Tensor] = {}
@@ -143,13 +143,13 @@ class Rebuilding:
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         step = self._step(k, inputs)
-        saved, versions = list[Handle](), [x._version for x in inputs]
+        saved, versions = list[RebuildHandle](), [x._version for x in inputs]
 
-        def pack(tensor: torch.Tensor) -> Handle:
-            saved.append(Handle(tensor))
+        def pack(tensor: torch.Tensor) -> RebuildHandle:
+            saved.append(RebuildHandle(tensor))
             return saved[-1]
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, Handle.get), _noting(step):
+        with torch.autograd.graph.saved_tensors_hooks(pack, RebuildHandle.get), _noting(step):
             made = self._compute(k, inputs)
         writes = [x._version for x in inputs] != versions
         known = self._known(k, inputs, made, step, writes)
@@ -170,7 +170,7 @@ class Rebuilding:
             self._offload.passed()
         return made
 
-    def _step(self, k: int, inputs: list[torch.Tensor]) -> Step | None:
+    def _step(self, k: int, inputs: list[torch.Tensor]) -> RebuildStep | None:
         """The node as something that may run once more, if anybody may want that. Made before it runs: it may write
         over its inputs."""
         if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
@@ -178,19 +178,19 @@ class Rebuilding:
         if self._run is None:
             self._run = NodeRun(self._compute, self._modules, inputs[0].device.type)
         sources = zip(inputs, self._graph.sources[k], strict=True)
-        places: list[Seen | Kept | Look] = [self._place(x, s) for x, s in sources]
+        places: list[Seen | KeptTensor | Look] = [self._place(x, s) for x, s in sources]
         versions = [weight._version for weight in self._run.weights(k)]
-        return Step(self._run, k, places, [x.requires_grad for x in inputs], Notes(), versions)
+        return RebuildStep(self._run, k, places, [x.requires_grad for x in inputs], Notes(), versions)
 
-    def _place(self, x: torch.Tensor, tensor: int) -> Seen | Kept:
+    def _place(self, x: torch.Tensor, tensor: int) -> Seen | KeptTensor:
         home = self._homes.get(tensor)
-        return Kept(x, self._hooks(tensor), x._version) if home is None else Seen.of(x, home)
+        return KeptTensor(x, self._hooks(tensor), x._version) if home is None else Seen.of(x, home)
 
     def _hooks(self, tensor: int) -> Hooks | None:
         return self._offload if self._policy.tensors[tensor] == OFFLOAD else self._around
 
     def _known(
-        self, k: int, inputs: list[torch.Tensor], made: torch.Tensor, step: Step | None, writes: bool
+        self, k: int, inputs: list[torch.Tensor], made: torch.Tensor, step: RebuildStep | None, writes: bool
     ) -> dict[int, tuple[Home | None, Hooks | None]]:
         """What the node's own tensors are in memory: the home of one to rebuild, and what keeps another."""
         sources = zip(inputs, self._graph.sources[k], strict=True)
@@ -208,7 +208,7 @@ class Rebuilding:
         return known
 
 
-def _noting(step: Step | None) -> AbstractContextManager[None]:
+def _noting(step: RebuildStep | None) -> AbstractContextManager[None]:
     return nullcontext() if step is None else step.notes.taken()
 
 

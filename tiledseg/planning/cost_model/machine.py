@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
-from tiledseg.planning.step.halo_traffic import Sent
-from tiledseg.records import dataclass
+from tiledseg.planning.step.halo_traffic import SentBytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
 _GRADIENT, _UPDATE = 20, 76  # bytes a weight: its gradient added to a float64 sum, and a step of AdamW
@@ -154,7 +153,7 @@ class Machine:
         """Return True if something can read and send while `ranks` compute: a core, or a device's whole host."""
         return self.cores is None or ranks * self.threads < self.cores
 
-    def message_seconds(self, sent: Sent, ranks: int = 1) -> float:
+    def message_seconds(self, sent: SentBytes, ranks: int = 1) -> float:
         """Seconds of messages of one of `ranks` ranks, sent one after the other; computing hides none of them."""
         link, sharing = self._link(ranks), self.ranks_per_host if self._spans_hosts(ranks) else 1
         return sent.messages * link.latency + sharing * sent.bytes / link.bandwidth

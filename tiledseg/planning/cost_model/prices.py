@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
@@ -12,7 +13,7 @@ from tiledseg.planning.cost_model.machine import LayerWork, Machine, Pass
 from tiledseg.planning.cost_model.step_time import StepTime
 from tiledseg.planning.step.cost import backward_passes
 from tiledseg.planning.step.halo_traffic import (
-    Sent,
+    SentBytes,
     TensorAt,
     given_back_in_place,
     inputs_by_node,
@@ -20,7 +21,6 @@ from tiledseg.planning.step.halo_traffic import (
     tensors_of,
 )
 from tiledseg.planning.step.rank_steps import RankSteps
-from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`
@@ -115,7 +115,7 @@ class Prices:
             2 * self.machine.taking_turns(self.ranks) * sum(self.machine.kernel(work.forward_bytes) for work in norms)
         )
 
-    def messages(self, sent: Sent) -> float:
+    def messages(self, sent: SentBytes) -> float:
         """Price messages that a rank sends one after the other."""
         return self.machine.message_seconds(sent, self.ranks)
 

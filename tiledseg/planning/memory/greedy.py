@@ -41,7 +41,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class _State:
+class _ChoiceState:
     """A choice on the way: its seconds, and the bytes above the budget, summed over all moments."""
 
     words: Words
@@ -174,9 +174,9 @@ class Greedy:
             state, helped = after, True
         return state.words
 
-    def _state(self, words: Words, budget: int, reserved: int) -> _State:
+    def _state(self, words: Words, budget: int, reserved: int) -> _ChoiceState:
         seconds, needs = self.needs(words, reserved)
-        return _State(words, seconds, sum(need - budget for need in needs if need > budget))
+        return _ChoiceState(words, seconds, sum(need - budget for need in needs if need > budget))
 
 
 def choose(walk: Walk, budget: int) -> Chosen | None:
@@ -189,7 +189,7 @@ def _changed(words: Words, change: Change) -> Words:
     return tuple(new.get(index, word) for index, word in enumerate(words))
 
 
-def _score(before: _State, after: _State) -> float | None:
+def _score(before: _ChoiceState, after: _ChoiceState) -> float | None:
     """Return seconds per byte of excess, or, where all fits, the seconds; less is better. None where the change does
     not help."""
     more = after.seconds - before.seconds

@@ -7,13 +7,12 @@ Copies run in threads while the network computes, so that a step does not wait f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.memory_words import OFFLOAD
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.network_walk import NetworkWalk, Speed
-from tiledseg.records import dataclass
 
 STAYING = 3
 """Tensors as large as the largest that leaves: half of them on their way out, half on their way in."""

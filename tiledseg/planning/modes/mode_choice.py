@@ -11,7 +11,7 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.modes.mode_cost import ModeCost, layer_ranks
-from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.step.halo_traffic import SentBytes
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them change little
 
@@ -61,7 +61,7 @@ def choose_mode(
             "ranks an image, or a lower precision"
         )
     chosen = min(fitting, key=lambda cost: cost.seconds)
-    if all((cost.work, cost.traffic.step) == (chosen.work, Sent()) for cost in costs):
+    if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
         return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
     others = [cost for cost in costs if cost is not chosen]
     return chosen, _why(chosen, others, candidates, fitting)

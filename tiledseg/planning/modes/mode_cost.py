@@ -13,6 +13,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
@@ -25,7 +26,7 @@ from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
 from tiledseg.planning.step.cost import backward_passes, layer_costs
 from tiledseg.planning.step.halo_traffic import (
-    Sent,
+    SentBytes,
     Traffic,
     input_tensor,
     input_traffic,
@@ -36,7 +37,6 @@ from tiledseg.planning.step.halo_traffic import (
 from tiledseg.planning.step.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.records import dataclass
 
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
 
@@ -133,7 +133,7 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
         fusion=0,
         work=sum(rank.work for rank in ranks.values()),
         work_max=max(rank.work for rank in ranks.values()),
-        traffic=Traffic(sum(sent.values(), Sent())),
+        traffic=Traffic(sum(sent.values(), SentBytes())),
         busiest=Traffic(max(sent.values(), key=lambda each: (each.bytes, each.messages))),
         norms=Traffic(),
         memory=max(rank.memory + held[at] for at, rank in ranks.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.modes.mode_choice import fusion_word
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.tensor_limit import MOST_VALUES, check_countable
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store

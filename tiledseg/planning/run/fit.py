@@ -8,6 +8,7 @@ alone, never what ranks, memory or a device would make it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -29,7 +30,6 @@ from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Spread, goes_together
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tiledseg.config.parallel import ParallelConfig
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,7 @@ from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import backward_passes, tile_walk
-from tiledseg.planning.step.halo_traffic import Sent
-from tiledseg.records import dataclass
+from tiledseg.planning.step.halo_traffic import SentBytes
 
 if TYPE_CHECKING:  # what most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -63,7 +62,7 @@ class MicroBatchSize:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTimes:
     """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
 
     `takes_turns`: ranks a core, where they are more; `speaks_alone`: no core is free to carry messages meanwhile.
@@ -76,12 +75,12 @@ class Measured:
     speaks_alone: bool = False
 
 
-def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> Measured:
+def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> MeasuredTimes:
     """The same by what is known of the machine, of which `ranks` are at work, in place of measured ones."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
     turns, alone = machine.taking_turns(ranks), not machine.has_free_core(ranks)
-    return Measured(forward, backward, lambda size: prices.messages(Sent(1, size)), turns, alone)
+    return MeasuredTimes(forward, backward, lambda size: prices.messages(SentBytes(1, size)), turns, alone)
 
 
 def micro_batch_size(
@@ -131,7 +130,7 @@ def plan_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    measured: Measured | None = None,
+    measured: MeasuredTimes | None = None,
 ) -> PipelinePlan | None:
     """The pipeline that `parallel` asks for; None for one stage.
 
@@ -148,7 +147,7 @@ def plan_pipeline(
 
 
 def _planned(
-    parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: Measured | None
+    parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: MeasuredTimes | None
 ) -> PipelinePlan:
     case = staged.case
     flushes = -(-largest.count // case.micro_batches)
@@ -156,7 +155,7 @@ def _planned(
     return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
 
 
-def _flush_seconds(staged: StagedPipeline, measured: Measured) -> float:
+def _flush_seconds(staged: StagedPipeline, measured: MeasuredTimes) -> float:
     """Of the micro-batches between two flushes: as simulated, with messages where the ranks' own cores carry them, or
     as long as cores that ranks take turns on are busy."""
     case = staged.case
@@ -170,7 +169,7 @@ def rebuilt_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int,
-    measured: Measured | None,
+    measured: MeasuredTimes | None,
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Plan a pipeline where no balance fits the memory with everything kept: a balance that nearly does, and what its
     stages recompute so that they do. Return None where there is none."""
@@ -202,7 +201,7 @@ def balanced_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    measured: Measured | None,
+    measured: MeasuredTimes | None,
     name: str = "parallel.balance",
 ) -> StagedPipeline:
     """Return the pipeline with the balance that the user gave by this `name`, or an automatic one within the memory.

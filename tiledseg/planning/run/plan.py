@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
@@ -29,7 +29,7 @@ from tiledseg.planning.run.grids.quick_grid import quickest_grid
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import (
-    Measured,
+    MeasuredTimes,
     MicroBatchSize,
     PipelinePlan,
     micro_batch_size,
@@ -40,7 +40,6 @@ from tiledseg.planning.run.pipeline import (
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, idle_note, read_spread
 from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -210,7 +209,7 @@ def plan_unbalanced(question: RunQuestion) -> RunPlan:
     return RunPlan(*decided, fit.tiles, fit.blocks, fit.rebuilt, fit.offloaded)
 
 
-def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:
+def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
     """The plan with the balance of its pipeline, by times that were `measured`, else by what is known of the machine,
     else by multiply-adds."""
     network, graph, machine = plan.network, question.graph, question.machine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
@@ -16,7 +16,6 @@ from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.records import dataclass
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:

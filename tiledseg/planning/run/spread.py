@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
@@ -17,7 +17,6 @@ from tiledseg.planning.modes.mode_cost import check_blocks
 from tiledseg.planning.run.grids.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.space import Candidate
-from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 MOST_OVER = 3  # times the memory: no recomputation saves more
@@ -132,7 +132,7 @@ class Pricing:
             time = self.tile(context, context[0] * context[1])
             if candidate.halo == "layer":  # a block's pixels, without a halo
                 time = time.times(self.shape[0] * self.shape[1] / (rows * cols * context[0] * context[1]))
-                messages = self.prices.messages(Sent(MESSAGES * len(self.graph), 0))
+                messages = self.prices.messages(SentBytes(MESSAGES * len(self.graph), 0))
                 time = time.plus(StepTime(messages=messages)).times(images)
             else:
                 tiles = -(-candidate.grid[0] // rows) * -(-candidate.grid[1] // cols)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.step.halo_traffic import area, given_back_in_place, made_by_activation, received
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
-from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.losses.edge_objective`
@@ -83,7 +82,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Moved(Layer):
+class MovedLayer(Layer):
     """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a norm over all ranks.
 
     `allocated`: bytes that its backward pass allocates for the gradient of its input; `held`: those it then holds, all
@@ -174,7 +173,7 @@ class ForwardWalk:
         """Add a tensor made elsewhere, which is held until the end, as its gradient is where it wants one."""
         wants = self.graph.wants_gradient[tensor]
         shape = self.channels[tensor], *size
-        self._add(Node(name, Moved(0, int(wants)), (INPUT,)), shape, (0,), 0, 0, values, 0)
+        self._add(Node(name, MovedLayer(0, int(wants)), (INPUT,)), shape, (0,), 0, 0, values, 0)
         self.made[tensor] = _Made(name, values, size)
 
     def step(self, k: int, row: DimStep, col: DimStep) -> None:
@@ -192,10 +191,10 @@ class ForwardWalk:
         layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
         if any(r.source < r.held or c.source < c.held for r, c in zip(row.inputs, col.inputs, strict=True)):
             layer = layer.uncropped
+        measured = node.measured
         if made_by_activation(self.graph, k, row.inputs[0], col.inputs[0]):
             size = before[0] // (brought[0].size[0] * brought[0].size[1]) * row.inputs[0].source * col.inputs[0].source
-            layer = Moved(size, held=size)
-        measured = None if isinstance(layer, Moved) else node.measured
+            layer, measured = MovedLayer(size, held=size), None
         walked = replace(node, layer=layer, cols=None, inputs=tuple(b.name for b in brought), measured=measured)
         self._add(walked, shape, before, parameters, work, tensor, kept)
         fresh = self._fresh + unfolded_bytes(layer, self.costs[-1], self.value_bytes)
@@ -217,7 +216,7 @@ class ForwardWalk:
         # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
         narrow = copy_bytes(given[0].value_bytes) > 0
         size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
-        moved = Moved(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
+        moved = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
         return moved, kept, Tensor(math.prod(shape), value_bytes=width)
 
     def _over_ranks(self, k: int) -> bool:
@@ -231,10 +230,10 @@ class ForwardWalk:
             self._noted += pixel * area(received(row.swap, col.swap))
             is_part = given_back_in_place(self.graph, k, row, col)
             passed = is_part or made_by_activation(self.graph, k, row, col)
-            layer = Passed(is_part) if passed else Moved(pixel * row.source * col.source)
+            layer = Passed(is_part) if passed else MovedLayer(pixel * row.source * col.source)
             made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):
-            back = Moved(_bytes(made, channels))
+            back = MovedLayer(_bytes(made, channels))
             made = self._move(f"{name}: padding", made, channels, (row.read, col.read), back)
         return made
 
@@ -242,7 +241,7 @@ class ForwardWalk:
         """Take a view: the tensor stays whole in memory."""
         if made.size == after:
             return made
-        return self._moved(name, made, (channels, *after), Moved(_bytes(made, channels)), made.tensor)
+        return self._moved(name, made, (channels, *after), MovedLayer(_bytes(made, channels)), made.tensor)
 
     def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], layer: Layer) -> _Made:
         """Make a new tensor of another size."""

@@ -9,6 +9,7 @@ backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
@@ -16,35 +17,34 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition
 from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
-from tiledseg.records import dataclass
 from tiledseg.units.widths import wide_bytes
 
 STATISTIC_BYTES = 8  # float64
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentBytes:
     """Messages and bytes."""
 
     messages: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(self.messages + other.messages, self.bytes + other.bytes)
+    def __add__(self, other: SentBytes) -> SentBytes:
+        return SentBytes(self.messages + other.messages, self.bytes + other.bytes)
 
-    def __mul__(self, times: int) -> Sent:
-        return Sent(self.messages * times, self.bytes * times)
+    def __mul__(self, times: int) -> SentBytes:
+        return SentBytes(self.messages * times, self.bytes * times)
 
 
 @dataclass(frozen=True)
 class Traffic:
     """What one rank, or all together, send in the forward and in the backward pass of one image."""
 
-    forward: Sent = Sent()
-    backward: Sent = Sent()
+    forward: SentBytes = SentBytes()
+    backward: SentBytes = SentBytes()
 
     @property
-    def step(self) -> Sent:
+    def step(self) -> SentBytes:
         """Both passes: what training sends. Validation and prediction send `forward` alone."""
         return self.forward + self.backward
 
@@ -99,7 +99,7 @@ def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequenc
         if tensor.has_gradient:
             backward[0] += len(back)
             backward[1] += area(back) * tensor.pixel_bytes
-    return Traffic(Sent(*forward), Sent(*backward))
+    return Traffic(SentBytes(*forward), SentBytes(*backward))
 
 
 def inputs_of(
@@ -152,14 +152,16 @@ def _pieces(rows: Sequence[int], cols: Sequence[int]) -> list[tuple[int, int]]:
     return [(height, width) for height, width in list(product(rows, cols))[1:] if height and width]
 
 
-def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) -> Iterator[tuple[tuple[int, int], Sent]]:
+def input_traffic(
+    decomposition: Decomposition, bands: int, value_bytes: int
+) -> Iterator[tuple[tuple[int, int], SentBytes]]:
     """What the rank at each (row, col) sends in the one exchange of mode `exchange`. It has no backward pass."""
     row_windows, col_windows = decomposition.context_windows()
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for i, row in enumerate(rows):
         for j, col in enumerate(cols):
             pieces = sent(row, col)
-            yield (i, j), Sent(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
+            yield (i, j), SentBytes(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
@@ -174,7 +176,7 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
         if layer.statistics and ranks > 1:
             values = layer.shared_values(channels[sources[0]], ranks)
             calls, forward, backward = calls + 1, forward + values[0], backward + values[1]
-    return Traffic(Sent(calls, forward * STATISTIC_BYTES), Sent(calls, backward * STATISTIC_BYTES))
+    return Traffic(SentBytes(calls, forward * STATISTIC_BYTES), SentBytes(calls, backward * STATISTIC_BYTES))
 
 
 def strip_bytes(

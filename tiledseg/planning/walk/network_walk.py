@@ -97,7 +97,7 @@ class NetworkWalk:
         return tuple(choice if there else REBUILD for choice, there in zip(choices, needed, strict=True))
 
 
-class Pass:
+class WalkPass:
     """A forward pass as its backward pass finds it: of the nodes of a tile, of a rank's block, or of a run of a tile's
     nodes, a stage of a pipeline. Counted by each node alone, as `step.cost.keep_for_backward` counts what autograd
     keeps.
@@ -188,10 +188,10 @@ class Pass:
 def network_walk(walk: ForwardWalk, speed: Speed = ASSUMED, run: tuple[int, int] | None = None) -> NetworkWalk:
     """Return the items of a forward walk. `run`: of the nodes (first, stop) alone, those of a stage: what enters it
     cannot be recomputed there."""
-    return walk_of(Pass(walk, speed, run))
+    return walk_of(WalkPass(walk, speed, run))
 
 
-def walk_of(given: Pass) -> NetworkWalk:
+def walk_of(given: WalkPass) -> NetworkWalk:
     """The items of a pass."""
     graph = given.graph
     after = _after(given)
@@ -207,7 +207,7 @@ def walk_of(given: Pass) -> NetworkWalk:
     return NetworkWalk(graph, walk, (*order, *nothing * len(inside)), (*nothing * len(order), *inside), seconds)
 
 
-def _after(given: Pass) -> dict[int, int]:
+def _after(given: WalkPass) -> dict[int, int]:
     """Of each home that matters the moment of its first use in the backward pass."""
     graph, moments = given.graph, given.moments
     place = homes(graph)
@@ -233,7 +233,7 @@ def _after(given: Pass) -> dict[int, int]:
     return after
 
 
-def _tensor(given: Pass, home: int, after: Mapping[int, int], number: Mapping[int, int]) -> Item:
+def _tensor(given: WalkPass, home: int, after: Mapping[int, int], number: Mapping[int, int]) -> Item:
     graph = given.graph
     seconds, work, noted = given.again(home)
     asked = bool(given.moments[home])
@@ -252,7 +252,7 @@ def _tensor(given: Pass, home: int, after: Mapping[int, int], number: Mapping[in
     )
 
 
-def _inside(given: Pass, node: int, number: Mapping[int, int]) -> Item:
+def _inside(given: WalkPass, node: int, number: Mapping[int, int]) -> Item:
     """What a node keeps besides its tensors: had from a second run of it, which ends when that is there."""
     graph, ran, size = given.graph, given.ran[node], given.large[node]
     place = homes(graph)
@@ -262,7 +262,7 @@ def _inside(given: Pass, node: int, number: Mapping[int, int]) -> Item:
     return Item(f"{graph.nodes[node].name} (inside)", size - ran.noted, given.moment(node), again, parents, work)
 
 
-def _walk(items: Sequence[Item], noted: Sequence[int], given: Pass) -> Walk:
+def _walk(items: Sequence[Item], noted: Sequence[int], given: WalkPass) -> Walk:
     """The last moment is that of the loss. `noted`: of each item the bytes that lie there whatever becomes of it."""
     moments = len(given.gradients)
     used, own = [0] * moments, [0] * moments  # and of it what goes when the node there has run backward

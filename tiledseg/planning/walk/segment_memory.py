@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
@@ -20,7 +21,6 @@ from tiledseg.planning.step.cost import ForwardWalk, Tensor, layer_costs
 from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
 from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
-from tiledseg.records import dataclass
 from tiledseg.units.widths import norm_work_bytes
 
 Windows = tuple[Sequence[NodeWindows], Mapping[int, Sequence[Interval]]]  # of the nodes; read of what enters

@@ -7,6 +7,7 @@ context, workspaces of its libraries, fragmentation, and communication buffers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
@@ -14,7 +15,6 @@ from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.step.backward_walk import backward_peak
 from tiledseg.planning.step.cost import ForwardWalk, copied, loss_bytes, rank_walk, tile_walk
 from tiledseg.planning.step.rank_steps import RankSteps
-from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1

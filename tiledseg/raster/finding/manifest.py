@@ -24,7 +24,7 @@ TRAIN, VALIDATION, TEST = "train", "val", "test"
 _WORDS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """An image, its labels (None: not said), its part of the data (None: not said), and where the list says so."""
 
     image: str
@@ -37,7 +37,7 @@ def is_manifest(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in ENDINGS and os.path.isfile(path)
 
 
-def read_manifest(path: str) -> tuple[Entry, ...]:
+def read_manifest(path: str) -> tuple[ManifestEntry, ...]:
     """Return all entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
     ending = os.path.splitext(path)[1].lower()
     text = read_list(path)
@@ -83,7 +83,7 @@ def _features(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"feature {number}", properties if isinstance(properties, dict) else {}
 
 
-def _entry(path: str, fields: Mapping[str, Any], place: str) -> Entry:
+def _entry(path: str, fields: Mapping[str, Any], place: str) -> ManifestEntry:
     for name in ("image", "label", "split"):
         if not isinstance(fields.get(name) or "", str):
             raise RasterError(f"{path}, {place} has {name} {shown(fields[name])}; give text")
@@ -93,7 +93,9 @@ def _entry(path: str, fields: Mapping[str, Any], place: str) -> Entry:
     if split.lower() not in _WORDS:
         raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
     folder = os.path.dirname(path)
-    return Entry(_at(folder, image), _at(folder, label) if label else None, _WORDS[split.lower()], f"{path}, {place}")
+    return ManifestEntry(
+        _at(folder, image), _at(folder, label) if label else None, _WORDS[split.lower()], f"{path}, {place}"
+    )
 
 
 def _at(folder: str, path: str) -> str:

@@ -33,7 +33,7 @@ def as_list(paths: str | Sequence[str]) -> list[str]:
     return [paths] if isinstance(paths, str) else list(paths)
 
 
-class Source(NamedTuple):
+class RasterSource(NamedTuple):
     """A raster as it was found: `labels` where a list gives some, `wildcards` what those of its glob stand for, and
     `place` where a list names it."""
 
@@ -63,7 +63,7 @@ def expand_sources(
 
 def find_sources(
     patterns: Sequence[str], key: str, parts: Parts = LEARNT, references: bool = False
-) -> tuple[Source, ...]:
+) -> tuple[RasterSource, ...]:
     """Return the sources of `expand_sources` with their labels and places."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
@@ -152,7 +152,7 @@ def _presence(pattern: str, key: str) -> Callable[[str], bool]:
     return objects_below(pattern[: pattern.index("{")], key).__contains__
 
 
-def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
+def _existing(source: RasterSource, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
     """Return the labels of an image by its pattern; `.*` is any ending."""
     if labels.endswith(".*"):
         ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if there(labels[:-2] + ending)]
@@ -167,7 +167,7 @@ def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callabl
     return labels
 
 
-def _own_labels(source: Source, keys: tuple[str, str]) -> str:
+def _own_labels(source: RasterSource, keys: tuple[str, str]) -> str:
     """Return the labels that come with an image. Raises RasterError where none do."""
     labels = source.labels or _labels_of(source.path)
     if labels is not None:
@@ -200,13 +200,13 @@ def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple
         )
 
 
-def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Source]:
+def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
     if is_bucket_folder(pattern) or (parse_s3(pattern) and glob.has_magic(pattern)):
         return _in_bucket(pattern, key)
     if is_named(pattern) or parse_store_name(pattern):
-        return [Source(pattern)]
+        return [RasterSource(pattern)]
     if is_tile_store(pattern):
-        return [Source(str(name)) for name in store_images(pattern)]
+        return [RasterSource(str(name)) for name in store_images(pattern)]
     if os.path.isdir(pattern):
         return _in_folder(pattern, key)
     kind = irregular_kind(pattern)
@@ -215,38 +215,38 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Sour
     if is_manifest(pattern):
         return _listed(pattern, key, parts, references)
     if os.path.exists(pattern):
-        return [Source(pattern)]
+        return [RasterSource(pattern)]
     if not glob.has_magic(pattern):
         raise RasterError(f"{key}: {pattern} does not exist; give a path, glob or URL of a raster")
     matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
     if not matches:
         raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
-    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+    return [RasterSource(match, wildcards=matched(pattern, match)) for match in matches]
 
 
-def _in_folder(folder: str, key: str) -> list[Source]:
+def _in_folder(folder: str, key: str) -> list[RasterSource]:
     return _rasters(folder, [os.path.join(folder, name) for name in os.listdir(folder)], key)
 
 
-def _in_bucket(pattern: str, key: str) -> list[Source]:
+def _in_bucket(pattern: str, key: str) -> list[RasterSource]:
     if is_bucket_folder(pattern):
         return _rasters(pattern, in_bucket_folder(pattern, key), key)
     matches = matching_objects(pattern, key)
     if not matches:
         raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
-    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+    return [RasterSource(match, wildcards=matched(pattern, match)) for match in matches]
 
 
-def _rasters(folder: str, paths: Iterable[str], key: str) -> list[Source]:
+def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
     """Return the `paths` in a folder that end as rasters do."""
     found = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
     if not found:
         endings = ", ".join(IMAGE_ENDINGS)
         raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
-    return [Source(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
+    return [RasterSource(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
 
 
-def _listed(path: str, key: str, parts: Parts, references: bool) -> list[Source]:
+def _listed(path: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
     found = [entry for entry in read_manifest(path) if entry.split in parts]
     if not found:
         raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
@@ -259,4 +259,4 @@ def _listed(path: str, key: str, parts: Parts, references: bool) -> list[Source]
             )
         if not is_named(entry.image) and not os.path.isfile(entry.image):
             raise RasterError(f"{entry.place}: {entry.image} does not exist; give the path of a raster")
-    return [Source(entry.image, entry.label, place=entry.place) for entry in found]
+    return [RasterSource(entry.image, entry.label, place=entry.place) for entry in found]

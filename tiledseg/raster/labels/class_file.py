@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
-from tiledseg.records import dataclass
 from tiledseg.system.files import read_text
 
 _MOST_BYTES = 1 << 20

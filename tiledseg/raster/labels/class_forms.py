@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.raster.labels.classes import ClassRecord, Colour, default_class, default_classes, pack, unpack
-from tiledseg.records import dataclass
 
 Classes = int | Sequence[Mapping[str, Any]]
 Pairs = tuple[tuple[int, int], ...]

@@ -8,7 +8,7 @@ must never train quietly.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from tiledseg.raster.info import Colour, RasterInfo
 from tiledseg.raster.labels.class_forms import Classes, Pairs, class_table
 from tiledseg.raster.labels.classes import ClassRecord, pack
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.records import dataclass
 
 _UNKNOWN = -1
 _TOLERANCE_PIXELS = 0.01

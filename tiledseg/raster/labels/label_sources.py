@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.config.checks import shown
@@ -13,7 +14,6 @@ from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.names import is_vector
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.raster.labels.polygon_reader import PolygonReader

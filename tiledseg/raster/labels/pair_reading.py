@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.info import RasterInfo
@@ -13,7 +14,6 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.names import is_vector
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.statistics import check_alike
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

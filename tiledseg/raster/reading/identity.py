@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tiledseg.raster.tile_store.store import parse_store_name
-from tiledseg.records import dataclass
 from tiledseg.system.files import irregular_kind
 
 _BLOCK = 1 << 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from rasterio.io import DatasetReader
 from tiledseg.errors import RasterError
 from tiledseg.raster.names import is_remote
 from tiledseg.raster.reading.gdal_open import DRIVERS, files_beside, local_file
-from tiledseg.records import dataclass
 from tiledseg.system.files import irregular_kind
 
 _VRT_HEAD_BYTES = 1024

@@ -10,6 +10,7 @@ import functools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from tiledseg.raster.labels.class_counts import count_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.sampling import Sampler, Step, Steps, TileReference, epoch_generator, shuffled
-from tiledseg.records import dataclass
 
 READ_AT_ONCE = 8  # squares along each side
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.samples.views import ViewReader
 from tiledseg.raster.statistics import Normalization, check_alike
-from tiledseg.records import dataclass
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
 

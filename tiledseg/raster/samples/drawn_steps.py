@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
@@ -21,7 +21,6 @@ from tiledseg.raster.samples.content import Content, ContentSampler
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
 from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, Steps, TileReference
 from tiledseg.raster.samples.views import whole
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

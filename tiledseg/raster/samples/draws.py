@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from dataclasses import dataclass
 
 from tiledseg.config.augmentation import Augmentation
 from tiledseg.raster.samples.photometry import Photometry
 from tiledseg.raster.samples.views import Line, Rotation, View
-from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ picks one of 65536 quantiles of the normal distribution, so one mixing serves tw
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
-from tiledseg.records import dataclass
 
 _CHUNK = 1 << 14  # pixels that are mixed at a time: they stay in the processor's cache
 GOLDEN = 0x9E3779B9

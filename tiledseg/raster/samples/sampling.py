@@ -14,12 +14,12 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.records import dataclass
 from tiledseg.system.console import counted
 
 

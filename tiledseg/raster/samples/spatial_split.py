@@ -8,6 +8,7 @@ output that is validated depends on a pixel that is trained on, nor the other wa
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,13 @@ from numpy.typing import NDArray
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.records import dataclass
 
 MOST_BLOCKS = 4096
 """Of an image, along rows and along columns."""
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """The pixels of an image that count: those within `boxes`, or where `outside`, those farther than `gap` pixels
     (along rows, along columns) from each of them, diagonals included."""
 
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SplitCut:
     """How an image of `shape` (height, width) is cut: into so many `blocks`, with a `gap` in pixels, each along rows
     and columns."""
 
@@ -71,11 +71,11 @@ class Cut:
 class SpatialSplit:
     """`cuts`: of each image; `share`: of all blocks, validated on."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[SplitCut, ...]
     share: float
     seed: int
 
-    def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    def parts(self) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...]]:
         """Return (trained on, validated on), each a part of every image.
 
         Raises ConfigError where an image has fewer pixels than blocks.
@@ -87,8 +87,8 @@ class SpatialSplit:
         order = sorted(range(len(every)), key=self._drawn)
         held_out = [every[at] for at in sorted(order[:count])]
         validated = [tuple(block for of, block in held_out if of == image) for image in range(len(self.cuts))]
-        trained = tuple(Part(boxes, True, cut.gap) for boxes, cut in zip(validated, self.cuts, strict=True))
-        return trained, tuple(Part(boxes) for boxes in validated)
+        trained = tuple(SplitPart(boxes, True, cut.gap) for boxes, cut in zip(validated, self.cuts, strict=True))
+        return trained, tuple(SplitPart(boxes) for boxes in validated)
 
     def _drawn(self, number: int) -> bytes:
         return hashlib.sha256(f"tiledseg.split {self.seed} {number}".encode()).digest()

@@ -8,7 +8,7 @@ What lies beyond the raster is not valid.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.records import dataclass
 
 
 class Rotation(NamedTuple):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import Part
+from tiledseg.geometry.receptive_field import ContextPart
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import leaving_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.models.layers.block import DimPlace, Place
+from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.spatial.actions import Action, compile_actions
 
 
@@ -121,10 +121,10 @@ class BlockProgram:
     def position(self, block: int) -> tuple[int, int]:
         return divmod(block, self.cols[0].parts)
 
-    def measuring_place(self, source: int, made: int, block: int) -> Place:
+    def measuring_place(self, source: int, made: int, block: int) -> BlockPlace:
         """Of a layer that takes statistics of `source` and makes `made`: a block of it, without any halo."""
         row, col = self.position(block)
-        return Place(_own_place(self.rows, source, made, row), _own_place(self.cols, source, made, col))
+        return BlockPlace(_own_place(self.rows, source, made, row), _own_place(self.cols, source, made, col))
 
 
 def compile_program(
@@ -132,7 +132,7 @@ def compile_program(
     cols_graph: Graph,
     rows: Partition,
     cols: Partition,
-    where: tuple[Sequence[Part], Sequence[Part]] | None = None,
+    where: tuple[Sequence[ContextPart], Sequence[ContextPart]] | None = None,
     ranks: ImageRanks | None = None,
     together: bool = False,
 ) -> BlockProgram:
@@ -191,19 +191,21 @@ def _runs(
     return runs, read
 
 
-def _placed(run: BlockRun, graph: Graph, segment: Segment, where: tuple[Sequence[Part], Sequence[Part]]) -> BlockRun:
+def _placed(
+    run: BlockRun, graph: Graph, segment: Segment, where: tuple[Sequence[ContextPart], Sequence[ContextPart]]
+) -> BlockRun:
     """Layers that ask for their place are told that in the whole image."""
     actions = list(run.actions)
     for index, k in enumerate(segment.nodes):
         if graph.layers[k].asks_place:
             at, source = actions[index].place, graph.sources[k][0]
             dims = zip((at.row, at.col), where, strict=True)
-            place = Place(*(_moved(dim, parts[source], parts[k + 1]) for dim, parts in dims))
+            place = BlockPlace(*(_moved(dim, parts[source], parts[k + 1]) for dim, parts in dims))
             actions[index] = replace(actions[index], place=place)
     return replace(run, actions=tuple(actions))
 
 
-def _moved(dim: DimPlace, source: Part, made: Part) -> DimPlace:
+def _moved(dim: DimPlace, source: ContextPart, made: ContextPart) -> DimPlace:
     read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
     return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
 

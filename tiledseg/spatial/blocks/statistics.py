@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.transports.collectives import Communicator
-from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.spatial.blocks.network import BlockNetwork
@@ -85,7 +85,7 @@ class ImageStatistics:
             assert k in sums, "each rank of an image has a block, and each block adds to the sums"
             self._ranks.all_reduce_sum(sums[k]).wait()
 
-    def compute(self, k: int, place: Place, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def compute(self, k: int, place: BlockPlace, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Node `k`, by what has been found."""
         layer = self._network.layers[k]
         if k in self.found:
@@ -116,7 +116,7 @@ class ImageStatistics:
         (found,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))
         return found
 
-    def _place(self, k: int, block: int) -> Place:
+    def _place(self, k: int, block: int) -> BlockPlace:
         return self._program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
 
     def still(self, nodes: Sequence[int], measuring: bool = False) -> AbstractContextManager[None]:

@@ -77,9 +77,9 @@ def _joined(step: Step, name: str, inputs: Sequence[Value]) -> list[Value] | Non
     if inputs[0].shape != inputs[1].shape or inputs[0] == inputs[1]:
         return None
     if name == "add":
-        return [step.made(step.lowering.add(step, "add", Add(), joins.Add((0, 0)), inputs))]
+        return [step.made(step.lowering.add(step, "add", Add(), joins.AddModule((0, 0)), inputs))]
     if name == "mul":
-        return [step.made(step.lowering.add(step, "mul", Multiply(), joins.Multiply((0, 0)), inputs))]
+        return [step.made(step.lowering.add(step, "mul", Multiply(), joins.MultiplyModule((0, 0)), inputs))]
     return None
 
 
@@ -107,7 +107,7 @@ def _cat(step: Step) -> list[Value]:
         if len(inputs) == 1:
             return [step.made(inputs[0].node)]
         crops = (0,) * len(inputs)
-        node = step.lowering.add(step, "cat", Concatenate(crops), joins.Concatenate(crops), inputs)
+        node = step.lowering.add(step, "cat", Concatenate(crops), joins.ConcatenateModule(crops), inputs)
         return [step.made(node)]
     return pixelwise(
         step, "cat", (tuple(inputs),), {"dim": dim}, without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
@@ -146,7 +146,7 @@ def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> l
     if layout.channels or ("C0",) not in layout.dims:
         raise RefusalError("joins tensors whose channels are split, or none; join images")
     crops = (0,) * len(inputs)
-    node = step.lowering.add(step, "stack", Concatenate(crops), joins.Concatenate(crops), inputs)
+    node = step.lowering.add(step, "stack", Concatenate(crops), joins.ConcatenateModule(crops), inputs)
     dims = [tuple("C1" if atom == "C0" else atom for atom in each) for each in layout.dims]
     dims[dim] = ("C0",)
     single = step.call.shapes[0][layout.dims.index(("C0",))]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Pixelwise, Slot
+from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
 from tiledseg.tracing.calls import Given, values_in
 from tiledseg.tracing.functions.names import PLACES, TRUTHS
@@ -144,7 +144,7 @@ def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool 
     if isinstance(value, Value):
         if value not in inputs:
             inputs.append(value)
-        return Slot(inputs.index(value))
+        return FormulaSlot(inputs.index(value))
     if isinstance(value, Given):
         return _given_slot(value, weights, plainly)
     if isinstance(value, tuple | list):
@@ -160,7 +160,7 @@ def _given_slot(value: Given, weights: list[Given], plainly: bool = True) -> Any
     place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
     if place == len(weights):
         weights.append(value)
-    return Slot(place, True)
+    return FormulaSlot(place, True)
 
 
 def shared(weights: Sequence[Given]) -> Weights:

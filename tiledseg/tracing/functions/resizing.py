@@ -11,9 +11,9 @@ from tiledseg.geometry.graph import INPUT, Graph
 from tiledseg.geometry.layers.activations import Mark
 from tiledseg.geometry.pyramid import PooledBranch
 from tiledseg.models import pyramid
-from tiledseg.models.layers.aligned import AlignedUpsample
-from tiledseg.models.layers.pooling import MaxPool
-from tiledseg.models.layers.upsample import Upsample
+from tiledseg.models.layers.aligned import AlignedUpsampleModule
+from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.models.layers.upsample import UpsampleModule
 from tiledseg.tracing.functions.views import add_border
 from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value, writing
 
@@ -92,7 +92,7 @@ def _interpolate(step: Step) -> list[Value]:
             raise RefusalError("resizes by bicubic with align_corners=True; take bilinear, or align_corners=False")
         if mode == "bilinear" and align:
             return [step.made(aligned(step, value, (int(found[0]), int(found[1]))))]
-        module = Upsample(scale_factor=(int(found[0]), int(found[1])), mode=mode, align_corners=align)
+        module = UpsampleModule(scale_factor=(int(found[0]), int(found[1])), mode=mode, align_corners=align)
         return [step.made(step.lowering.add_module(step, module, value, "interpolate"))]
     if all(ratio <= 1 and 1 / ratio == int(1 / ratio) for ratio in found):
         return [step.made(_thinned(step, value, (int(1 / found[0]), int(1 / found[1])), mode, align))]
@@ -109,7 +109,7 @@ def ratios(step: Step, value: Value) -> tuple[float, float] | None:
 
 
 def aligned(step: Step, value: Value, factors: Pair) -> str:
-    module = AlignedUpsample(factors)
+    module = AlignedUpsampleModule(factors)
     rows, cols = module.description, module.column_description
     return step.lowering.add(step, "interpolate", rows, module, (value,), cols=None if rows == cols else cols)
 
@@ -119,7 +119,7 @@ def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | N
     if mode == "area":
         return step.lowering.add_module(step, nn.AvgPool2d(strides), value, "interpolate")
     if mode == "nearest":
-        return step.lowering.add_module(step, MaxPool(1, strides), value, "interpolate")
+        return step.lowering.add_module(step, MaxPoolModule(1, strides), value, "interpolate")
     if mode != "bilinear" or align or step.argument(6, "antialias", False):
         raise RefusalError(f"makes it smaller by '{mode}'; use nearest, area, or bilinear with align_corners=False")
     for dim, stride in zip((2, 3), strides, strict=True):  # the one or two pixels about the middle of each window

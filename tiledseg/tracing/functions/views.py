@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from tiledseg.geometry.layers.border import Border
-from tiledseg.models.layers.border import Border as BorderModule
-from tiledseg.models.layers.pooling import MaxPool
+from tiledseg.models.layers.border import BorderModule as BorderModule
+from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.tracing.functions.pixelwise import (
     is_channels,
     permuted,
@@ -204,7 +204,7 @@ def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Val
     """Every `stride`-th row or column: pooling over windows of one."""
     value = _cropped(step, value, dim, start, 0)
     strides = (stride, 1) if value.layout.dims[dim] == ("H",) else (1, stride)
-    node = step.lowering.add_module(step, MaxPool(1, strides), value, "every")
+    node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
     one, other = (
         (*shape[:dim], -(-shape[dim] // stride), *shape[dim + 1 :]) for shape in (value.shape, value.other_shape)
     )

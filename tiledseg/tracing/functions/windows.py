@@ -14,7 +14,7 @@ from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxUnpool
 from tiledseg.models.layers import pooling
-from tiledseg.models.layers.pooling import MaxPool
+from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import pooled, ratios
@@ -180,7 +180,7 @@ def _max_pool(step: Step) -> list[Value]:
         return image_max(step, value, ONE_PIXEL, even=False)
     options = step.options(1, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False)
     options["stride"] = options["stride"] or options["kernel_size"]
-    module = MaxPool(**_without_ceil(options))
+    module = MaxPoolModule(**_without_ceil(options))
     pooled = step.made(step.lowering.add_module(step, module, value, "pool"))
     if len(step.call.shapes) == 1:
         return [pooled]
@@ -204,7 +204,9 @@ def _indices(step: Step, value: Value, module: nn.MaxPool2d) -> str:
         raise RefusalError("gives indices of windows that are no squares; use squares")
     kernel, stride, padding, dilation = (row for row, _ in sizes)
     layer = MaxIndices(kernel, stride, padding, dilation)
-    return step.lowering.add(step, "indices", layer, pooling.MaxIndices(kernel, stride, padding, dilation), (value,))
+    return step.lowering.add(
+        step, "indices", layer, pooling.MaxIndicesModule(kernel, stride, padding, dilation), (value,)
+    )
 
 
 def _max_unpool(step: Step) -> list[Value]:
@@ -217,7 +219,9 @@ def _max_unpool(step: Step) -> list[Value]:
     if made is None or made.layer != MaxIndices(kernel, kernel, 0, 1):
         raise RefusalError("unpools by indices of other windows than its own; pool and unpool by the same kernel")
     return [
-        step.made(step.lowering.add(step, "unpool", MaxUnpool(kernel), pooling.MaxUnpool(kernel), (value, indices)))
+        step.made(
+            step.lowering.add(step, "unpool", MaxUnpool(kernel), pooling.MaxUnpoolModule(kernel), (value, indices))
+        )
     ]
 
 

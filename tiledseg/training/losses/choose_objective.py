@@ -8,7 +8,7 @@ overestimated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.memory_words import LossBytes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.records import dataclass
 from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
 from tiledseg.training.losses.objective import (
     DICE,

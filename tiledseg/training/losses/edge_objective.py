@@ -20,12 +20,13 @@ halo like any other; edges and gradients of labels come from the labels around a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
 from tiledseg.models.sending import sent
-from tiledseg.records import dataclass
 from tiledseg.training.losses.objective import Sums, class_weighted, counted, cross_entropies, weights_of
 
 SURE = 0.8  # of an edge

@@ -7,14 +7,13 @@ without a valid pixel gives zeros, not NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
 
 from tiledseg.models.sending import fixed
-from tiledseg.records import dataclass
 
 Sums = tuple[torch.Tensor, ...]
 

@@ -6,7 +6,7 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +55,6 @@ from tiledseg.raster.samples.layout import layout_warning
 from tiledseg.raster.samples.sampling import Sampler, Steps
 from tiledseg.raster.samples.spatial_split import SpatialSplit
 from tiledseg.raster.statistics import check_alike
-from tiledseg.records import dataclass
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.best import judge_of
 from tiledseg.training.losses.choose_objective import given_weights, weighted
@@ -73,7 +72,7 @@ from tiledseg.training.preparing.from_config import (
     update_of,
     windows_of,
 )
-from tiledseg.training.preparing.raster_set import Found, RasterSet, SplitAsked, inspect, split_of
+from tiledseg.training.preparing.raster_set import PairFiles, RasterSet, SplitAsked, inspect, split_of
 from tiledseg.training.recipe import Recipe
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
@@ -256,7 +255,7 @@ def _area_files(data: DataConfig) -> tuple[str, ...]:
     return vector_files(data.area)
 
 
-def _held_out(data: DataConfig, reading: PairReading) -> Found | None:
+def _held_out(data: DataConfig, reading: PairReading) -> PairFiles | None:
     """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
     if data.val_images:
         return inspect(*_paths(data, _VALIDATION, HELD_OUT_ALONE), reading)
@@ -274,7 +273,7 @@ def steps_of(
     train: TrainConfig,
     plan: RunPlan,
     windows: Windows | None,
-    found: Found,
+    found: PairFiles,
     kept: tuple[tuple[int, ...], ...] | None = None,
 ) -> Steps:
     """All steps of a run, with what each tile draws."""

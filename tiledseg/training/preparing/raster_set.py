@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
@@ -18,8 +19,7 @@ from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reading.reader import KnownReader
 from tiledseg.raster.samples.layout import check_cut
-from tiledseg.raster.samples.spatial_split import Cut, Part, SpatialSplit
-from tiledseg.records import dataclass
+from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut, SplitPart
 from tiledseg.units.quantities import Length, blocks_of, parse_length
 
 
@@ -36,7 +36,7 @@ class RasterSet:
     infos: tuple[RasterInfo, ...]
     label_infos: tuple[RasterInfo, ...]
     area: str | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SplitPart, ...] = ()
 
     def open_image(self, number: int) -> RasterReader:
         info = self.infos[number]
@@ -79,7 +79,7 @@ class RasterSet:
 
 
 @dataclass(frozen=True)
-class Found:
+class PairFiles:
     """What the files say of themselves."""
 
     images: tuple[RasterInfo, ...]
@@ -96,7 +96,7 @@ class Found:
     def extents(self) -> tuple[Extent, ...]:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
 
-    def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[Part, ...] = ()) -> RasterSet:
+    def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[SplitPart, ...] = ()) -> RasterSet:
         """`area`, `parts`: as `RasterSet`. Raises RasterError for a tile store that was cut otherwise."""
         for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
@@ -105,10 +105,10 @@ class Found:
         return RasterSet(*paths, tilings, self.reading, *infos, area, parts)
 
 
-def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: PairReading) -> Found:
+def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: PairReading) -> PairFiles:
     """Open each image with its labels. Raises RasterError, LabelError and ConfigError for the first pair that cannot
     be."""
-    return Found(*reading.inspect(image_paths, label_paths), image_paths, label_paths, reading)
+    return PairFiles(*reading.inspect(image_paths, label_paths), image_paths, label_paths, reading)
 
 
 class SplitAsked(NamedTuple):
@@ -146,7 +146,7 @@ def split_of(
     if seeing:
         notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
-    cuts = tuple(Cut(info.shape, _blocks(asked.blocks, info), _gap(asked.gap, auto, info)) for info in infos)
+    cuts = tuple(SplitCut(info.shape, _blocks(asked.blocks, info), _gap(asked.gap, auto, info)) for info in infos)
     if min(min(cut.gap) for cut in cuts) < auto:
         notes += (f"data.split_gap is {asked.gap}, below {auto} px: outputs validated on see pixels trained on",)
     return SpatialSplit(cuts, asked.share, asked.seed), notes

@@ -7,7 +7,7 @@ result is said.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
@@ -18,7 +18,6 @@ from tiledseg.config.checks import shown
 from tiledseg.config.words import read_loss, split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity
-from tiledseg.records import dataclass
 from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity, identify, written_since
-from tiledseg.records import dataclass
 from tiledseg.training.preparing.raster_set import RasterSet
 
 

@@ -14,7 +14,7 @@ from tiledseg.execution.progress import StepProgress, duration
 from tiledseg.system.outputs import METRICS, PAGE, PROGRESS, STARTED
 from tiledseg.system.writing import replacing
 from tiledseg.training.run_folder.metrics import MetricsLog, read_metrics, write_whole
-from tiledseg.training.run_folder.validations import Scene, read_validations, write_validation
+from tiledseg.training.run_folder.validations import ValidatedScene, read_validations, write_validation
 from tiledseg.training.steps.step import StepResult
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Journal:
         verbosity: int,
         started: Mapping[str, Any],
         lines: Sequence[Mapping[str, Any]],
-        scene: Scene | None,
+        scene: ValidatedScene | None,
     ) -> None:
         self._folder, self._started, self._scene = folder, started, scene
         self._log = MetricsLog(folder, step, lines)

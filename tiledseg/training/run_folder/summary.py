@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,11 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.statistics import Normalization
-from tiledseg.records import dataclass
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
 from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.run_folder.validations import Scene
+from tiledseg.training.run_folder.validations import ValidatedScene
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -73,12 +72,14 @@ def facts_of(preparation: Preparation, name: str, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def scene_of(preparation: Preparation, normalization: Normalization) -> Scene | None:
+def scene_of(preparation: Preparation, normalization: Normalization) -> ValidatedScene | None:
     """Return the material of the run's validations; None if it has none."""
     held_out, label_map = preparation.validation, preparation.label_map
     if held_out is None:
         return None
-    return Scene(label_map.classes, label_map.ignore_index, held_out.images, held_out.infos[0].dtype, normalization)
+    return ValidatedScene(
+        label_map.classes, label_map.ignore_index, held_out.images, held_out.infos[0].dtype, normalization
+    )
 
 
 def run_title(preparation: Preparation, name: str, ranks: int) -> str:

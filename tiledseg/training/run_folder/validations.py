@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from tiledseg.execution.scores.reliability import reliability_json
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.statistics import Normalization
-from tiledseg.records import dataclass
 from tiledseg.reporting.pictures import (
     Panel,
     as_picture,
@@ -42,7 +42,7 @@ _OWN = re.compile(r"\.?step-(\d{6,})\.(json|png)(\.part)?")
 
 
 @dataclass(frozen=True)
-class Scene:
+class ValidatedScene:
     """The material of a run's validations. `images`: their paths; `dtype`: of their pixels; `normalization`: of their
     bands."""
 
@@ -53,7 +53,7 @@ class Scene:
     normalization: Normalization
 
 
-def write_validation(folder: Path, step: int, epoch: int, findings: Findings, scene: Scene) -> Panel | None:
+def write_validation(folder: Path, step: int, epoch: int, findings: Findings, scene: ValidatedScene) -> Panel | None:
     """Write the files of one validation; return its panel if one was drawn. Raises WriteError."""
     place = folder / VALIDATION
     with writing(place):
@@ -79,7 +79,7 @@ def write_validation(folder: Path, step: int, epoch: int, findings: Findings, sc
     return panel
 
 
-def figures_of(findings: Findings, scene: Scene) -> dict[str, Any]:
+def figures_of(findings: Findings, scene: ValidatedScene) -> dict[str, Any]:
     """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
     from tiledseg.execution.scores.metrics import scores  # here: no start of a run waits for it
 
@@ -105,7 +105,7 @@ def figures_of(findings: Findings, scene: Scene) -> dict[str, Any]:
     }
 
 
-def view_pictures(seen: SeenView, scene: Scene) -> list[NDArray[np.uint8]]:
+def view_pictures(seen: SeenView, scene: ValidatedScene) -> list[NDArray[np.uint8]]:
     """Draw image, labels and map of one view; of wrong pixels the class that is missed, and the one falsely there."""
     colours = [colour for _, colour in scene.classes]
     shown = len(seen.image_CHW)

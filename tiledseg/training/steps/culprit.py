@@ -33,7 +33,7 @@ _KEPT = "the last checkpoint is kept"
 _LOWER = "lower optimizer.lr, or set optimizer.clip_norm"
 
 
-class Found(NamedTuple):
+class TileFigures(NamedTuple):
     """Of a tile, or a rank's block of an image, by itself: whether its input, the weights of its labels, its loss and
     its gradient are finite, of the weights and of the network's outputs; and its mean loss."""
 
@@ -68,7 +68,7 @@ class DivergedError(TiledsegError):
         )
 
 
-def named(error: DivergedError, found: Sequence[Found]) -> TiledsegError:
+def named(error: DivergedError, found: Sequence[TileFigures]) -> TiledsegError:
     """The error with the tile that has caused it, of all that the step is made of, in one order on all ranks."""
     kinds = (
         (
@@ -107,11 +107,11 @@ def named(error: DivergedError, found: Sequence[Found]) -> TiledsegError:
 
 def find(
     passes: Passes, loss: StepLoss, key: Key, dataset: Dataset, parts: Sequence[Part], mesh: Mesh, wide: bool
-) -> list[Found]:
+) -> list[TileFigures]:
     """What each tile of a step is made of, from all ranks; `parts` are this rank's. Nobody else may gather the
     network's gradients. Collective."""
     reducer = GradientReducer(passes.mode.network.parameters(), SerialCommunicator(), wide)
-    own: list[Found] = []
+    own: list[TileFigures] = []
     try:
         for number in range(max(mesh.communicator.gather_objects(len(parts)))):
             own += _of_part(passes, loss, key, dataset, parts[number : number + 1], reducer)
@@ -122,7 +122,7 @@ def find(
 
 def _of_part(
     passes: Passes, loss: StepLoss, key: Key, dataset: Dataset, parts: Sequence[Part], reducer: GradientReducer
-) -> list[Found]:
+) -> list[TileFigures]:
     """Of one part, or none where others have more."""
     watched = _Watched(loss, dataset, reducer)
     again = [part for _ in range(passes.rounds(parts, loss.looks_first)) for part in parts]
@@ -133,7 +133,7 @@ def _of_part(
     for part in parts if not watched.found else ():  # of a stage that makes no output
         known = all(_input_finite(part.tile.core, sample) for sample in seen)
         path = _path(dataset, part.image, part)
-        watched.found.append(Found(path, part.tile.core, known, True, True, True, True, 0.0))
+        watched.found.append(TileFigures(path, part.tile.core, known, True, True, True, True, 0.0))
     watched.end_call()
     return watched.found
 
@@ -145,7 +145,7 @@ class _Watched:
     def __init__(self, loss: StepLoss, dataset: Dataset, reducer: GradientReducer) -> None:
         self._loss, self._dataset, self._reducer = loss, dataset, reducer
         self.looks_first = loss.looks_first
-        self.found: list[Found] = []
+        self.found: list[TileFigures] = []
         self._ended = 0
 
     def look(self, piece: Piece, sample: Sample) -> None:
@@ -162,7 +162,9 @@ class _Watched:
             finite = all(bool(part.isfinite().all()) for part in (loss, *others))
             mean = float(loss) / float(weight) if weight else 0.0
             known = _input_finite(piece.core, sample), bool(weight.isfinite())
-            self.found.append(Found(_path(self._dataset, sample.image), piece.core, *known, finite, True, True, mean))
+            self.found.append(
+                TileFigures(_path(self._dataset, sample.image), piece.core, *known, finite, True, True, mean)
+            )
             self._look_back(piece.logits_BKHW)
         return self._loss(pieces)
 
@@ -200,9 +202,9 @@ def _path(dataset: Dataset, image: int, part: Part | None = None) -> str:
     return dataset.images[image if source is None else source].info.path
 
 
-def _merged(found: Sequence[Found]) -> list[Found]:
+def _merged(found: Sequence[TileFigures]) -> list[TileFigures]:
     """One of each tile: its stages have looked at it one by one."""
-    whole: dict[tuple[str, Box], Found] = {}
+    whole: dict[tuple[str, Box], TileFigures] = {}
     for one in found:
         other = whole.get((one.path, one.core), one)
         whole[one.path, one.core] = one._replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
@@ -19,7 +20,6 @@ from torch import nn
 from tiledseg.errors import ConfigError
 from tiledseg.models.frozen import factor_of
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.records import dataclass
 from tiledseg.training.recipe import Rate, Update
 
 

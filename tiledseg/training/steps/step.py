@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,9 +22,8 @@ from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, 
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.records import dataclass
 from tiledseg.training.losses.objective import ClassObjective, Objective
-from tiledseg.training.steps.culprit import DivergedError, Found, find
+from tiledseg.training.steps.culprit import DivergedError, TileFigures, find
 from tiledseg.training.steps.step_loss import StepLoss
 
 
@@ -148,7 +148,7 @@ class Stepper:
         """How often `run` takes the samples of `parts`, one after the other."""
         return self._passes.rounds(parts, self.looks_first)
 
-    def culprits(self, step: int, dataset: Dataset, parts: Sequence[Part]) -> list[Found]:
+    def culprits(self, step: int, dataset: Dataset, parts: Sequence[Part]) -> list[TileFigures]:
         """What each tile of the step that `run` has raised for is made of; the stepper's last work. Collective."""
         self.close()
         rules = self._rules

@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -14,7 +15,6 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
 from tiledseg.planning.step.tensor_limit import check_countable, is_countable, largest_tensor
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.records import dataclass
 
 USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
 ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
