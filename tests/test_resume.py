@@ -15,7 +15,7 @@ import pytest
 from tests.crash.runs import Material, lines, train
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.training.trainer import Trainer
+from tiledseg.training.run_folder.journal import Journal
 
 SGD = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -80,15 +80,15 @@ def test_a_changed_run_that_is_stopped_goes_on_exactly(
     options = (*WHOLE, "--train.epochs", "8", "--optimizer.warmup_steps", "5")
     whole, stopped = copy(begun, "whole"), copy(begun, "stopped")
     assert train(material, whole, *options) == 0
-    log_step = Trainer._log_step
+    write_line = Journal.step
 
-    def log_and_die(trainer: Trainer, *arguments: Any) -> None:
-        log_step(trainer, *arguments)
-        if trainer.step == 9:
+    def write_and_die(journal: Journal, line: dict[str, Any]) -> None:
+        write_line(journal, line)
+        if line["step"] == 9:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_log_step", log_and_die)
+        patch.setattr(Journal, "step", write_and_die)
         assert train(material, stopped, *options) == 130
     assert find_checkpoint(stopped).state["step"] == 8
     assert train(material, stopped, *options) == 0
@@ -130,15 +130,15 @@ def test_fewer_epochs_in_the_middle_of_one(
 ) -> None:
     """Three epochs and a step are more than three; four epochs are still to come, and end there."""
     folder = material.root / "in-the-middle"
-    log_step = Trainer._log_step
+    write_line = Journal.step
 
-    def log_and_stop(trainer: Trainer, *arguments: Any) -> None:
-        log_step(trainer, *arguments)
-        if trainer.step == 9:
+    def write_and_stop(journal: Journal, line: dict[str, Any]) -> None:
+        write_line(journal, line)
+        if line["step"] == 9:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_log_step", log_and_stop)
+        patch.setattr(Journal, "step", write_and_stop)
         assert train(material, folder, "--train.epochs", "6") == 75
     assert find_checkpoint(folder).state["position"] == {"epoch": 3, "step": 1}
     assert train(material, folder, "--train.epochs", "3") == 2

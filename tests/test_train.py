@@ -19,9 +19,8 @@ from tiledseg.commands.config_file import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
-from tiledseg.training.run_folder.journal import plot_progress
+from tiledseg.training.run_folder.journal import Journal, plot_progress
 from tiledseg.training.run_folder.page import write_report
-from tiledseg.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
@@ -46,14 +45,14 @@ def finished(material: Material) -> dict[str, Path]:
 
 def signal_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """SIGUSR1 to this process while it writes the line of a step."""
-    log_step = Trainer._log_step
+    write_line = Journal.step
 
-    def log_and_signal(trainer: Trainer, *arguments: Any) -> None:
-        log_step(trainer, *arguments)
-        if trainer.step == step:
+    def write_and_signal(journal: Journal, line: dict[str, Any]) -> None:
+        write_line(journal, line)
+        if line["step"] == step:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    monkeypatch.setattr(Trainer, "_log_step", log_and_signal)
+    monkeypatch.setattr(Journal, "step", write_and_signal)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -30,7 +30,7 @@ def test_measured_simulated_and_simulated_again(tmp_path: Path) -> None:
     run(*flags, "--times", str(times), "--json", str(again), "--plot", str(tmp_path / "paper.png"))
     assert (tmp_path / "paper.png").stat().st_size > 10_000
     found = json.loads(again.read_text())
-    assert len(found) == len(json.loads(rows.read_text())) == 2 * (3 * 2 + 2 * 2)
+    assert len(found) == len(json.loads(rows.read_text())) == 2 * (2 * 2 + 2 * 2)
     for row in found:
         parts = [row[part] for part in ("work", "imbalance", "bubble", "transfers")]
         assert sum(parts) == pytest.approx(1)

@@ -130,8 +130,8 @@ def test_no_module_reads_pickles() -> None:
             for known in ("import pickle\n", "pickle.UnpicklingError", 'torch.load(path, "cpu", weights_only=True)'):
                 assert text.count(known) == 1
                 text = text.replace(known, "")
-        if path.name == "records.py":  # of the names of a class's fields, as the standard library does
-            text = text.replace('exec(f"def __init__(', "", 1)
+        if path.name == "state.py":  # writes the state of generators, to compare it
+            text = text.replace("import pickle\n", "", 1).replace("pickle.dumps(", "", 1)
         found = re.findall(r"torch\.load\b|\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|allow_pickle", text)
         found = [word for word in found if word != "eval("] + re.findall(r"(?<![.\w])eval\(", text)
         assert not found, f"{path}: {found}"

@@ -10,7 +10,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.resampling import AlignedUpsampleModule as Geometry
+from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.models.layers.aligned import AlignedUpsampleModule
 from tiledseg.models.places import tile_places

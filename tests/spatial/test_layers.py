@@ -18,7 +18,7 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, copied, difference, forward, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.layers.border import BorderModule as Around
+from tiledseg.geometry.layers.border import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout

@@ -96,12 +96,19 @@ def test_refusals_are_one_line(root: Path, capfd: pytest.CaptureFixture[str]) ->
 CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
 
 
+def as_csv(classes: list[dict[str, Any]]) -> str:
+    """Return a file of classes: a row a value, the number of the class where a record has none."""
+    values = [each.get("values", [each.get("value", number)]) for number, each in enumerate(classes)]
+    rows = [f"{each['name']},{value}" for each, several in zip(classes, values, strict=True) for value in several]
+    return "\n".join(["name,value", *rows]) + "\n"
+
+
 def test_whatever_takes_labels_takes_polygons(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Scores of a map and the tiles of somebody's loop: those of the raster that they draw; classes from a file."""
     map_HW = np.random.default_rng(5).integers(0, 3, (1, SIDE, SIDE), np.uint8)
     write_raster(root / "map.tif", map_HW, nodata=255)
-    (root / "classes.json").write_text(json.dumps(CLASSES))
-    flags = ["--prediction", str(root / "map.tif"), "--classes", str(root / "classes.json"), "--format", "json"]
+    (root / "classes.csv").write_text(as_csv(CLASSES))
+    flags = ["--prediction", str(root / "map.tif"), "--classes", str(root / "classes.csv"), "--format", "json"]
     found = []
     for labels, more in (("labels.tif", []), ("labels.gpkg", ["--label-attribute", "kind", "--background", "ground"])):
         assert evaluate([*flags, "--labels", str(root / labels), *more]) == 0
@@ -110,7 +117,7 @@ def test_whatever_takes_labels_takes_polygons(root: Path, capfd: pytest.CaptureF
     assert found[1]["class_names"] == ["ground", "road", "tree"]
     scores = tiledseg.evaluate_map(root / "map.tif", root / "labels.gpkg", classes=CLASSES, **POLYGONS)
     assert scores.to_json()["iou"] == found[0]["iou"]
-    options = {"halo": 2, "grid": 3, "classes": str(root / "classes.json")}
+    options = {"halo": 2, "grid": 3, "classes": str(root / "classes.csv")}
     raster, polygons = (
         tiledseg.TileDataset(root / "image.tif", root / labels, **options, **more)
         for labels, more in (("labels.tif", {}), ("labels.gpkg", POLYGONS))
@@ -168,8 +175,8 @@ def cut(root: Path, *more: str, output: str = "tiles.h5") -> int:
 def test_a_store_trains_with_polygons_beside_it_and_in_it(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What it trains is what the raster's image does; in it lie the classes' numbers, whatever their raw values."""
     classes = [{"name": "ground", "value": 7}, {"name": "road", "value": 5}, {"name": "tree", "values": [3]}]
-    (root / "drawn.json").write_text(json.dumps(classes))
-    asked = ["--labels", str(root / "labels.gpkg"), "--classes", str(root / "drawn.json")]
+    (root / "drawn.csv").write_text(as_csv(classes))
+    asked = ["--labels", str(root / "labels.gpkg"), "--classes", str(root / "drawn.csv")]
     drawn = [*asked, "--label-attribute", "kind", "--background", "ground"]
     labels = {"labels": str(root / "labels.gpkg"), **POLYGONS, "classes": classes}
     wanted = lines(train(root, "beside-image", labels))
