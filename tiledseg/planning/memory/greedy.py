@@ -93,12 +93,12 @@ class Greedy:
 
     def choose(self, budget: int) -> Chosen | None:
         """Return the cheapest choice that is reached from several starts, of a peak of at most `budget` bytes; None
-        where that is less than the leanest needs."""
+        where none is. One may be reached below the leanest's peak, as the leanest aims at a budget that is less."""
         if self.peak(self.kept) <= budget:
             return self._chosen(self.kept, budget)
-        if budget < max(self.walk.base) or (least := self.peak(self.leanest)) > budget:
+        if budget < max(self.walk.base):
             return None
-        lower = int(budget - SLACK * (budget - least))
+        lower = int(budget - SLACK * max(0, budget - self.peak(self.leanest)))
         starts = (
             self.kept,
             self._improved(self.kept, budget, self.changes_but_joins),
@@ -108,7 +108,7 @@ class Greedy:
         )
         ends = [self._improved(start, budget, self.changes) for start in dict.fromkeys(starts)]
         fitting = [self._chosen(words, budget) for words in ends if self.peak(words) <= budget]
-        return min(fitting, key=lambda each: each.seconds)
+        return min(fitting, key=lambda each: each.seconds, default=None)
 
     def _chosen(self, words: Words, budget: int) -> Chosen:
         seconds, needs = self.needs(words)
