@@ -55,6 +55,7 @@ class Greedy:
     def __init__(self, walk: Walk, copies: int = 1) -> None:
         self.walk, self.copies = walk, copies
         self.kept: Words = tuple(KEEP if item.asked or not item.can_be(REBUILD) else REBUILD for item in walk.items)
+        self.rebuilt: Words = tuple(REBUILD if item.can_be(REBUILD) else KEEP for item in walk.items)
         words = [[word for word in WORDS if item.can_be(word)] for item in walk.items]
         single = [((index, word),) for index, here in enumerate(words) for word in here]
         pairs = [
@@ -88,7 +89,8 @@ class Greedy:
     def leanest(self) -> Words:
         """The choice of the least peak that is reached."""
         budget = max(self.walk.base)
-        starts = self.kept, self._improved(self.kept, budget, self.changes_but_joins), *self._offloading(budget)
+        but_joins = self._improved(self.kept, budget, self.changes_but_joins)
+        starts = self.kept, self.rebuilt, but_joins, *self._offloading(budget)
         return min((self._improved(start, budget, self.changes) for start in starts), key=self.peak)
 
     def choose(self, budget: int) -> Chosen | None:
