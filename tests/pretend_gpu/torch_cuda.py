@@ -112,8 +112,18 @@ def _report_and_exit(code: int) -> None:
     _exit(code)
 
 
+def _write_and_wait() -> None:
+    """Write the report, and leave the interpreter to torch's backward threads for a moment.
+
+    One that frees the objects of its last pass while the interpreter shuts down aborts the process (Python 3.11).
+    """
+    _write_report()
+    if device.contexts():
+        time.sleep(0.1)
+
+
 os._exit = _report_and_exit  # type: ignore[assignment]
-atexit.register(_write_report)
+atexit.register(_write_and_wait)
 
 
 # ---- torch.cuda

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.comm.session import leave
 from tiledseg.errors import ConfigError, GeometryError, InputError
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.models.layers.pixelwise import resolve
@@ -154,3 +155,5 @@ def end_of(module: nn.Module) -> str:
 
 for name, module in cases():
     print(f"{name}: {end_of(module)}")
+# As commands end: torch's backward thread may still free the last pass, and would abort the interpreter's shutdown.
+leave(0)
