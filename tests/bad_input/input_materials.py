@@ -14,6 +14,7 @@ from affine import Affine
 from tests.bad_input.materials import SIDE
 from tests.raster.referring import raw_vrt, tile_map, vrt
 from tests.small_files import write_raster
+from tiledseg.raster.tile_store.store import checksum
 
 _NO_SERVER = "127.0.0.1:9"
 
@@ -52,7 +53,8 @@ def make_edited_stores(root: Path) -> None:
 
 
 def _cut_otherwise(group: h5py.Group) -> None:
-    group.attrs["raster"] = group.attrs["raster"].replace('"grid": [2, 2]', '"grid": [2, 3]')
+    text = group.attrs["raster"].replace('"grid": [2, 2]', '"grid": [2, 3]')
+    group.attrs.update(raster=text, crc32=checksum(text))
 
 
 def _link_pixels(group: h5py.Group) -> None:

@@ -17,6 +17,7 @@ from tiledseg.errors import RasterError
 from tiledseg.raster import retrying
 from tiledseg.raster.finding.sources import expand_sources
 from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.tile_store.store import checksum
 
 RASTER = "images/00000"
 Edit = Callable[[h5py.File], Any]
@@ -90,6 +91,15 @@ def test_a_flipped_bit_is_found_or_without_effect(store: Path, whole: Path) -> N
     assert refused > len(places) / 2  # the rest is padding of chunks, and validity of tiles without invalid pixels
 
 
+def test_a_flipped_bit_of_a_description_is_found(store: Path, whole: Path) -> None:
+    """HDF5 keeps texts in heaps without a checksum."""
+    data = whole.read_bytes()
+    start = data.index(b'{"source"')
+    for at in range(start, data.index(b'"footprint"', start), 5):
+        store.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        assert "not the one written" in str(outcome(store)), f"byte {at} of {len(data)}"
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95, 1.0])
 def test_a_truncated_store_is_refused(store: Path, share: float) -> None:
     data = store.read_bytes()
@@ -101,7 +111,8 @@ def _described(key: str, value: Any) -> Edit:
     def edit(file: h5py.File) -> None:
         raster = json.loads(file[RASTER].attrs["raster"])
         assert raster[key] != value
-        file[RASTER].attrs["raster"] = json.dumps({**raster, key: value})
+        text = json.dumps({**raster, key: value})
+        file[RASTER].attrs.update(raster=text, crc32=checksum(text))
 
     return edit
 
@@ -122,6 +133,7 @@ def _deleted(path: str) -> Edit:
 EDITS: dict[str, Edit] = {
     "no raster": lambda file: file[RASTER].attrs.__delitem__("raster"),
     "raster text": lambda file: file[RASTER].attrs.__setitem__("raster", "{ no JSON"),
+    "no checksum": lambda file: file[RASTER].attrs.__delitem__("crc32"),
     "labels taken away": _deleted("labels"),
     "a raster taken away": _deleted("images/00001"),
     "no pixels": _deleted(f"{RASTER}/pixels"),
