@@ -33,7 +33,8 @@ class BalancePrices:
     """What a stage pays for runs of layers.
 
     `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
-    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need.
+    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need; `limits`:
+    those of each chunk's stage, where they differ.
     """
 
     times: Sequence[float]
@@ -42,6 +43,7 @@ class BalancePrices:
     traffic: ReceivedBytes | None = None
     again: Sequence[float] = ()
     recomputing: frozenset[int] = frozenset()
+    limits: Sequence[int] = ()
 
     @cached_property
     def _once(self) -> tuple[float, ...]:
@@ -63,7 +65,8 @@ class BalancePrices:
         return 0 if self.memory is None else sum(self.memory(*run) for run in runs)
 
     def fits(self, runs: Sequence[ChunkRun]) -> bool:
-        return self.limit is None or self.bytes(runs) <= self.limit
+        limit = self.limits[runs[0][2]] if self.limits else self.limit
+        return limit is None or self.bytes(runs) <= limit
 
     def received(self, runs: Sequence[ChunkRun]) -> int:
         return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in runs)

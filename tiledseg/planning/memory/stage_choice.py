@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tiledseg.geometry.memory_policy import homes
@@ -18,11 +18,7 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     The chunks of a rank share its budget in proportion to what they need."""
     runs, needed = cuts(balance), case.rank_bytes(balance)
     chosen, totals = [], [0] * case.stages
-    for chunk, run in enumerate(runs):
-        rank, step = case.ranks[chunk], _chunk(case, run, chunk)
-        own = case.memory()(*run, chunk)
-        fits = needed[rank] <= budget
-        choice = step.choose(step.kept if fits else own * budget // needed[rank])
+    for rank, choice in _choices(case, balance, budget):
         if choice is None:
             return None
         chosen.append(choice)
@@ -30,6 +26,20 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     if max(totals) > budget:
         return None
     return replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
+
+
+def stages_without(case: PipelineCase, balance: Sequence[int], budget: int) -> set[int]:
+    """Return the ranks that have no choice of at most `budget` bytes."""
+    return {rank for rank, choice in _choices(case, balance, budget) if choice is None}
+
+
+def _choices(case: PipelineCase, balance: Sequence[int], budget: int) -> Iterator[tuple[int, MemoryChoice | None]]:
+    """Yield each chunk's rank and its choice."""
+    memory, needed = case.memory(), case.rank_bytes(balance)
+    for chunk, run in enumerate(cuts(balance)):
+        rank, step = case.ranks[chunk], _chunk(case, run, chunk)
+        fits = needed[rank] <= budget
+        yield rank, step.choose(step.kept if fits else memory(*run, chunk) * budget // needed[rank])
 
 
 def _chunk(case: PipelineCase, run: tuple[int, int], chunk: int) -> StepChoices:

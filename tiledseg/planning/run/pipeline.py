@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what most runs do without
     from tiledseg.planning.stages.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
+_TIGHTER = 12  # balances that are tried with less for the stages that have no choice
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,32 @@ def rebuilt_pipeline(
         if choice is not None:
             return _planned(parallel, staged, largest, measured), choice
         if parallel.balance is not None:
+            return None
+    widest = balanced(limits[-1])
+    found = widest and _tightened(widest.case, memory_bytes)
+    return found and (_planned(parallel, found[0], largest, measured), found[1])
+
+
+def _tightened(case: PipelineCase, memory_bytes: int) -> tuple[StagedPipeline, MemoryChoice] | None:
+    """Return a balance and its choice: as long as stages have none, they get fewer bytes than they needed."""
+    from tiledseg.planning.memory.stage_choice import choose_stages, stages_without
+    from tiledseg.planning.stages.staged_pipeline import choose
+
+    assert case.limit is not None, "a balance within a limit"
+    limits = [case.limit] * case.stages
+    for _ in range(_TIGHTER):
+        try:
+            staged = choose(replace(case, limits=tuple(limits)))
+        except ConfigError:
+            return None
+        choice = choose_stages(staged.case, staged.balance, memory_bytes)
+        if choice is not None:
+            return staged, choice
+        needed = case.rank_bytes(staged.balance)
+        short = stages_without(case, staged.balance, memory_bytes)
+        for stage in short:
+            limits[stage] = needed[stage] * 9 // 10
+        if not short:
             return None
     return None
 
