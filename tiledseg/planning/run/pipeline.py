@@ -194,8 +194,8 @@ def rebuilt_pipeline(
         if parallel.balance is not None:
             return None
     widest = balanced(limits[-1])
-    found = widest and _tightened(widest.case, memory_bytes)
-    return found and (_planned(parallel, found[0], largest, measured), found[1])
+    found = _tightened(widest.case, memory_bytes) if widest else None
+    return (_planned(parallel, found[0], largest, measured), found[1]) if found else None
 
 
 def _tightened(case: PipelineCase, memory_bytes: int) -> tuple[StagedPipeline, MemoryChoice] | None:
