@@ -1,12 +1,13 @@
 """A tile store: an HDF5 file that holds each tile's context, halo included, in one slot.
 
     /                    attributes format, version, done (written last)
-    /images/00000        attribute raster: JSON of the source raster and of its tiling
+    /images/00000        attributes raster: JSON of the source raster and of its tiling; crc32: of that text
         pixels           (tiles, C, H, W), the context at [:, :height, :width] of its slot
         invalid          uint8 (tiles, H, W), 1 where a pixel does not count; nothing is stored where every pixel counts
     /labels/00000        the same for the cores of the labels, raw values; absent without labels
 
-Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata, so damage is an error.
+Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata, but none of texts, for
+which crc32 stands: damage is an error.
 A store `tiles.h5` holds rasters named `tiles.h5#0`, `tiles.h5#1`, ... and their labels `tiles.h5#0:labels`, ...
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,11 +116,20 @@ def count_rasters(file: h5py.File, kind: str) -> int:
 
 
 def described(file: h5py.File, name: StoreName) -> str:
-    """Return the JSON of a raster and of its tiling. Raises RasterError where the store lacks the raster."""
+    """Return the JSON of a raster and of its tiling. Raises RasterError where the store lacks it, or it is damaged."""
     if name.group not in file:
         count = count_rasters(file, name.kind)
         raise RasterError(f"{name} does not exist: {name.store} holds {count} {name.kind}, counted from 0")
-    return str(file[name.group].attrs["raster"])
+    attributes = file[name.group].attrs
+    text = str(attributes["raster"])
+    if int(attributes["crc32"]) != checksum(text):
+        raise RasterError(f"{name} has a description that is not the one written; {DAMAGED}")
+    return text
+
+
+def checksum(text: str) -> int:
+    """Return the checksum that stands beside a raster's JSON: HDF5 keeps texts in a heap that has none."""
+    return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
 def load_info(file: h5py.File, name: StoreName) -> RasterInfo:

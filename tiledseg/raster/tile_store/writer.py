@@ -23,6 +23,7 @@ from tiledseg.raster.tile_store.store import (
     FORMAT,
     VERSION,
     StoreName,
+    checksum,
     count_rasters,
     described,
     encode,
@@ -185,7 +186,8 @@ class _HdfTarget(io.FileIO):
 def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[h5py.Dataset, h5py.Dataset]:
     """Create the empty datasets of a raster, in chunks of whole rows of one tile."""
     group = file.create_group(name.group)
-    group.attrs["raster"] = _identity(info, tiling)
+    text = _identity(info, tiling)
+    group.attrs.update(raster=text, crc32=checksum(text))
     bands, height, width = slot_shape(name.labels, info, tiling)
     dtype = np.dtype(info.dtype)
     pieces = -(-bands * height * width * dtype.itemsize // _CHUNK_BYTES)
