@@ -18,7 +18,7 @@ from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.preparing.from_config import recipe_of
 from tiledseg.training.preparing.preparation import prepare
-from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat, rule_of
+from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat
 
 OTHERS: dict[str, Any] = {
     "data.classes": [{"name": "a", "value": 0}, {"name": "b", "value": 1}, {"name": "c", "values": [2, 7]}],
@@ -146,6 +146,13 @@ def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str
 
 
 KEYS = [f"{group.name}.{f.name}" for group in fields(Config) for f in fields(group.default_factory)]  # type: ignore
+
+
+def rule_of(key: str) -> str:
+    """Return the rule of a key as docs/resume.md names it."""
+    if key in REFUSED:
+        return "refused"
+    return "between epochs" if key in EDGE else "names the run" if key in NAMES else "may change"
 
 
 def test_the_documentation_has_the_rule_of_every_key_and_why() -> None:

@@ -214,10 +214,3 @@ EDGE = {
 """Keys that may change between epochs and their names in `sampling_fingerprint`: they order the steps."""
 NAMES = frozenset({"train.resume", "run.output", "run.verbosity", "run.panels"})
 """Keys that name the run, or change its words and pictures: they are not compared."""
-
-
-def rule_of(key: str) -> str:
-    """Return the rule of a key as docs/resume.md names it."""
-    if key in REFUSED:
-        return "refused"
-    return "between epochs" if key in EDGE else "names the run" if key in NAMES else "may change"
