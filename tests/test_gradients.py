@@ -172,9 +172,13 @@ def test_gradients_of_weights_that_are_parts_of_tensors(wide: bool) -> None:
         assert torch.equal(weight.grad, 2 * factor)
 
 
-def test_scaling_and_clipping_act_on_the_whole_gradient() -> None:
+@pytest.mark.parametrize("bucket_bytes", [1, gradients.BUCKET_BYTES])
+def test_scaling_and_clipping_act_on_the_whole_gradient(bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one bucket, and in one for each weight."""
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", bucket_bytes)
     network = small_network()
     reducer = GradientReducer(network.parameters(), SerialCommunicator())
+    assert (len(reducer.buckets) > 1) == (bucket_bytes == 1)
     reducer.zero()
     network(tile(2)).square().sum().backward()
     reducer.deliver()

@@ -137,7 +137,8 @@ FAULTS = (
         "models/norm.py",
         "unbiased = found.variance_G * (found.count / (found.count - 1))",
         "unbiased = found.variance_G",
-        "tests/models/test_norm.py tests/law/test_batch_norm.py",
+        "tests/law/test_batch_norm.py",
+        2,
     ),
     # Gradients and losses.
     Fault(
@@ -154,7 +155,6 @@ FAULTS = (
         "self._add_bucket(members, torch.float64 if wide else members[0].dtype)",
         "self._add_bucket(members, members[0].dtype)",
         "tests/test_gradients.py",
-        2,
     ),
     Fault(
         "the gradient's length leaves a bucket out",
@@ -162,7 +162,6 @@ FAULTS = (
         "        squares += flat.double().square().sum()\n",
         "        squares = flat.double().square().sum()\n",
         "tests/test_gradients.py",
-        2,
     ),
     Fault(
         "frozen parameters of other stages are summed",
@@ -184,7 +183,8 @@ FAULTS = (
         "training/losses/objective.py",
         "clamp_min(_TINY) ** gamma * entropies_P",
         "clamp_min(_TINY) * entropies_P",
-        "tests/training/test_objective.py",
+        "tests/law/test_losses.py",
+        2,
     ),
     Fault(
         "dropout depends on no step",
@@ -271,7 +271,7 @@ FAULTS = (
         "checkpoint/folder.py",
         "            if _step_of(old) != best:\n                _remove(old)",
         "            _remove(old)",
-        "tests/checkpoint/test_checkpoint.py",
+        "tests/training/test_best.py",
     ),
     Fault(
         "the optimizer's state is forgotten",
@@ -299,7 +299,7 @@ FAULTS = (
         "system/writing.py",
         "    part = temporary(path)\n    with writing(path):",
         "    part = Path(path)\n    with writing(path):",
-        "tests/test_outputs.py tests/test_files.py tests/test_predict_files.py",
+        "tests/test_files.py",
     ),
     Fault(
         "a map's pixels without data get a class",
