@@ -98,7 +98,7 @@ def _images_per_step(flags: Namespace, word: str) -> int:
 
 
 def _scaling(flags: Namespace) -> Answered:
-    """How the time goes down with the GPUs."""
+    """Answer --scaling: the time over the number of GPUs."""
     from tiledseg.planning.answer.scaling import scaling_csv, scaling_part, scaling_table, scaling_title
     from tiledseg.planning.answer.search import searchable
     from tiledseg.planning.search.scaling import parse_range

@@ -241,7 +241,7 @@ class Config:
 
     @property
     def chooses_tiles(self) -> bool:
-        """Whether the grid and the tiles of a step are left to the program, and a step may have any."""
+        """Return True if the grid and the tiles of a step are left to the program."""
         train, parallel = self.train, self.parallel
         free = train.tiles_per_step == AUTO and self.tiling.grid == AUTO and train.images_per_step == 1
         alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or self.memory.in_blocks)

@@ -132,7 +132,7 @@ RECOMPUTE = (NEVER, "except_last", "always")  # of which micro-batches a stage k
 IN_STAGES = RECOMPUTE[1:]
 
 Word = list[str] | str
-"""Of what is computed once more: one for all stages, or one for each."""
+"""Words for recomputation: one for all stages, or one for each."""
 
 
 def split_recompute(said: Word, shorthand: Word) -> tuple[Word, Word]:

@@ -14,7 +14,7 @@ from tiledseg.models.network import GraphNetwork
 
 @dataclass(frozen=True)
 class Halo:
-    """What a network asks of a tile, in pixels along either dim.
+    """The halo that a network needs around a tile, in pixels along either dim.
 
     Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
     fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and

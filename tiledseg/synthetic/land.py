@@ -183,7 +183,7 @@ def _use(kind: NDArray, choice: NDArray) -> NDArray[np.int64]:
 
 
 class BuildingSite(NamedTuple):
-    """What lies at some places; arrays of one shape, lengths in metres."""
+    """The land at some places; arrays of one shape, lengths in metres."""
 
     parcel: NDArray[np.int64]  # row of the plan's parcels
     a: NDArray[np.float64]  # u within the cell

@@ -133,7 +133,7 @@ def _check_companion(output: Output) -> None:
 
 
 def _check_run(output: Output, own: str | Path | None) -> None:
-    """What a run keeps under its own names is no place for anything else: it replaces and removes files there."""
+    """Raise OutputError for a name that another run keeps for itself: it replaces and removes such files."""
     path = Path(os.path.realpath(output.path))
     for folder, name in zip(path.parents, path.parts[:0:-1], strict=False):
         taken = FOLDERS if folder != path.parent else FILES

@@ -144,7 +144,7 @@ def _lock_claim(handle: int, path: str | Path) -> None:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether the open file `handle` is the one that `path` names."""
+    """Return True if the open file `handle` is the one that `path` names."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError:

@@ -159,7 +159,7 @@ def _check_window(network: GraphNetwork, window_BCHW: torch.Tensor, room: int, r
 
 
 def _rounding(network: GraphNetwork, x_BCHW: torch.Tensor, precise: Values) -> float:
-    """How far the module's outputs in its own dtype are from those in float64, relative to the largest."""
+    """Return how far the module's outputs in its own dtype are from those in float64, relative to the largest."""
     apart = gaps(_values(network, x_BCHW, True), precise)
     return max(most / max(size, 1e-300) for name, (most, size) in apart.items() if name.startswith("output"))
 
@@ -167,7 +167,7 @@ def _rounding(network: GraphNetwork, x_BCHW: torch.Tensor, precise: Values) -> f
 def _values(
     network: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
 ) -> Values:
-    """What the module, or its graph, gives, and what it leaves behind: run on a copy, which the check keeps."""
+    """Run the module, or its graph, on a copy; return its outputs and the state that it leaves behind."""
     return values(_twin(network, precise), x_BCHW, of_module, precise, backward)
 
 

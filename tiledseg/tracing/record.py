@@ -267,7 +267,7 @@ def record(
     fakes: FakeTensorMode | None = None,
     first: bool | None = None,
 ) -> Record:
-    """What `root` calls for this input. No buffer or attribute moves, nor does a common generator of random numbers.
+    """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
     `watch` takes the calls so far after each one, and the tensors that it gave. `fakes`: the mode of an input that has
     a size alone, for which nothing is computed. `first`: a mode in which it is called once before, unrecorded.

@@ -1,4 +1,4 @@
-"""What a module keeps from call to call: buffers, attributes, hooks, submodules."""
+"""The state of a module from call to call: buffers, attributes, hooks, submodules."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ModuleState:
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleState:
-        """Of a copy, which is compared with nothing."""
+        """Return the state of a copy, which is compared with nothing."""
         again: ModuleState = object.__new__(ModuleState)
         again._module, again._kept, again._description = copy.deepcopy(self._module, memo), self._kept, None
         return again

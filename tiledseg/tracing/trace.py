@@ -86,7 +86,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
 
 def _remedy(module: nn.Module, bands: int) -> str:
-    """What to do with a module that has run at none of the sizes."""
+    """Return the remedy for a module that has run at none of the sizes."""
     for side in SQUARES:
         with torch.no_grad(), in_mode(module, False), suppress(Exception):
             module(_probe(module, bands, 2, (side, side)))

@@ -153,7 +153,7 @@ class Freed(AbstractContextManager[None]):
 
 
 def pages_taken() -> int:
-    """By this process, so far: each has been cleared."""
+    """Return the pages that this process has taken so far: each has been cleared."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 

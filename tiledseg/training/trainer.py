@@ -180,7 +180,7 @@ class Trainer:
         return EXIT_CODE if stopped else 0
 
     def _nothing_to_do(self) -> str:
-        """How to go on with a run that has come to its end before."""
+        """Return the line on going on with a run that has ended before."""
         done = f"nothing to do: {self.step} steps, {counted(self.position.epoch, 'epoch')}, are done"
         if self.course.ends_at(self.position):
             return f"{done}; give train.epochs above {self.position.epoch} to go on, or another run.output"
@@ -189,7 +189,7 @@ class Trainer:
         return ""
 
     def _written(self) -> str:
-        """Where the run's results are."""
+        """Return the line on the places of the run's results."""
         page, best = self.folder / PAGE, self.best.record()
         files = [f"report {page}"] if page.is_file() else []
         files.append(f"checkpoint {self.checkpoints / name_of(self.step)}")

@@ -1,4 +1,4 @@
-"""How a rank comes by the halos of its pixels, as three ways to run one network, with one result.
+"""Three ways of a rank to the halos of its pixels, with one result.
 
 - `read`: a rank takes any tiles and reads their contexts from the raster;
 - `exchange`: a rank owns a block of an image's tiles, reads the block alone, and gets the halo of the input from its

@@ -1,4 +1,4 @@
-"""What goes through a network at once, in any halo mode: parts, micro-batches, pieces of a map."""
+"""The units of a pass in any halo mode: parts, micro-batches, pieces of a map."""
 
 from __future__ import annotations
 

@@ -229,5 +229,5 @@ class Measured:
     transient: float = 0.0
 
     def bytes_of(self, each: float, shape: Shape, width: int) -> int:
-        """Of so many bytes a pixel, on `shape` and for values of `width` bytes."""
+        """Return the measured bytes, so many a pixel, on `shape` and for values of `width` bytes."""
         return round(each * prod(shape[1:])) * width // SINGLE_BYTES

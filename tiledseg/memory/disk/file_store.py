@@ -50,7 +50,7 @@ class FileTransfer:
         self._pieces, self._parts = tuple(pieces), parts
 
     def done(self) -> bool:
-        """Whether all has been copied, or has failed. Does not wait."""
+        """Return True once all has been copied, or has failed. Does not wait."""
         return all(piece.done() for piece in self._pieces)
 
     def wait(self) -> None:
@@ -72,7 +72,7 @@ class FileTransfer:
 
 
 def _error_of(piece: Future[None]) -> BaseException | None:
-    """What the piece has failed with, once it has ended. It is not raised here, for the same reason."""
+    """Return the error of a piece, once it has ended. Raising it here would keep the frames of its callers."""
     try:
         return piece.exception()
     except CancelledError as error:

@@ -43,7 +43,7 @@ def upsample(x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
 
 
 def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
-    """Whether torch's own would be slow, or is missing. Pure."""
+    """Return True if torch's own adjoint would be slow, or is missing. Pure."""
     return mode in KERNELS and device == "cuda" and deterministic
 
 

@@ -14,7 +14,7 @@ from tiledseg.models.normalise import Ranks, Slices
 
 
 class WholeImageMean(BlockModule):
-    """Of each channel the mean over the image, or, `total`, the sum."""
+    """Return the mean of each channel over the image, or with `total` the sum."""
 
     def __init__(self, total: bool = False) -> None:
         super().__init__()

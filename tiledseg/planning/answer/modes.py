@@ -148,7 +148,7 @@ def modes_table(part: dict[str, Any]) -> str:
 
 
 def _known(machine: dict[str, Any]) -> str:
-    """Where the figures are from."""
+    """Return the source of the figures."""
     if "profile" not in machine:
         return "assumed, not measured"
     return f"{machine['profile']}, {'measured' if machine['measured'] else 'by its datasheet, not measured'}"

@@ -1,4 +1,4 @@
-"""How a step fits the memory of a rank: tiles at once, blocks, and tensors that are recomputed or offloaded.
+"""Fitting a step to the memory of a rank: tiles at once, blocks, tensors that are recomputed or offloaded.
 
 A batch saves what every call of a kernel costs besides its pixels, and holds the activations of all its tiles. Below
 float64 a kernel rounds the sums of a batch otherwise: a batch is what the user sets, of tiles that follow from the step

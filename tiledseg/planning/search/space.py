@@ -57,7 +57,7 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """What the candidates that differ in numbers alone have in common."""
+        """Return the kind of a candidate, without its numbers."""
         if self.stages > 1:
             return f"{self.stages} stages, {self.schedule}"
         return f"{self.halo}, in blocks" if self.blocks else self.halo

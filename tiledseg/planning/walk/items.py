@@ -84,7 +84,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Price:
-    """What a choice costs: `seconds` more than keeping everything, and the bytes that each moment `needs`."""
+    """The cost of a choice: `seconds` more than keeping everything, and the bytes that each moment `needs`."""
 
     seconds: float
     needs: tuple[int, ...]

@@ -32,7 +32,7 @@ _BEGINS = {
     ".shp": re.compile(rb"\x00\x00\x27\x0a"),
     ".fgb": re.compile(rb"fgb\x03fgb.{4}", re.S),
 }
-"""How a file of each kind begins. A zero byte is among the first, where GDAL ends its search for a text (of a VRT)."""
+"""The first bytes of each kind of file. A zero byte is among them, where GDAL ends its search for a text (of a VRT)."""
 
 _BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # of a shapefile
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
@@ -91,7 +91,7 @@ _Read = tuple[CRS, NDArray[np.int64], NDArray[np.object_], NDArray[Any] | None]
 
 
 def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Read:
-    """By GDAL. An index may have features read in its own order; numbers count in the file's."""
+    """Read features by GDAL. An index may have features read in its own order; numbers count in the file's."""
     import pyogrio.raw
     import shapely
 

@@ -140,7 +140,7 @@ def cross_entropies(
     weights: tuple[float, ...] = (),
     smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Of each pixel, image by image and row by row, times its class's weight, as torch's `cross_entropy`.
+    """Return the cross-entropy of each pixel, row by row, times its class's weight, as torch's `cross_entropy`.
 
     With `smoothing` s the label is 1 - s + s/K for its class and s/K for each other of K classes (Szegedy et al., 2016,
     section 7); each class's part has its own weight, as in torch.

@@ -360,7 +360,7 @@ def check_compiling(preparation: Preparation, device: torch.device) -> None:
 
 
 def why_uncompiled(preparation: Preparation) -> str | None:
-    """What stands against it on any device, of a run that is to be compiled."""
+    """Return the reason against compiling a run on any device."""
     found = _obstacle(preparation.plan, preparation.recipe.recompute) if preparation.recipe.compiles else None
     return None if found is None else f"train.compile is on, which takes a network whole, but {found}"
 

@@ -153,7 +153,7 @@ def split_of(
 
 
 def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
-    """How many blocks an image is cut into, along rows and columns."""
+    """Return the number of blocks of an image along rows and columns."""
     if not isinstance(split, str):
         return split[0], split[1]
     side = parse_length(split)

@@ -232,7 +232,7 @@ class Rehearsal:
 
 
 def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int) -> Rehearsal:
-    """Of a run that has been prepared for so many ranks. Raises InputError where a rank's own set-up is refused."""
+    """Walk a run that has been prepared for so many ranks. Raises InputError where a rank's own set-up is refused."""
     begun = time.perf_counter()
     walked = walk(preparation, ranks, per_node)
     spread, memory = preparation.plan.spread, preparation.plan.memory
@@ -280,7 +280,7 @@ def _too_large(preparation: Preparation, gpu_memory: int) -> list[str]:
 
 
 def _files(root: int) -> list[str]:
-    """By the limit of this machine, which is to be like those of the job."""
+    """Return a line where rank 0 needs more open files than this machine allows, whose limit stands for the job's."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= root:
         return []

@@ -149,7 +149,7 @@ class Course:
         return Position(position.epoch + 1, 0)
 
     def ends_at(self, position: Position) -> bool:
-        """Whether a run that stands there has nothing left to do."""
+        """Return True if a run that stands there has nothing left to do."""
         return position.epoch >= self.epochs
 
     def epochs_after(self, steps: int) -> Fraction:
