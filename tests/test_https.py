@@ -14,7 +14,7 @@ from tests.small_files import write_raster
 from tests.tls import OPENSSL, VARIABLES, make_certificates
 from tiledseg.predict import main as predict
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote.http_store import HttpName, parse_http
+from tiledseg.raster.remote.objects import RemoteName, parse_http
 from tiledseg.train import main as train
 
 USER = "ann:the-secret"
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_one_line(
         assert predict_from(material, f"http://{server}/none/m.tif") == 1
         err = one_error(capsys)
         assert f"cannot write http://{server}/none/m" in err
-        assert "409 Conflict; its folder must be there" in err
+        assert "its folder is not there, and the server makes none (501" in err
         (kept,) = waiting.rglob("m.tif")
         assert f"kept in {kept.parents[3]}" in err
         assert predict_from(material, f"http://{server}/m.gpkg/../m.tif") == 2
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_names() -> None:
-    assert parse_http("https://a.org:8443/x/y.tif") == HttpName("https", "a.org:8443", "x/y.tif")
+    assert parse_http("https://a.org:8443/x/y.tif") == RemoteName("https", "a.org:8443", "x/y.tif")
     for none in (
         "https://a.org",
         "https://a.org/",

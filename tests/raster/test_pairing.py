@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.finding.pairing import matched
+from tiledseg.raster.finding.patterns import matched
 from tiledseg.raster.finding.sources import HELD_OUT, HELD_OUT_ALONE, find_sources, has_validation, pair_sources
 
 KEYS = "data.images", "data.labels"

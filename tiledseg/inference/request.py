@@ -18,7 +18,6 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.raster.finding.s3_listing import is_bucket_folder
 from tiledseg.raster.finding.sources import EVERY, expand_sources
 from tiledseg.raster.georeferencing import code_notes
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -28,7 +27,7 @@ from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_ou
 from tiledseg.raster.maps.writer import raster_output
 from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote.http_store import parse_http
+from tiledseg.raster.remote.objects import is_bucket_folder, parse_http
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store.store import parse_store_name

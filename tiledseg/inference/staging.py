@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tiledseg.comm.mesh import Mesh
@@ -22,15 +21,20 @@ from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.raster.maps.writer import SIDECARS
 from tiledseg.raster.names import gdal_path, is_remote
-from tiledseg.raster.remote import http_store, s3_store
-from tiledseg.raster.remote.http_store import HttpName, parse_http
-from tiledseg.raster.remote.s3_store import S3Name, check_obstore, parse_s3
+from tiledseg.raster.remote.objects import (
+    RemoteName,
+    check_obstore,
+    check_writable,
+    is_there,
+    parse_http,
+    parse_s3,
+    put,
+    remove,
+)
 from tiledseg.system.outputs import files_below
 
 _OUTPUTS = ("output", "probabilities", "polygons")
 _STYLE, _POLYGONS = ".qml", ".gpkg"
-_SCHEMES = ("http:", "https:")
-Name = S3Name | HttpName
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def _outputs(request: Request) -> list[tuple[str, str]]:
     return [(key, path) for key in _OUTPUTS if (path := getattr(request, key)) is not None]
 
 
-def _checked(key: str, url: str, images: set[str]) -> Name:
+def _checked(key: str, url: str, images: set[str]) -> RemoteName:
     """The name of an output. Raises OutputError for one that no server takes, or an image that is read."""
     name = parse_s3(url) or parse_http(url)
     if name is None:
@@ -84,31 +88,25 @@ def _checked(key: str, url: str, images: set[str]) -> Name:
         raise OutputError(f"{key} is {url}, which names no object; give {url.partition('://')[0]}://place/name.tif")
     if gdal_path(url) in images:
         raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
-    if isinstance(name, S3Name):
-        check_obstore(key, url)
+    check_obstore(key, url)
     return name
 
 
-def _store_of(name: Name) -> ModuleType:
-    """The module that asks the name's server: both have the same functions."""
-    return s3_store if isinstance(name, S3Name) else http_store
-
-
-def _check_writable(name: Name) -> None:
+def _check_writable(name: RemoteName) -> None:
     try:
-        _store_of(name).check_writable(name)
+        check_writable(name)
     except InputError as error:
         raise OutputError(str(error)) from error
 
 
-def _check_polygons(names: Sequence[Name]) -> None:
+def _check_polygons(names: Sequence[RemoteName]) -> None:
     """A GeoPackage may hold other layers, which would be lost: one that is there is not replaced."""
     for name in names:
-        if _store_of(name).is_there(name):
+        if is_there(name):
             raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
 
 
-def _local(request: Request, names: dict[str, Name], folder: str) -> dict[str, Any]:
+def _local(request: Request, names: dict[str, RemoteName], folder: str) -> dict[str, Any]:
     """The outputs that go up, by their files in the folder, whose own folders are made."""
     found = {}
     for key, url in _outputs(request):
@@ -137,22 +135,20 @@ def upload(stage: Stage) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _name(file: Path, folder: str) -> Name:
-    place, *key = file.relative_to(folder).parts
-    if place in _SCHEMES:
-        return HttpName(place.removesuffix(":"), key[0], "/".join(key[1:]))
-    return S3Name(place, "/".join(key))
+def _name(file: Path, folder: str) -> RemoteName:
+    scheme, place, *key = file.relative_to(folder).parts
+    return RemoteName(scheme, place, "/".join(key))
 
 
-def _upload(file: Path, name: Name, files: Sequence[Path]) -> list[str]:
+def _upload(file: Path, name: RemoteName, files: Sequence[Path]) -> list[str]:
     tick()
-    if file.suffix == _STYLE and _store_of(name).is_there(name):
+    if file.suffix == _STYLE and is_there(name):
         file.unlink()
         return [f"the style {name.url} stays as it was; remove it for one of this map's classes"]
     for end in SIDECARS:
         if file.suffix in (".tif", ".tiff") and file.with_name(file.name + end) not in files:
-            _store_of(name).remove(name._replace(key=name.key + end))
-    _store_of(name).put(name, file, tick)
+            remove(name._replace(key=name.key + end))
+    put(name, file, tick)
     file.unlink()
     return []
 

@@ -10,22 +10,22 @@ folder. URLs stand as they are, and need `references`.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
-from tiledseg.raster.geojson import parse_features, read_list
+from tiledseg.raster.text_files import csv_rows, parse_features, read_list
 
 ENDINGS = (".txt", ".csv", ".geojson", ".json")
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 _WORDS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
+_Rows = Iterator[tuple[str, Mapping[str, Any]]]
 
 
 class ManifestEntry(NamedTuple):
-    """An image, its labels (None: not said), its part of the data (None: not said), and where the list says so."""
+    """An image, its labels and its part of the data (None: not named), and its place in the list."""
 
     image: str
     label: str | None
@@ -39,16 +39,21 @@ def is_manifest(path: str) -> bool:
 
 def read_manifest(path: str) -> tuple[ManifestEntry, ...]:
     """Return all entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
-    ending = os.path.splitext(path)[1].lower()
     text = read_list(path)
-    found = {".txt": _lines, ".csv": _rows}.get(ending, _features)(path, text)
-    entries = tuple(_entry(path, fields, place) for place, fields in found)
+    ending = os.path.splitext(path)[1].lower()
+    if ending == ".txt":
+        rows = _lines(path, text)
+    elif ending == ".csv":
+        rows = csv_rows(path, text, "image", "image,label,split", RasterError)
+    else:
+        rows = _features(path, text)
+    entries = tuple(_entry(path, fields, place) for place, fields in rows)
     if not entries:
         raise RasterError(f"{path} lists no image; give a line for each")
     return entries
 
 
-def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _lines(path: str, text: str) -> _Rows:
     for number, line in enumerate(text.splitlines(), 1):
         words = [word.strip() for word in line.split("\t")]
         if not line.strip() or line.lstrip().startswith("#"):
@@ -58,27 +63,8 @@ def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"line {number}", dict(zip(("image", "label"), words, strict=False))
 
 
-def _rows(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.reader(text.splitlines(), skipinitialspace=True)
-    header = [word.strip().lower() for word in next(reader, [])]
-    if "image" not in header:
-        raise RasterError(f"{path}, line 1 is {shown(','.join(header))!r}; give a header such as image,label,split")
-    try:
-        for words in reader:
-            if not any(word.strip() for word in words):
-                continue
-            if len(words) != len(header):
-                raise RasterError(
-                    f"{path}, line {reader.line_num} has {len(words)} columns, its header {len(header)}; give as many"
-                )
-            yield f"line {reader.line_num}", dict(zip(header, words, strict=True))
-    except csv.Error as error:
-        raise RasterError(f"{path}, line {reader.line_num} is no CSV: {error}; mend it") from None
-
-
-def _features(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    features, _ = parse_features(path, text)
-    for number, feature in enumerate(features):
+def _features(path: str, text: str) -> _Rows:
+    for number, feature in enumerate(parse_features(path, text)[0]):
         properties = feature.get("properties")
         yield f"feature {number}", properties if isinstance(properties, dict) else {}
 
@@ -93,10 +79,8 @@ def _entry(path: str, fields: Mapping[str, Any], place: str) -> ManifestEntry:
     if split.lower() not in _WORDS:
         raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
     folder = os.path.dirname(path)
-    return ManifestEntry(
-        _at(folder, image), _at(folder, label) if label else None, _WORDS[split.lower()], f"{path}, {place}"
+    image, label = (
+        name if not name or "://" in name or name.startswith("/") else os.path.join(folder, name)
+        for name in (image, label)
     )
-
-
-def _at(folder: str, path: str) -> str:
-    return path if "://" in path or path.startswith("/") else os.path.join(folder, path)
+    return ManifestEntry(image, label or None, _WORDS[split.lower()], f"{path}, {place}")

@@ -1,4 +1,4 @@
-"""From what a user types (paths, globs, URLs) to a list of rasters in an order that never changes."""
+"""From the paths, globs and URLs that a user types to a list of rasters in an order that never changes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from typing import NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.finding.manifest import TEST, TRAIN, VALIDATION, is_manifest, read_manifest
-from tiledseg.raster.finding.pairing import is_pattern, labels_for, matched
-from tiledseg.raster.finding.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
+from tiledseg.raster.finding.patterns import (
+    folder_of,
+    is_pattern,
+    labels_for,
+    matched,
+    matching_objects,
+    objects_in,
+)
 from tiledseg.raster.names import REFERENCES, is_named, is_vector
-from tiledseg.raster.remote.s3_store import parse_s3
+from tiledseg.raster.remote.objects import is_bucket_folder, parse_s3
 from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.console import counted
 from tiledseg.system.files import irregular_kind
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
-"""Of the files that a folder stands for."""
+"""Endings of the files that a folder stands for."""
 
 Parts = tuple[str | None, ...]
 LEARNT: Parts = (None, TRAIN)
 HELD_OUT: Parts = (VALIDATION,)
 HELD_OUT_ALONE: Parts = (None, VALIDATION)
-"""Of a list that is given for validation."""
+"""Parts of a list that is given for validation."""
 EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
-"""Of a list that is given to be mapped."""
+"""Parts of a list that is given to be mapped."""
+
+_REMEDY = "give a path, glob or URL of a raster"
 
 
 def as_list(paths: str | Sequence[str]) -> list[str]:
@@ -34,8 +42,8 @@ def as_list(paths: str | Sequence[str]) -> list[str]:
 
 
 class RasterSource(NamedTuple):
-    """A raster as it was found: `labels` where a list gives some, `wildcards` what those of its glob stand for, and
-    `place` where a list names it."""
+    """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards`, and the `place` in a
+    list that names it."""
 
     path: str
     labels: str | None = None
@@ -49,11 +57,10 @@ def expand_sources(
     """Return the paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each
     folder, sorted by name.
 
-    s3:// has globs too, and folders where the name ends in a slash: a bucket is asked what it holds. Any other URL, a
-    `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
-    `[`. A tile store stands for all of its images, a list (see `manifest`) for those of the `parts` of the data (None:
-    images of which it says no part). URLs in a list are opened with `references` only. `key` (such as "data.images") is
-    what error messages name.
+    s3:// has globs too, and folders where the name ends in a slash. Any other URL, a `/vsi...` path or a subdataset
+    name stands for itself, and so does a file whose own name holds `*`, `?` or `[`. A tile store stands for all of its
+    images, a list (see `manifest`) for those of the `parts` of the data (None: images without a part). URLs in a list
+    are opened with `references` only. `key` (such as "data.images") is the name in error messages.
 
     Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
     a path that occurs twice, and where a bucket is not to be listed.
@@ -83,15 +90,14 @@ def has_validation(patterns: Sequence[str]) -> bool:
 
 
 def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
-    """Return a line for each list of which images are of none of the `parts`."""
+    """Return a line for each list that has images of none of the `parts`."""
     lines = []
     for path in _manifests(patterns):
         splits = [str(entry.split) for entry in read_manifest(path) if entry.split not in parts]
         if splits:
-            words = " or ".join(sorted(set(splits)))
             lines.append(
-                f"{key}: {counted(len(splits), 'image')} of {path} of split {words} left out; to take them, give a "
-                "list that names no split"
+                f"{key}: {counted(len(splits), 'image')} of {path} of split {' or '.join(sorted(set(splits)))} left "
+                "out; to take them, give a list that names no split"
             )
     return lines
 
@@ -109,86 +115,26 @@ def pair_sources(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the images and, with them, their labels.
 
-    Labels are paired in order; by name where both are one folder each; by a pattern (see `pairing`) where they are one;
-    one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
+    Labels are paired in order; by name where both are one folder each; by a pattern (see `patterns`) where they are
+    one; one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
     `parts` and `references`: as `expand_sources`.
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
-    found = find_sources(images, keys[0], parts, references)
-    image_paths = tuple(source.path for source in found)
+    sources = find_sources(images, keys[0], parts, references)
+    image_paths = tuple(source.path for source in sources)
     pattern = _pattern(images, labels)
     if pattern is not None:
-        named = [labels_for(source.path, source.wildcards, pattern, keys[1]) for source in found]
-        there = _presence(pattern, keys[1])
-        label_paths = tuple(_existing(source, labels, keys, there) for source, labels in zip(found, named, strict=True))
+        is_there = _presence(pattern, keys[1])
+        label_paths = tuple(_named_labels(source, pattern, keys, is_there) for source in sources)
     elif len(labels) == 1 and is_vector(labels[0]):
-        label_paths = (_exists(labels[0], keys[1]),) * len(found)
+        label_paths = (_existing(labels[0], keys[1]),) * len(sources)
     elif labels:
-        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1], parts, references))
+        label_paths = tuple(_store_labels(path) or path for path in expand_sources(labels, keys[1], parts, references))
     else:
-        label_paths = tuple(_own_labels(source, keys) for source in found)
+        label_paths = tuple(_own_labels(source, keys[1]) for source in sources)
     check_counts(image_paths, label_paths, keys)
     return image_paths, label_paths
-
-
-def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
-    """Return the pattern by which labels are named, if they are: two folders are paired by their files' names."""
-    if len(labels) != 1:
-        return None
-    if len(images) == 1 and _is_folder(labels[0]) and _is_folder(images[0]):
-        return os.path.join(labels[0], "{stem}.*")
-    return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) or is_bucket_folder(path)
-
-
-def _presence(pattern: str, key: str) -> Callable[[str], bool]:
-    """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
-    if parse_s3(pattern) is None or not pattern.endswith(".*"):
-        return os.path.isfile
-    return objects_below(pattern[: pattern.index("{")], key).__contains__
-
-
-def _existing(source: RasterSource, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
-    """Return the labels of an image by its pattern; `.*` is any ending."""
-    if labels.endswith(".*"):
-        ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if there(labels[:-2] + ending)]
-        if len(ends) != 1:
-            count = "no labels" if not ends else f"several labels ({', '.join(ends)})"
-            raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
-        return ends[0]
-    if not is_named(labels) and not os.path.isfile(labels):
-        raise RasterError(
-            f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
-        )
-    return labels
-
-
-def _own_labels(source: RasterSource, keys: tuple[str, str]) -> str:
-    """Return the labels that come with an image. Raises RasterError where none do."""
-    labels = source.labels or _labels_of(source.path)
-    if labels is not None:
-        if not is_named(labels) and parse_store_name(labels) is None:
-            _exists(labels, source.place or keys[1])
-        return labels
-    if source.place:
-        raise RasterError(f"{source.place} names no labels, and {keys[1]} is empty; give {source.path} its labels")
-    raise RasterError(f"{keys[1]} is empty and {source.path} is no tile store; give one label raster an image")
-
-
-def _exists(path: str, key: str) -> str:
-    if not is_named(path) and not os.path.isfile(path):
-        raise RasterError(f"{key}: {path} does not exist; give a path, glob or URL of a raster")
-    return path
-
-
-def _labels_of(path: str) -> str | None:
-    """Return the labels beside an image of a tile store; None for any other raster."""
-    name = parse_store_name(path)
-    return None if name is None else str(name._replace(labels=True))
 
 
 def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple[str, str]) -> None:
@@ -200,15 +146,72 @@ def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple
         )
 
 
+def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
+    """Return the pattern by which labels are named; None for other labels. Two folders are paired by their files'
+    names."""
+    if len(labels) != 1:
+        return None
+    if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], labels[0])):
+        return os.path.join(labels[0], "{stem}.*")
+    return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
+
+
+def _presence(pattern: str, key: str) -> Callable[[str], bool]:
+    """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
+    if parse_s3(pattern) is None or not pattern.endswith(".*"):
+        return os.path.isfile
+    return frozenset(objects_in(folder_of(pattern[: pattern.index("{")]), key, deep=True)).__contains__
+
+
+def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
+    """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
+    labels = labels_for(source.path, source.wildcards, pattern, keys[1])
+    if labels.endswith(".*"):
+        paths = [path for path in (labels[:-2] + ending for ending in IMAGE_ENDINGS) if is_there(path)]
+        if len(paths) != 1:
+            count = "no labels" if not paths else f"several labels ({', '.join(paths)})"
+            raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
+        return paths[0]
+    if not is_named(labels) and not os.path.isfile(labels):
+        raise RasterError(
+            f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
+        )
+    return labels
+
+
+def _own_labels(source: RasterSource, key: str) -> str:
+    """Return the labels that come with an image. Raises RasterError where none do."""
+    labels = source.labels or _store_labels(source.path)
+    if labels is not None:
+        return labels if parse_store_name(labels) else _existing(labels, source.place or key)
+    if source.place:
+        raise RasterError(f"{source.place} names no labels, and {key} is empty; give {source.path} its labels")
+    raise RasterError(f"{key} is empty and {source.path} is no tile store; give one label raster an image")
+
+
+def _existing(path: str, key: str) -> str:
+    if not is_named(path) and not os.path.isfile(path):
+        raise RasterError(f"{key}: {path} does not exist; {_REMEDY}")
+    return path
+
+
+def _store_labels(path: str) -> str | None:
+    """Return the labels beside an image of a tile store; None for any other raster."""
+    name = parse_store_name(path)
+    return None if name is None else str(name._replace(labels=True))
+
+
 def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
-    if is_bucket_folder(pattern) or (parse_s3(pattern) and glob.has_magic(pattern)):
-        return _in_bucket(pattern, key)
+    if is_bucket_folder(pattern):
+        return _rasters(pattern, objects_in(pattern, key), key)
+    if parse_s3(pattern) and glob.has_magic(pattern):
+        return _matches(pattern, matching_objects(pattern, key), key)
     if is_named(pattern) or parse_store_name(pattern):
         return [RasterSource(pattern)]
     if is_tile_store(pattern):
         return [RasterSource(str(name)) for name in store_images(pattern)]
     if os.path.isdir(pattern):
-        return _in_folder(pattern, key)
+        return _rasters(pattern, [os.path.join(pattern, name) for name in os.listdir(pattern)], key)
     kind = irregular_kind(pattern)
     if kind is not None:
         raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
@@ -217,46 +220,37 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Rast
     if os.path.exists(pattern):
         return [RasterSource(pattern)]
     if not glob.has_magic(pattern):
-        raise RasterError(f"{key}: {pattern} does not exist; give a path, glob or URL of a raster")
-    matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
-    if not matches:
-        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
-    return [RasterSource(match, wildcards=matched(pattern, match)) for match in matches]
+        raise RasterError(f"{key}: {pattern} does not exist; {_REMEDY}")
+    return _matches(
+        pattern, sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)), key
+    )
 
 
-def _in_folder(folder: str, key: str) -> list[RasterSource]:
-    return _rasters(folder, [os.path.join(folder, name) for name in os.listdir(folder)], key)
-
-
-def _in_bucket(pattern: str, key: str) -> list[RasterSource]:
-    if is_bucket_folder(pattern):
-        return _rasters(pattern, in_bucket_folder(pattern, key), key)
-    matches = matching_objects(pattern, key)
-    if not matches:
-        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
-    return [RasterSource(match, wildcards=matched(pattern, match)) for match in matches]
+def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]:
+    if not paths:
+        raise RasterError(f"{key}: nothing matches the glob {pattern}; {_REMEDY}")
+    return [RasterSource(path, wildcards=matched(pattern, path)) for path in paths]
 
 
 def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
     """Return the `paths` in a folder that end as rasters do."""
-    found = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
-    if not found:
+    rasters = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
+    if not rasters:
         endings = ", ".join(IMAGE_ENDINGS)
         raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
-    return [RasterSource(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
+    return [RasterSource(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in rasters]
 
 
 def _listed(path: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
-    found = [entry for entry in read_manifest(path) if entry.split in parts]
-    if not found:
+    entries = [entry for entry in read_manifest(path) if entry.split in parts]
+    if not entries:
         raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
-    for entry in found:
+    for entry in entries:
         foreign = [name for name in (entry.image, entry.label) if name and is_named(name) and not references]
         if foreign:
             raise RasterError(
                 f"{entry.place} names {foreign[0]}, which is no path of a file and was not typed; where you trust this "
                 f"list, allow it with {REFERENCES}"
             )
-        if not is_named(entry.image) and not os.path.isfile(entry.image):
-            raise RasterError(f"{entry.place}: {entry.image} does not exist; give the path of a raster")
-    return [RasterSource(entry.image, entry.label, place=entry.place) for entry in found]
+        _existing(entry.image, entry.place)
+    return [RasterSource(entry.image, entry.label, place=entry.place) for entry in entries]

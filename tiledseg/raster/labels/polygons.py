@@ -21,10 +21,10 @@ from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.raster.geojson import named_crs, read_geometries
 from tiledseg.raster.georeferencing import is_placed, whole_turn
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.retrying import reading
+from tiledseg.raster.text_files import named_crs, read_geometries
 from tiledseg.system.files import irregular_kind
 
 _BEGINS = {

@@ -20,14 +20,13 @@ from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.names import REFERENCES, gdal_path, is_named, is_remote
-from tiledseg.raster.remote.s3_server import (
+from tiledseg.raster.remote.servers import (
     SILENT_SECONDS,
     advice,
     certificate_advice,
     gdal_options,
     is_of_certificates,
 )
-from tiledseg.raster.remote.s3_store import parse_s3, refusal
 from tiledseg.raster.retrying import reading, reason
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
@@ -84,20 +83,8 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
     with _waiting(path):
         if not references:
             _check_masks(path)
-        try:
-            with reading(f"open {path}", _remedy(path, references)):
-                return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
-        except RasterError as error:
-            raise _with_status(path, error) from error.__cause__
-
-
-def _with_status(path: str, error: RasterError) -> RasterError:
-    """Return the error with the status of a server that refuses an object of S3's: GDAL tells its words alone."""
-    name, cause = parse_s3(path), error.__cause__
-    if name is None or not isinstance(cause, Exception) or "_AWS" not in type(cause.__context__).__name__:
-        return error
-    said = refusal(name)
-    return error if said is None else RasterError(f"cannot open {path}: {said} ({reason(cause)}); {advice(os.environ)}")
+        with reading(f"open {path}", _remedy(path, references)):
+            return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
 
 
 def _waiting(path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiledseg.raster.remote.s3_server import advice, certificate_advice, certificates, gdal_options, store_options
+from tiledseg.raster.remote.servers import advice, certificate_advice, certificates, gdal_options, store_options
 
 
 def test_gdal_and_obstore_are_sent_to_one_server() -> None:
@@ -22,9 +22,9 @@ def test_gdal_and_obstore_are_sent_to_one_server() -> None:
         ({"AWS_S3_ENDPOINT": "h", **path_style}, "https://h", False),
         ({}, None, True),
     ):
-        found = store_options("b", environment, 8, 1)
+        found = store_options("s3", "b", environment, 8, 1)
         assert (found.get("endpoint"), found["virtual_hosted_style_request"]) == (endpoint, by_host), environment
-    assert store_options("b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
+    assert store_options("s3", "b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
 
 
 def test_a_users_own_limits_hold() -> None:
