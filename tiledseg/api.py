@@ -247,7 +247,7 @@ def evaluate_map(
     from tiledseg.execution.scores.metrics import scores
     from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
     from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.label_sources import LabelReading, check_used
+    from tiledseg.raster.labels.pair_reading import LabelReading, check_used
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.user_files.classes import read_classes
 

@@ -34,7 +34,7 @@ from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole

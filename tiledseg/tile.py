@@ -133,7 +133,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     them. Raises an InputError.
     """
     from tiledseg.raster.finding.sources import as_list, find_sources, pair_sources
-    from tiledseg.raster.labels.label_sources import check_used
+    from tiledseg.raster.labels.pair_reading import check_used
     from tiledseg.raster.names import is_vector
     from tiledseg.raster.tile_store.writer import StorePlan
 
@@ -160,8 +160,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
 def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
     """Return how images and labels are read. `draws`: polygons become class numbers; rasters keep their values."""
     from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.label_sources import LabelReading
-    from tiledseg.raster.labels.pair_reading import PairReading
+    from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
 
     data = config.data
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]

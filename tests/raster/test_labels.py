@@ -16,7 +16,7 @@ from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.class_forms import records_of_map
+from tiledseg.raster.labels.classes import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.reading.reader import open_raster
 

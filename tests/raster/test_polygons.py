@@ -21,7 +21,7 @@ from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.maps.geopackage import pixels_of
 
 UTM = "EPSG:32611"

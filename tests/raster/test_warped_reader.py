@@ -16,8 +16,7 @@ from tests.small_files import UTM, write_raster
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.labels.label_sources import LabelReading
-from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
 from tiledseg.raster.reading.reader import open_raster
 
 SHAPE = 90, 110
@@ -121,8 +120,9 @@ def test_an_image_is_blended_of_four_pixels(tmp_path: Path, grid: str, dtype: st
     points = np.array(transform(UTM, crs, *(PLACE @ (cols, rows))))
     cols, rows = (part - 0.5 for part in (~place) @ points)
     known_CHW = np.where(raw_CHW == 0, np.nan, raw_CHW.astype(np.float64))
-    wanted_CHW = np.array([map_coordinates(band_HW, (rows, cols), order=1, cval=np.nan) for band_HW in known_CHW])
-    wanted_CHW = wanted_CHW.reshape(2, *SHAPE)
+    wanted_CHW = np.array([map_coordinates(band_HW, (rows, cols), order=1, mode="nearest") for band_HW in known_CHW])
+    outside = (rows < -0.5) | (rows >= shape[0] - 0.5) | (cols < -0.5) | (cols >= shape[1] - 0.5)
+    wanted_CHW = np.where(outside, np.nan, wanted_CHW).reshape(2, *SHAPE)
     both_HW = valid_HW & np.isfinite(wanted_CHW[0])
     between_HW = np.min(np.abs([rows - np.rint(rows), cols - np.rint(cols)]), axis=0).reshape(SHAPE) > 1e-5
     assert between_HW.mean() > 0.5

@@ -24,8 +24,8 @@ from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
 from tiledseg.raster.finding.sources import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.label_sources import LabelReading, check_used
-from tiledseg.raster.labels.polygon_reader import PolygonReader, check_any
+from tiledseg.raster.labels.pair_reading import LabelReading, check_used
+from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler

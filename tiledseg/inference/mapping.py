@@ -26,7 +26,7 @@ from tiledseg.inference.request import Request
 from tiledseg.inference.views import Window, means, parts_of_views, shared_means, shares_of, tilings_of, views_of
 from tiledseg.models.sending import asked_back
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.masked_reader import area_reader
+from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
 from tiledseg.raster.reading.reader import KnownReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset

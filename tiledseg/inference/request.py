@@ -22,7 +22,7 @@ from tiledseg.raster.finding.sources import EVERY, expand_sources
 from tiledseg.raster.georeferencing import code_notes
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.labels.masked_reader import area_reader
+from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_output
 from tiledseg.raster.maps.writer import raster_output
 from tiledseg.raster.names import VECTOR_ENDINGS, is_vector

@@ -24,7 +24,7 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
             f"{key} is '{classes}'; give a number, a list of records, or a file that ends with {_ENDING} and has a "
             "header such as name,r,g,b,class"
         )
-    from tiledseg.raster.labels.class_file import read_class_file
+    from tiledseg.raster.labels.classes import read_class_file
 
     return read_class_file(classes)
 

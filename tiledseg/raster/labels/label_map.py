@@ -1,25 +1,29 @@
 """Labels: from the raw values or colours of a file to class numbers.
 
-Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, values mapped to nothing) becomes
-`ignore_index`. A raw value that is neither is an error that says which value, in which file and where: a wrong map
-must never train quietly.
+Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, values of ignored records) becomes
+`ignore_index`. Any other raw value is an error with the value, the file and the place: a wrong map must never train
+quietly.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.georeferencing import is_placed
-from tiledseg.raster.info import Colour, RasterInfo
-from tiledseg.raster.labels.class_forms import Classes, Pairs, class_table
-from tiledseg.raster.labels.classes import ClassRecord, pack
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassEntry, Classes, ClassRecord, default_classes, pack, read_entries
 from tiledseg.raster.mirrored_reader import RasterReader
+
+Pairs = tuple[tuple[int, int], ...]
 
 _UNKNOWN = -1
 _TOLERANCE_PIXELS = 0.01
@@ -27,10 +31,11 @@ _TOLERANCE_PIXELS = 0.01
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Which raw value, or colour packed as 0xRRGGBB, is which class; `ignore_index` as a class means "leave out".
+    """The class of each raw value, or where `colours`, of each colour packed as 0xRRGGBB. `ignore_index` as a class
+    means "leave out".
 
-    `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, where the classes
-    have been given without values: labels of one band then hold their numbers. `texts`: values of polygons.
+    `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, where no class has
+    values: labels of one band then hold class numbers. `texts`: classes of words, which polygons may have as values.
     """
 
     pairs: Pairs
@@ -43,18 +48,29 @@ class LabelMap:
 
     @staticmethod
     def from_config(classes: Classes, ignore_index: int = 255) -> LabelMap:
-        """A map from the `data.classes` key of a configuration, a number or a list of records (`class_forms`).
+        """Return the map of the `data.classes` key of a configuration, a number or a list of records (`classes`).
 
-        Several raw values may share a class; class numbers must run from 0 without gaps. The raw value `ignore_index`
-        is left out too, unless a record has it. Raises ConfigError.
+        Several raw values may share a class. The raw value `ignore_index` is left out too, unless a record has it.
+        Raises ConfigError.
         """
-        table = class_table(classes, ignore_index)
-        count = classes if isinstance(classes, int) else len(table.classes)
-        more = table.classes, table.three_bands, table.texts
-        return LabelMap(table.pairs, table.colours, count, ignore_index, *more)._checked()
+        if isinstance(classes, int) and not isinstance(classes, bool):
+            pairs = tuple((k, k) for k in range(min(classes, 256)))
+            records = default_classes(classes) if 0 <= classes <= 255 else ()
+            label_map = LabelMap(pairs, False, classes, ignore_index, records)
+        else:
+            label_map = _of_entries(read_entries(classes), ignore_index)
+        count = label_map.count
+        if not 2 <= count <= 255:
+            raise ConfigError(f"{count} classes; give 2 to 255")
+        if not count <= ignore_index <= 255:
+            raise ConfigError(
+                f"ignore_index {ignore_index} with classes 0 to {count - 1}; "
+                f"give ignore_index {count} to 255, or a record with ignored: true"
+            )
+        return label_map
 
     def agrees(self, other: LabelMap) -> bool:
-        """Whether both give every label the same class, and no name has moved to another class."""
+        """Return True if both give every label the same class, and no name has moved to another class."""
         same = replace(self, classes=(), three_bands=()) == replace(other, classes=(), three_bands=())
         ours, theirs = ({record.name: k for k, record in enumerate(of.classes)} for of in (self, other))
         return (
@@ -63,35 +79,24 @@ class LabelMap:
             and all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
         )
 
-    def _checked(self) -> LabelMap:
-        if not 2 <= self.count <= 255:
-            raise ConfigError(f"{self.count} classes; give 2 to 255")
-        if not self.count <= self.ignore_index <= 255:
-            raise ConfigError(
-                f"ignore_index {self.ignore_index} with classes 0 to {self.count - 1}; "
-                f"give ignore_index {self.count} to 255, or a record with ignored: true"
-            )
-        return self
-
     def class_of(self, value: object) -> int | None:
-        """The class of a single value, which may be text: one of the values, else the name of a class; None for what is
-        in no class."""
+        """Return the class of a single value, which may be text: one of the values, else the name of a class; None for
+        a value in no class."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return None if self.colours else dict(self.pairs).get(value)
         text = str(value)
-        names = {record.name: number for number, record in enumerate(self.classes)}
-        found = {**names, **dict(self.texts)}
-        if text not in found and re.fullmatch(r"[+-]?\d{1,18}", text):
+        numbers = {**{record.name: number for number, record in enumerate(self.classes)}, **dict(self.texts)}
+        if text not in numbers and re.fullmatch(r"[+-]?\d{1,18}", text):
             return self.class_of(int(text))
-        return found.get(text)
+        return numbers.get(text)
 
     def resolve(self, info: RasterInfo) -> LabelMap:
-        """This map for the raster at hand: colours become palette indices where its one band has a colour table.
+        """Return this map for a raster: colours become palette indices where its one band has a colour table.
 
-        Raises LabelError where the number of bands does not fit the keys of the map, or numbers of classes were stored
-        that have another number here.
+        Raises LabelError where the number of bands does not fit the classes, or where the raster's own class numbers
+        stand for other classes here.
         """
         if info.holds_classes:
             self._check_stored(info)
@@ -99,28 +104,24 @@ class LabelMap:
         if self.three_bands and info.bands == 3:
             return replace(self, pairs=self.three_bands, colours=True, three_bands=())
         if self.colours and info.bands == 1 and info.palette is not None:
-            return self._through_palette(info.palette)
+            numbers = dict(self.pairs)
+            indices = ((index, numbers.get(pack(colour))) for index, colour in info.palette)
+            pairs = tuple((index, number) for index, number in indices if number is not None)
+            return replace(self, pairs=pairs, colours=False)
         if info.bands != (3 if self.colours else 1):
             what = "colours, which need 3 bands or a colour table" if self.colours else "raw values, which need 1 band"
             raise LabelError(f"{info.path} has bands: {info.bands}, but classes are {what}; change one of them")
         return self
 
     def _check_stored(self, info: RasterInfo) -> None:
-        """A class may have another name, not another number."""
+        """Raise LabelError where a name of the raster has another number here. A number may have another name."""
         ours = {record.name: number for number, record in enumerate(self.classes)}
-        moved = [(number, name) for number, name in info.class_names if ours.get(name, number) != number]
-        if moved:
-            number, name = moved[0]
-            raise LabelError(
-                f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the classes "
-                "in the order in which its polygons were drawn, or cut it again"
-            )
-
-    def _through_palette(self, palette: tuple[tuple[int, Colour], ...]) -> LabelMap:
-        known = dict(self.pairs)
-        indices = ((index, known.get(pack(colour))) for index, colour in palette)
-        pairs = tuple((index, number) for index, number in indices if number is not None)
-        return replace(self, pairs=pairs, colours=False)
+        for number, name in info.class_names:
+            if ours.get(name, number) != number:
+                raise LabelError(
+                    f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the "
+                    "classes in the order in which its polygons were drawn, or cut it again"
+                )
 
     def apply(
         self,
@@ -129,11 +130,10 @@ class LabelMap:
         origin: tuple[int, int] = (0, 0),
         path: object = "labels",
     ) -> NDArray[np.uint8]:
-        """Class of every pixel, uint8 (H, W); `ignore_index` where `valid_HW` is False.
+        """Return the classes of raw pixels (C, H, W), uint8 (H, W), `ignore_index` where they are not valid.
 
-        `raw_CHW` is integer: one band of raw values, or red, green, blue for colours (further bands, alpha, are not
-        looked at). `origin` (row, col) and `path` are only for the message of the LabelError raised at the first
-        valid pixel, row by row, whose value is in no class.
+        Raises LabelError for the first valid pixel, row by row, whose value is in no class. `origin` (row, col) and
+        `path` are for its message only.
         """
         if not np.issubdtype(raw_CHW.dtype, np.integer):
             raise LabelError(f"{path} holds {raw_CHW.dtype} values; labels must be whole numbers (uint8 ... int32)")
@@ -161,12 +161,11 @@ class LabelMap:
             pairs.setdefault(self.ignore_index, self.ignore_index)
         if raw_HW.dtype.itemsize <= 2:
             limits = np.iinfo(raw_HW.dtype)
-            unsigned = np.dtype(f"u{raw_HW.dtype.itemsize}")
             table = np.full(limits.max - limits.min + 1, _UNKNOWN, np.int16)
             for raw, number in pairs.items():
                 if limits.min <= raw <= limits.max:
                     table[raw % table.size] = number
-            return table[raw_HW.view(unsigned)]
+            return table[raw_HW.view(f"u{raw_HW.dtype.itemsize}")]
         keys = np.array(sorted(pairs), np.int64)
         numbers = np.array([pairs[key] for key in keys.tolist()], np.int16)
         at = np.minimum(np.searchsorted(keys, raw_HW), keys.size - 1)
@@ -174,22 +173,67 @@ class LabelMap:
 
     def _unknown(self, raw_HW: NDArray, classes_HW: NDArray, origin: tuple[int, int], path: object) -> str:
         row, col = np.unravel_index(int(np.argmax(classes_HW == _UNKNOWN)), classes_HW.shape)
-        raw = int(raw_HW[row, col])
-        what = f"colour #{raw:06x}" if self.colours else f"value {raw}"
-        known = sorted(key for key, _ in self.pairs)
-        names = [f"#{key:06x}" if self.colours else str(key) for key in known[:6]]
-        listed = ", ".join(names) + (", ..." if len(known) > 6 else "")
+        form = "#{:06x}" if self.colours else "{}"
+        keys = sorted(key for key, _ in self.pairs)
+        listed = ", ".join(map(form.format, keys[:6])) + (", ..." if len(keys) > 6 else "")
         return (
-            f"{path} holds {what} at (row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
+            f"{path} holds {'colour' if self.colours else 'value'} {form.format(int(raw_HW[row, col]))} at "
+            f"(row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
             "add it to the values of a class, or of a record with ignored: true"
         )
 
 
+def _of_entries(entries: Sequence[ClassEntry], ignore_index: int) -> LabelMap:
+    """Return the map of records. Raises ConfigError where two of them have one name or one value, or some no values."""
+    kept = [entry for entry in entries if not entry.ignored]
+    if not kept:
+        raise ConfigError("classes holds no class; give 2 to 255")
+    records = tuple(entry.record(number) for number, entry in enumerate(kept))
+    names = [record.name for record in records]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"classes has two classes named {name}; give each class a name of its own")
+    plain = [entry for entry in entries if entry.values is None]
+    if plain:
+        if len(plain) < len(entries) or len(kept) < len(entries):
+            raise ConfigError(
+                f"class {plain[0].name} has no values, but other classes have, or are ignored; give each its values"
+            )
+        pairs = tuple((number, number) for number in range(len(kept)))
+        has_colours = all(entry.colour is not None for entry in kept)
+        colours = [(record.name, number, [pack(record.colour)]) for number, record in enumerate(records)]
+        three_bands = tuple(sorted(_table(colours, "colour #{:06x}").items())) if has_colours else ()
+        return LabelMap(pairs, False, len(kept), ignore_index, records, three_bands)
+    kinds = {is_colour for entry in entries for _, is_colour in entry.values or ()}
+    numbers = {entry.name: number for number, entry in enumerate(kept)}
+    owners = [(entry, ignore_index if entry.ignored else numbers[entry.name]) for entry in entries]
+    raws = [(entry.name, number, [raw for raw, _ in entry.values or ()]) for entry, number in owners]
+    table = _table(raws, "colour #{:06x}" if kinds == {True} else "value {}")
+    if len(kinds) > 1:
+        raise ConfigError("classes mixes raw values and colours; use one kind")
+    texts = _table([(entry.name, number, entry.texts) for entry, number in owners], "{!r}")
+    return LabelMap(
+        tuple(sorted(table.items())), kinds == {True}, len(kept), ignore_index, records, texts=tuple(texts.items())
+    )
+
+
+def _table(owners: Sequence[tuple[str, int, Sequence[Any]]], form: str) -> dict[Any, int]:
+    """Return the class of each value from (name, class, values). Raises ConfigError for a value of two records."""
+    first: dict[Any, int] = {}
+    for at, (name, _, values) in enumerate(owners):
+        for value in values:
+            other = first.setdefault(value, at)
+            if other != at:
+                what = shown(form.format(value))
+                raise ConfigError(f"classes gives {what} to both {owners[other][0]} and {name}; keep one")
+    return {value: owners[at][1] for value, at in first.items()}
+
+
 def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
-    """Classes of the pixels of `box`, uint8 (H, W), `ignore_index` where the raster has no valid pixel.
+    """Return the classes of the pixels of `box`, uint8 (H, W), `ignore_index` where the raster has no valid pixel.
 
     Raises LabelError for a value outside the classes, and what the reader raises. `label_map.resolve(reader.info)`
-    once beforehand, and the map it gives, spares going through a colour table at each call.
+    once beforehand, and the map that it returns, spares going through a colour table at each call.
     """
     pixels_CHW, valid_HW = reader.read(box)
     resolved = label_map.resolve(reader.info)
@@ -208,24 +252,17 @@ def check_grids_match(image: RasterInfo, labels: RasterInfo) -> None:
             f"{image.path} and {labels.path} differ in {what}: {ours} against {theirs}; bring them to one grid"
         )
 
-    if (image.height, image.width) != (labels.height, labels.width):
-        ours, theirs = (f"{info.height} x {info.width} px" for info in (image, labels))
-        raise differ("size", ours, theirs)
+    both = image, labels
+    if image.shape != labels.shape:
+        raise differ("size", *(f"{info.height} x {info.width} px" for info in both))
     if image.crs is not None and labels.crs is not None and image.crs != labels.crs:
         raise differ("CRS", image.crs, labels.crs)
     if image.ground is not None and labels.ground is not None and image.ground != labels.ground:
         raise differ("ground control", *(f"{len(ground.points)} points" for ground in (image.ground, labels.ground)))
-    both = is_placed(image.transform) and is_placed(labels.transform)
-    if both and _distance_pixels(image, labels) > _TOLERANCE_PIXELS:
-        ours, theirs = (
-            f"({', '.join(f'{x:.10g}' for x in tuple(t)[:6])})" for t in (image.transform, labels.transform)
-        )
-        raise differ("transform", ours, theirs)
-
-
-def _distance_pixels(image: RasterInfo, labels: RasterInfo) -> float:
-    """How far apart, in image pixels, the two transforms put the corners of the raster."""
+    if not all(is_placed(info.transform) for info in both):
+        return
     corners = np.array([(col, row, 1) for col in (0, image.width) for row in (0, image.height)], float).T
-    ours, theirs = (np.array(tuple(info.transform), float)[:6].reshape(2, 3) for info in (image, labels))
-    apart = np.linalg.lstsq(ours[:, :2], (theirs - ours) @ corners, rcond=None)[0]
-    return float(np.abs(apart).max())
+    ours, theirs = (np.array(tuple(info.transform), float)[:6].reshape(2, 3) for info in both)
+    apart = np.linalg.lstsq(ours[:, :2], (theirs - ours) @ corners, rcond=None)[0]  # in the image's pixels
+    if np.abs(apart).max() > _TOLERANCE_PIXELS:
+        raise differ("transform", *(f"({', '.join(f'{x:.10g}' for x in tuple(i.transform)[:6])})" for i in both))

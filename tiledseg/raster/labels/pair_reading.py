@@ -1,25 +1,146 @@
-"""Opening an image with its labels, on one grid: as they lie, or where asked, one brought to the other's."""
+"""Opening an image with its labels, on one grid: rasters as they lie or warped, or polygons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from tiledseg.errors import ConfigError, RasterError
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.config.checks import shown
+from tiledseg.errors import ConfigError, LabelError, RasterError
+from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.label_map import check_grids_match
-from tiledseg.raster.labels.label_sources import LabelReading
+from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.names import is_vector
+from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.statistics import check_alike
+
+if TYPE_CHECKING:
+    from tiledseg.raster.labels.polygons import PolygonReader
+
+IGNORED = "ignored"
+
+
+@dataclass(frozen=True)
+class LabelReading:
+    """How labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only one), the
+    `attribute` that names the class (None: there is but one), and the class of pixels in no polygon, `background`: a
+    name or a number, or "ignored"; None: not given. `warp`: labels of another grid are brought to the image's.
+    `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
+
+    label_map: LabelMap | None
+    references: bool = False
+    layer: str | None = None
+    attribute: str | None = None
+    background: str | int | None = None
+    warp: bool = False
+    key: str = "data.{}"
+
+    def open(self, path: str, image: RasterInfo) -> RasterReader:
+        """Open the labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
+        ConfigError."""
+        if is_vector(path):
+            return self._open_polygons(path, image)
+        reader = open_raster(path, references=self.references)
+        try:
+            reader = self._on_grid(reader, image)
+            if self.label_map is not None:
+                self.label_map.resolve(reader.info)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def _on_grid(self, reader: RasterReader, image: RasterInfo) -> RasterReader:
+        try:
+            check_grids_match(image, reader.info)
+        except RasterError as error:
+            if self.warp:
+                return _warped(reader, image, "data.warp", nearest=True)
+            key = self.name_key("warp") if self.key.startswith("--") else f"{self.name_key('warp')} true"
+            raise RasterError(f"{error}, or have labels brought to the image's with {key}") from None
+        return reader
+
+    def name_key(self, name: str) -> str:
+        """Return a key as the user writes it: `data.label_layer`, or `--label-layer`."""
+        return self.key.format(name.replace("_", "-") if self.key.startswith("--") else name)
+
+    def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:
+        from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
+
+        label_map = self.label_map
+        if label_map is None:
+            raise ConfigError(f"{self.name_key('classes')} is not given, but the labels are polygons; give it")
+        background = self._background(path, label_map)
+        polygons = read_polygons(path, image, self.layer, self.attribute)
+        if polygons.values is None:
+            numbers = [self._only_class(path, label_map, background)] * len(polygons.numbers)
+        else:
+            numbers = [
+                self._class_of(label_map, value, f"{path}, feature {number}")
+                for value, number in zip(polygons.values, polygons.numbers, strict=True)
+            ]
+        names = [record.name for record in label_map.classes]
+        # All that the numbers follow from, beside the polygons' file.
+        values = label_map.pairs, label_map.texts, label_map.ignore_index
+        how = json.dumps([self.layer, self.attribute, self.background, *values])
+        return PolygonReader(path, image, polygons, numbers, background, names, how)
+
+    def _background(self, path: str, label_map: LabelMap) -> int:
+        names = [record.name for record in label_map.classes]
+        text = str(self.background)
+        if self.background == IGNORED:
+            return label_map.ignore_index
+        if self.background in names:
+            return names.index(text)
+        if text.isdecimal() and int(text) < len(names):
+            return int(text)
+        value = "null" if self.background is None else shown(self.background)
+        raise ConfigError(
+            f"{self.name_key('background')} is {value}, and {path} says nothing of pixels in no polygon; give it one "
+            f"of {', '.join(names[:9])}, or {IGNORED}"
+        )
+
+    def _only_class(self, path: str, label_map: LabelMap, background: int) -> int:
+        others = [number for number in range(label_map.count) if number != background]
+        if len(others) != 1:
+            raise ConfigError(
+                f"{self.name_key('label_attribute')} is null, but the polygons of {path} may be of {len(others)} "
+                "classes; name the attribute that tells them apart"
+            )
+        return others[0]
+
+    def _class_of(self, label_map: LabelMap, value: Any, feature: str) -> int:
+        """Return the class of an attribute's value: one of the classes' values, or a class's name."""
+        number = label_map.class_of(value)
+        if number is None:
+            names = ", ".join(record.name for record in label_map.classes[:9])
+            raise LabelError(
+                f"{feature} has {self.attribute} {shown(value)!r}, outside the classes ({names}); add it to the values "
+                "of a class, or of one that is ignored"
+            )
+        return number
+
+
+def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
+    """Raise ConfigError for keys of polygons where no labels are polygons."""
+    keys = {"layer": "label_layer", "attribute": "label_attribute", "background": "background"}
+    used = [key for name, key in keys.items() if getattr(reading, name) is not None]
+    if used and not any(map(is_vector, paths)):
+        key = reading.name_key(used[0])
+        raise ConfigError(f"{key} is given, but no labels are polygons; leave it out, or give a vector file")
 
 
 @dataclass(frozen=True)
 class PairReading:
-    """How images are read, as `open_raster` has it, and how their `labels` are. `warps_images`: those of another grid
-    than their labels are brought to it."""
+    """How images are read, with the arguments of `open_raster`, and how their `labels` are. `warps_images`: those of
+    another grid than their labels are brought to it."""
 
     bands: Sequence[int] | None
     nodata: float | None
@@ -28,29 +149,30 @@ class PairReading:
     warps_images: bool = False
 
     def open_image(self, path: str) -> RasterReader:
-        """As it lies."""
+        """Open an image as it lies."""
         return open_raster(path, self.bands, self.nodata, self.references)
 
     @contextmanager
     def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
-        """Both on one grid, for a look at what they say. Raises RasterError, LabelError and ConfigError."""
+        """Open both on one grid. Raises RasterError, LabelError and ConfigError."""
         with self._on_labels(image_path, label_path) as image, self.labels.open(label_path, image.info) as label:
             yield image, label
 
-    def open_as(self, path: str, seen: RasterInfo) -> RasterReader:
-        """An image as `open_pair` has shown it."""
+    def open_as(self, path: str, info: RasterInfo) -> RasterReader:
+        """Open an image on the grid of `info`."""
         reader = self.open_image(path)
-        if not self.warps_images or _one_grid(reader.info, seen):
-            return reader
-        from tiledseg.raster.labels.warped_reader import BlendedReader
-
-        return BlendedReader(reader, seen)
+        if self.warps_images:
+            try:
+                check_grids_match(reader.info, info)
+            except RasterError:
+                return _warped(reader, info, "data.warp_images", nearest=False)
+        return reader
 
     def inspect(
         self, image_paths: Sequence[str], label_paths: Sequence[str]
     ) -> tuple[tuple[RasterInfo, ...], tuple[RasterInfo, ...]]:
-        """What the images, and their labels (none: no paths), say of themselves. Raises RasterError, LabelError and
-        ConfigError for the first that cannot be."""
+        """Return the infos of the images and of their labels (none: no paths). Raises RasterError, LabelError and
+        ConfigError for the first that cannot be used."""
         images, labels, counts = [], [], []
         for image_path in image_paths if not label_paths else ():
             with self.open_image(image_path) as image:
@@ -59,9 +181,9 @@ class PairReading:
             with self.open_pair(image_path, label_path) as (image, label):
                 images.append(image.info)
                 labels.append(label.info)
-                counts += [_polygons_in(label)] if is_vector(label_path) else []
+                counts += [label.count] if is_vector(label_path) else []  # type: ignore[attr-defined]
         if counts:
-            from tiledseg.raster.labels.polygon_reader import check_any
+            from tiledseg.raster.labels.polygons import check_any
 
             check_any(label_paths, counts)
         check_alike(images)
@@ -79,16 +201,52 @@ class PairReading:
             return self.open_as(image_path, label.info)
 
 
-def _polygons_in(labels: RasterReader) -> int:
-    from tiledseg.raster.labels.polygon_reader import PolygonReader
+def _warped(reader: RasterReader, grid: RasterInfo, key: str, nearest: bool) -> RasterReader:
+    from tiledseg.raster.labels.warped_reader import WarpedReader
 
-    assert isinstance(labels, PolygonReader), "vector files are polygons"
-    return labels.count
+    return WarpedReader(reader, grid, key, nearest)
 
 
-def _one_grid(image: RasterInfo, label: RasterInfo) -> bool:
-    try:
-        check_grids_match(image, label)
-    except RasterError:
-        return False
-    return True
+Inside = Callable[[Box], NDArray[np.bool_]]
+"""Returns the pixels of a box within the raster that count, (height, width)."""
+
+
+class MaskedReader(RasterReader):
+    """A raster of which only a part counts: elsewhere its pixels are not valid. Reads `source`, which it closes, and
+    `others` with it."""
+
+    def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
+        self._source, self._masks, self._all = source, masks, (source, *others)
+        self.info = replace(source.info, has_mask=True)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW, valid_HW = self._source.read(box)
+        return pixels_CHW, valid_HW & self._counting(box)
+
+    def counts(self, box: Box) -> bool:
+        """Return True if a pixel of a box within the raster may count."""
+        return bool(self._counting(box).any())
+
+    def _counting(self, box: Box) -> NDArray[np.bool_]:
+        counting_HW = np.ones(box.shape, np.bool_)
+        for inside in self._masks:
+            counting_HW &= inside(box)
+        return counting_HW
+
+    def release(self) -> None:
+        for reader in self._all:
+            reader.release()
+
+    def close(self) -> None:
+        for reader in self._all:
+            reader.close()
+
+
+def area_reader(path: str, image: RasterInfo) -> PolygonReader:
+    """Open a raster on the grid of an image: 1 in the polygons of a vector file, and 0 elsewhere."""
+    from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
+
+    if not is_vector(path):
+        raise ConfigError(f"data.area is {shown(path)}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
+    polygons = read_polygons(path, image)
+    return PolygonReader(path, image, polygons, [1] * len(polygons.numbers), 0)

@@ -1,4 +1,4 @@
-"""Polygons of a vector file, brought to the grid of an image: GeoJSON, GeoPackage, shapefile, FlatGeobuf.
+"""Polygons of a vector file, drawn on the grid of an image: GeoJSON, GeoPackage, shapefile, FlatGeobuf.
 
 Vertices are transformed to the image's CRS one by one, and then to its pixels; edges are straight there. pyogrio reads
 binary files and shapely holds the geometries: the extra `vector`. GDAL, within pyogrio, goes by a file's first bytes
@@ -7,6 +7,7 @@ and opens formats that ask servers: it sees no file whose first bytes are not th
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -15,16 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from affine import Affine
 from numpy.typing import NDArray
 from rasterio.crs import CRS
+from rasterio.features import rasterize
 from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.raster.georeferencing import is_placed, whole_turn
+from tiledseg.geometry.box import Box
+from tiledseg.raster.georeferencing import is_placed, named_crs, whole_turn
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.retrying import reading
-from tiledseg.raster.text_files import named_crs, read_geometries
+from tiledseg.raster.text_files import read_geometries
 from tiledseg.system.files import irregular_kind
 
 _BEGINS = {
@@ -38,93 +43,35 @@ _BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # of a shape
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
 _MARGIN = 0.02  # of the image's extent, around it
 
+BLOCK = 256
+_CACHED_BLOCKS = 256  # 16 MiB
+
 
 @dataclass(frozen=True)
 class Polygons:
-    """`shapes`: in pixels of the image, (col, -row), in the order of the file; `values`: of the attribute, None where
-    none was asked for; `numbers`: their features in the file."""
+    """`shapes`: in pixels of the image, (col, -row), in the order of the file; `values`: of the attribute (None: there
+    is none); `numbers`: their features in the file."""
 
     shapes: NDArray[np.object_]
     values: Sequence[Any] | None
     numbers: Sequence[int]
 
-    @property
-    def bounds(self) -> NDArray[np.float64]:
-        """(n, 4): least col, least -row, largest col, largest -row."""
-        import shapely
 
-        found: NDArray[np.float64] = shapely.bounds(self.shapes)
-        return found
+@dataclass(frozen=True)
+class _Features:
+    """Geometries as a file holds them, in its order, with the values of its attribute and their features' numbers."""
 
-
-def check_extra(path: str) -> None:
-    """Raise ConfigError where what reads vectors is not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
-        raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
+    crs: CRS
+    shapes: NDArray[np.object_]
+    values: NDArray[Any] | None
+    numbers: NDArray[np.int64]
 
 
 def vector_files(path: str) -> tuple[str, ...]:
-    """The file, and those that belong to it."""
+    """Return the file, and those that belong to it."""
     stem = os.path.splitext(path)[0]
     ends = _BESIDE if path.lower().endswith(".shp") else ()
     return (path, *(stem + end for end in ends if os.path.exists(stem + end)))
-
-
-def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
-    """The polygons of a file that lie in the image, or near it.
-
-    Raises RasterError, in one line, where the file or the image has no CRS, a feature is no polygon or has no value of
-    the attribute, the layer or the attribute is not there, and where the file cannot be read; ConfigError without the
-    extra `vector`.
-    """
-    check_extra(path)
-    check_begin(path)
-    if image.crs is None or not is_placed(image.transform):
-        raise RasterError(f"{image.path} has no CRS, so {path} has no place in it; give an image with one")
-    with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
-        read = _read_binary if _ending(path) in _BEGINS else _read_geojson
-        crs, numbers, shapes, values = read(path, image, layer, attribute)
-        return _placed(path, image, crs, numbers, shapes, values)
-
-
-_Read = tuple[CRS, NDArray[np.int64], NDArray[np.object_], NDArray[Any] | None]
-
-
-def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Read:
-    """Read features by GDAL. An index may have features read in its own order; numbers count in the file's."""
-    import pyogrio.raw
-    import shapely
-
-    layer = _layer(path, layer, [str(name) for name in pyogrio.list_layers(path)[:, 0]])
-    about = pyogrio.read_info(path, layer=layer)
-    crs = _crs(path, about["crs"] and named_crs(path, about["crs"]))
-    columns = _columns(path, attribute, list(about["fields"]))
-    _, fids, wkb, fields = pyogrio.raw.read(
-        path, layer=layer, columns=columns, force_2d=True, return_fids=True, bbox=_extent(image, crs)
-    )
-    order = np.argsort(fids, kind="stable")
-    return crs, fids[order], shapely.from_wkb(wkb[order]), fields[0][order] if fields else None
-
-
-def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Read:
-    """In the order of the file, with the numbers that its author gave."""
-    import shapely
-
-    name, found, geometries, numbers, properties = read_geometries(path)
-    _layer(path, layer, [name])
-    crs = _crs(path, found)
-    _columns(path, attribute, list(dict.fromkeys(field for each in properties for field in each)))
-    shapes = shapely.force_2d(shapely.from_geojson(np.array(geometries, object)))
-    left, bottom, right, top = _extent(image, crs) or (-np.inf, -np.inf, np.inf, np.inf)
-    bounds = shapely.bounds(shapes).reshape(-1, 4)
-    near = (bounds[:, 0] <= right) & (bounds[:, 2] >= left) & (bounds[:, 1] <= top) & (bounds[:, 3] >= bottom)
-    values = np.empty(len(properties), object)
-    values[:] = [each.get(attribute or "") for each in properties]
-    return crs, np.array(numbers, np.int64)[near], shapes[near], None if attribute is None else values[near]
-
-
-def _ending(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
 
 
 def check_begin(path: str) -> None:
@@ -138,57 +85,106 @@ def check_begin(path: str) -> None:
             first = file.read(64)
     except OSError as error:
         raise RasterError(f"cannot read {path}: {error.strerror}; give a file of polygons") from None
-    wanted = _BEGINS.get(_ending(path))
-    if wanted and not (wanted.match(first) and b"\0" in first[:16]):
+    begin = _BEGINS.get(_ending(path))
+    if begin and not (begin.match(first) and b"\0" in first[:16]):
         raise RasterError(
             f"{path} does not begin as its ending says; give a GeoJSON, GeoPackage, shapefile, FlatGeobuf"
         )
 
 
-def _layer(path: str, layer: str | None, names: list[str]) -> str:
-    """The one layer, or the one named."""
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
+    """Read the polygons of a file that lie in the image, or near it.
+
+    Raises RasterError, in one line, where the file or the image has no CRS, a feature is no polygon or has no value of
+    the attribute, the layer or the attribute is not there, and where the file cannot be read; ConfigError without the
+    extra `vector`.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
+        raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
+    check_begin(path)
+    if image.crs is None or not is_placed(image.transform):
+        raise RasterError(f"{image.path} has no CRS, so {path} has no place in it; give an image with one")
+    with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
+        read = _read_binary if _ending(path) in _BEGINS else _read_geojson
+        return _on_grid(path, image, read(path, image, layer, attribute))
+
+
+def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Features:
+    """Read features by GDAL. An index may have features read in its own order; numbers count in the file's."""
+    import pyogrio.raw
+    import shapely
+
+    layers = [str(name) for name in pyogrio.list_layers(path)[:, 0]]
+    _check_layer(path, layer, layers)
+    about = pyogrio.read_info(path, layer=layer)
+    crs = _checked(path, about["crs"] and named_crs(path, about["crs"]), attribute, list(about["fields"]))
+    _, fids, wkb, fields = pyogrio.raw.read(
+        path,
+        layer=layer or layers[0],
+        columns=[] if attribute is None else [attribute],
+        force_2d=True,
+        return_fids=True,
+        bbox=_extent(image, crs),
+    )
+    order = np.argsort(fids, kind="stable")
+    return _Features(crs, shapely.from_wkb(wkb[order]), fields[0][order] if fields else None, fids[order])
+
+
+def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Features:
+    """Read features in the order of the file, with the numbers that its author gave."""
+    import shapely
+
+    name, named, geometries, numbers, properties = read_geometries(path)
+    _check_layer(path, layer, [name])
+    crs = _checked(path, named, attribute, list(dict.fromkeys(field for each in properties for field in each)))
+    shapes = shapely.force_2d(shapely.from_geojson(np.array(geometries, object)))
+    left, bottom, right, top = _extent(image, crs) or (-np.inf, -np.inf, np.inf, np.inf)
+    bounds = shapely.bounds(shapes).reshape(-1, 4)
+    near = (bounds[:, 0] <= right) & (bounds[:, 2] >= left) & (bounds[:, 1] <= top) & (bounds[:, 3] >= bottom)
+    values = np.empty(len(properties), object)
+    values[:] = [each.get(attribute or "") for each in properties]
+    return _Features(crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near])
+
+
+def _check_layer(path: str, layer: str | None, names: list[str]) -> None:
     if layer is not None and layer not in names:
         raise RasterError(f"data.label_layer is {layer}, but {path} has {', '.join(names[:9])}; give one of these")
     if layer is None and len(names) != 1:
         raise RasterError(f"{path} has {len(names)} layers ({', '.join(names[:9])}); name one with data.label_layer")
-    return layer or names[0]
 
 
-def _crs(path: str, crs: CRS | None) -> CRS:
+def _checked(path: str, crs: CRS | None, attribute: str | None, fields: list[str]) -> CRS:
+    """Return the CRS. Raises RasterError without one, or without the attribute."""
     if crs is None:
         raise RasterError(f"{path} has no CRS; give it the one of its coordinates (ogr2ogr -a_srs)")
-    return crs
-
-
-def _columns(path: str, attribute: str | None, fields: list[str]) -> list[str]:
     if attribute is not None and attribute not in fields:
         raise RasterError(
             f"data.label_attribute is {attribute}, but {path} has {', '.join(fields[:9]) or 'none'}; give one of these"
         )
-    return [] if attribute is None else [attribute]
+    return crs
 
 
 def _extent(image: RasterInfo, crs: CRS) -> tuple[float, float, float, float] | None:
-    """A box in the file's CRS that holds the image; None where there is none."""
-    place = image.transform
-    corners = [(col, row) for col in (0, image.width) for row in (0, image.height)]
-    xs = [place.a * col + place.b * row + place.c for col, row in corners]
-    ys = [place.d * col + place.e * row + place.f for col, row in corners]
+    """Return a box in the file's CRS that holds the image; None where there is none."""
+    corners = [image.transform @ (col, row) for col in (0, image.width) for row in (0, image.height)]
+    xs, ys = zip(*corners, strict=True)
     left, bottom, right, top = transform_bounds(image.crs, crs, min(xs), min(ys), max(xs), max(ys), densify_pts=99)
     across, up = _MARGIN * (right - left), _MARGIN * (top - bottom)
     box = (left - across, bottom - up, right + across, top + up)
     return box if np.isfinite(box).all() and left < right and bottom < top else None
 
 
-def _placed(
-    path: str, image: RasterInfo, crs: CRS, fids: NDArray[np.int64], shapes: NDArray, values: NDArray | None
-) -> Polygons:
+def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
+    """Bring features to the image's pixels. Raises RasterError for one that is no polygon, or has no place there."""
     import shapely
 
-    there = ~(shapely.is_missing(shapes) | shapely.is_empty(shapes))
-    shapes, numbers = shapes[there], fids[there].tolist()
-    kinds = shapely.get_type_id(shapes)
-    for number, kind, shape in zip(numbers, kinds, shapes, strict=True):
+    full = ~(shapely.is_missing(features.shapes) | shapely.is_empty(features.shapes))
+    shapes, numbers = features.shapes[full], features.numbers[full].tolist()
+    for number, kind, shape in zip(numbers, shapely.get_type_id(shapes), shapes, strict=True):
         if kind not in _POLYGONS:
             raise RasterError(
                 f"{path}, feature {number} is a {shape.geom_type}; give polygons (buffer lines and points)"
@@ -196,35 +192,121 @@ def _placed(
     inverse = ~image.transform
 
     def to_pixels(points: NDArray[np.float64]) -> NDArray[np.float64]:
-        xs, ys = points[:, 0], points[:, 1]
-        if crs != image.crs and len(points):
-            xs, ys = (np.array(part) for part in transform_points(crs, image.crs, xs, ys))
-        cols = inverse.a * xs + inverse.b * ys + inverse.c
-        rows = inverse.d * xs + inverse.e * ys + inverse.f
+        xs, ys = points.T
+        if features.crs != image.crs and len(points):
+            xs, ys = (np.array(part) for part in transform_points(features.crs, image.crs, xs, ys))
+        cols, rows = inverse @ (xs, ys)
         return np.column_stack([cols, -rows])
 
     placed = shapely.transform(shapes, to_pixels)
     if not np.isfinite(shapely.get_coordinates(placed)).all():
         raise RasterError(f"{path} has vertices that cannot be brought to {image.crs} of {image.path}; clip it to it")
     turn = whole_turn(image.crs)
-    if crs != image.crs and turn is not None:
-        _check_half_turns(path, placed, numbers, image, turn / 2)
-    return Polygons(placed, None if values is None else values[there].tolist(), numbers)
+    if features.crs != image.crs and turn is not None:
+        half_turn = turn / 2 / np.hypot(image.transform.a, image.transform.d)
+        for number, shape in zip(numbers, placed, strict=True):
+            if _longest_step(shape) > half_turn:  # vertices were brought there one by one: an edge runs the other way
+                raise RasterError(
+                    f"{path}, feature {number} passes 180 degrees, where {image.crs} of {image.path} "
+                    f"ends; cut it there (ogr2ogr -t_srs {image.crs} -wrapdateline)"
+                )
+    return Polygons(placed, None if features.values is None else features.values[full].tolist(), numbers)
 
 
-def _check_half_turns(
-    path: str, placed: NDArray[np.object_], numbers: Sequence[int], image: RasterInfo, half: float
-) -> None:
-    """Raise RasterError for an edge that passes 180 degrees: its vertices were brought there one by one, so that it
-    would run around the world the other way."""
+def _longest_step(shape: Any) -> float:
+    """Return the largest distance along columns between neighbouring vertices of a shape."""
     import shapely
 
-    cols = half / np.hypot(image.transform.a, image.transform.d)
-    parts, shape_of = shapely.get_parts(placed, return_index=True)
-    rings, part_of = shapely.get_rings(parts, return_index=True)
-    for ring, part in zip(rings, part_of, strict=True):
-        if np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0) > cols:
-            raise RasterError(
-                f"{path}, feature {numbers[shape_of[part]]} passes 180 degrees, where {image.crs} of {image.path} "
-                f"ends; cut it there (ogr2ogr -t_srs {image.crs} -wrapdateline)"
-            )
+    rings = shapely.get_rings(shapely.get_parts(shape))
+    return max(float(np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0)) for ring in rings)
+
+
+class PolygonReader(RasterReader):
+    """A raster without a file: the numbers `drawn` (uint8, one a polygon) on the grid of `image`, and `background`
+    elsewhere. `names`: of the classes; `how`: the JSON of all that the numbers follow from.
+
+    A pixel has the number of the last polygon of the file that holds its centre. Pixels are drawn in blocks of a fixed
+    grid, each as a whole, whatever box is read: a tile's labels do not depend on the tiles.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        image: RasterInfo,
+        polygons: Polygons,
+        drawn: Sequence[int],
+        background: int,
+        names: Sequence[str] = (),
+        how: str = "",
+    ) -> None:
+        import shapely
+
+        self._shapes, self._drawn, self._background = polygons.shapes, drawn, background
+        self._bounds = shapely.bounds(polygons.shapes).reshape(-1, 4)  # left, lowest, right, highest
+        self._block = functools.lru_cache(_CACHED_BLOCKS)(self._draw)
+        self.info = RasterInfo(
+            path=path,
+            height=image.height,
+            width=image.width,
+            bands=1,
+            dtype="uint8",
+            crs=image.crs,
+            transform=image.transform,
+            ground=image.ground,
+            block_shape=(BLOCK, BLOCK),
+            band_numbers=(1,),
+            driver="polygons",
+            files=vector_files(path),
+            class_names=tuple(enumerate(names)),
+            holds_classes=True,
+            drawn=how,
+        )
+
+    @property
+    def count(self) -> int:
+        """Return the number of polygons that touch the image."""
+        return int(np.count_nonzero(self._touching(Box.of_shape(self.info.shape))))
+
+    def _touching(self, box: Box) -> NDArray[np.bool_]:
+        left, lowest, right, highest = self._bounds.T
+        rows = (-highest < box.row.stop) & (-lowest > box.row.start)
+        return rows & (left < box.col.stop) & (right > box.col.start)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        numbers_HW = np.empty(box.shape, np.uint8)
+        for row in range(box.row.start // BLOCK, -(-box.row.stop // BLOCK)):
+            for col in range(box.col.start // BLOCK, -(-box.col.stop // BLOCK)):
+                block = Box.of_shape((BLOCK, BLOCK)).shift(row * BLOCK, col * BLOCK)
+                part = block.clip(box)
+                numbers_HW[part.relative_to(box).slices] = self._block(block)[part.relative_to(block).slices]
+        return numbers_HW[None], np.ones(box.shape, np.bool_)
+
+    def _draw(self, block: Box) -> NDArray[np.uint8]:
+        touching = np.flatnonzero(self._touching(block)).tolist()
+        if not touching:
+            return np.full(block.shape, self._background, np.uint8)
+        # Upwards, as rasters with north above are: whose a centre on the edge of two polygons is follows from it.
+        place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
+        numbers_HW: NDArray[np.uint8] = rasterize(
+            [(self._shapes[at], self._drawn[at]) for at in touching],
+            block.shape,
+            fill=self._background,
+            transform=place,
+            all_touched=False,
+            dtype="uint8",
+        )
+        return numbers_HW
+
+    def release(self) -> None:
+        self._block.cache_clear()
+
+    def close(self) -> None:
+        self.release()
+
+
+def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Raise RasterError where polygons were read, and none lies in any image."""
+    if counts and not any(counts):
+        raise RasterError(
+            f"{paths[0]} has no polygon in the image, nor in any other; compare its CRS and its place with theirs"
+        )

@@ -18,8 +18,7 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import Windows
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.label_sources import LabelReading
-from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
 from tiledseg.raster.samples.content import ByContent
 from tiledseg.training.losses.choose_objective import choose_objective, further_bytes
 from tiledseg.training.losses.objective import Objective

@@ -47,8 +47,7 @@ from tiledseg.raster.finding.sources import (
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.class_counts import median_frequency_weights
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.label_sources import check_used
-from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.labels.pair_reading import PairReading, check_used
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.layout import layout_warning

@@ -14,8 +14,7 @@ from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
 from tiledseg.raster.georeferencing import along
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.masked_reader import Inside, MaskedReader, area_reader
-from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.labels.pair_reading import Inside, MaskedReader, PairReading, area_reader
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reading.reader import KnownReader
 from tiledseg.raster.samples.layout import check_cut
