@@ -1,7 +1,8 @@
 """Bad input met by several ranks at once: rank 0 alone speaks, in one line; the job's code is 2; nothing is written.
 
-Every case starts and ends a mesh of its own inside this one job. What a launcher does is left out: it ends the ranks
-that wait to be ended. `test_launched.py` has it in.
+`test_one_rank.py` has every case. The table here has those in which ranks differ in their part: each way to fail, by
+each command that ranks run together. Every case starts and ends a mesh of its own inside this one job. What a launcher
+does is left out: it ends the ranks that wait to be ended. `test_launched.py` has it in.
 """
 
 from __future__ import annotations
@@ -21,6 +22,26 @@ from tiledseg.comm import failure, session
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
+NAMES = {
+    # flags and files, which every rank reads before there is a mesh
+    *("train-unknown-flag", "train-wrong-type", "train-unknown-key", "train-yaml-is-binary", "train-transport"),
+    *("predict-unknown-flag", "predict-grid-word", "tile-grid-word", "evaluate-format", "scene-bands"),
+    *("plan-grid-word", "doctor-format"),
+    # files that rank 0 alone looks at
+    *("train-missing-image", "train-cut-in-the-middle", "train-labels-of-other-crs", "train-fifo-for-an-image"),
+    *("train-store-with-a-flipped-pixel", "train-output-is-a-file", "train-metrics-are-a-fifo"),
+    *("train-resume-of-other-levels", "train-resume-all-damaged", "train-resume-metrics-damaged"),
+    *("predict-checkpoint-flipped", "predict-missing-checkpoint", "predict-cut-image", "predict-output-is-the-input"),
+    *("predict-area-elsewhere", "predict-images-of-one-name", "predict-polygons-are-no-database"),
+    *("tile-missing-image", "tile-output-is-the-input", "tile-output-is-another-store", "evaluate-map-of-other-crs"),
+    # plans, which rank 0 makes for all
+    *("train-mesh-of-more-ranks-than-the-job", "train-mesh-finer-than-the-grid", "train-more-stages-than-ranks"),
+    *("train-norm-that-tiles-change", "train-grid-too-fine", "train-batch-larger-than-data", "train-huge-network"),
+    *("train-recompute-beyond-the-budget", "predict-grid-too-fine", "predict-mesh-of-more-ranks-than-the-job"),
+    # what the rank that reads the place finds, and the others hear of
+    *("train-label-outside", "train-damaged-block", "train-no-label-counts", "train-no-valid-pixel"),
+}
+
 
 @pytest.fixture(autouse=True)
 def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -35,7 +56,11 @@ def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch_distributed.destroy_process_group()  # left by a rank that failed alone: the next case starts afresh
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.by_one_rank], ids=str)
+def test_the_names_are_those_of_cases() -> None:
+    assert {str(case) for case in CASES} >= NAMES
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in NAMES or case.least_ranks > 1], ids=str)
 def test_refusal(
     case: Case, root: Path, world: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
