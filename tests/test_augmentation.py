@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_files import write_yaml
-from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.config.augmentation import NOTHING, Augmentation, augmentation
 from tiledseg.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.commands.config_file import as_config, parse_config, to_yaml
+from tiledseg.commands.options import as_config, parse_config, to_yaml
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.small_files import write_yaml
-from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.commands.config_flags import parse
+from tiledseg.commands.options import parse
 from tiledseg.errors import ConfigError
 from tiledseg.evaluate import build_parser as evaluate_parser
 from tiledseg.evaluate import main as evaluate
@@ -39,12 +39,13 @@ def test_every_key_is_the_flag(tmp_path: Path) -> None:
 
 def test_the_later_word_wins(tmp_path: Path) -> None:
     def workers(*words: str) -> int:
-        return options_of(FILES + "workers: 3\nreferences: true\n", *words, folder=tmp_path).workers
+        options = options_of(FILES + "workers: 3\nreferences: true\n", *words, folder=tmp_path)
+        return parse_groups(options).data.workers
 
     assert workers("--config", "FILE", "--workers", "4") == 4
     assert workers("--workers", "4", "--config=FILE") == 3
     both = options_of(FILES + "references: true\n", "--config=FILE", "--no-references", folder=tmp_path)
-    assert (both.references, both.config) == (False, [str(tmp_path / "run.yaml")])
+    assert (parse_groups(both).data.references, both.config) == (False, [str(tmp_path / "run.yaml")])
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
@@ -59,8 +60,8 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 
 KNOWN = (
     "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
-    "polygons_minimum_area, polygons_classes, area, build, weights, classes, arguments, bands, mean, deviation, "
-    "verify, tta, normalize, precision, references, workers, verbosity, tiling, parallel, memory"
+    "polygons_minimum_area, polygons_classes, tta, normalize, weights, mean, deviation, area, references, workers, "
+    "precision, verbosity, build, arguments, verify, classes, bands, tiling, parallel, memory"
 )
 
 
@@ -76,14 +77,14 @@ KNOWN = (
         ("output: [a, b]\n", "FILE: output is ['a', 'b']; give text"),
         ("image: null\n", "FILE: image is null; give a value, or leave it out"),
         ("references: 1\n", "FILE: references is 1; give true or false"),
-        ("workers: two\n", "argument --workers: invalid int value: 'two' (see tiledseg predict --help)"),
+        (FILES + "workers: two\n", "--workers is two; give a whole number (see tiledseg predict --help)"),
         ("image: a\nimage: b\n", "FILE, line 2 gives the key 'image' a second time; keep one of them"),
         ("image: a\n", "the following arguments are required: --output (see tiledseg predict --help)"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        options_of(text, "--config", "FILE", folder=tmp_path)
+        parse_groups(options_of(text, "--config", "FILE", folder=tmp_path))
     assert str(caught.value) == line.replace("FILE", str(tmp_path / "run.yaml"))
 
 
@@ -91,7 +92,7 @@ def test_a_map_of_classes_and_a_key_of_two_words(tmp_path: Path) -> None:
     path = tmp_path / "scores.yaml"
     path.write_text("prediction: p.tif\nlabels: b.tif\nignore_index: 7\nclasses: {10: 0, 20: null}\n")
     found = parse(evaluate_parser(), ["--config", str(path)])
-    assert (found.classes, found.ignore_index) == ('{"10": 0, "20": null}', 7)
+    assert (vars(found)["data.classes"], vars(found)["data.ignore_index"]) == ("{10: 0, 20: null}", "7")
 
 
 def test_the_plot_may_not_be_the_configuration(

@@ -189,7 +189,7 @@ def test_bad_input_is_one_line(
         ([wrong, labels, "--classes", "4"], ["wrong.tif holds value 77 at (row 5, col"]),
         ([good, labels, "--classes", "many"], ["'many'"]),
         ([good, labels, "--classes", "1"], ["1 classes"]),
-        ([good, labels, "--classes", '{"0": 0, "1": 1}'], ["give a number, a JSON list"]),
+        ([good, labels, "--classes", '{"0": 0, "1": 1}'], ["give a list of records"]),
         ([good, labels, "--classes", "5", "--ignore-index", "4"], ["ignore_index 4"]),
         ([good, labels, "--image", good], ["--plot"]),
         ([good, labels, "--plot", str(tmp_path / "no" / "map.png")], ["not a folder"]),

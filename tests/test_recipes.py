@@ -11,7 +11,7 @@ import pytest
 
 from tests.law.test_recipe_runs import colours_of_classes
 from tiledseg.architecture.presets import build_network
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 from tiledseg.config.run import Config
 from tiledseg.models.network import build_modules
 from tiledseg.raster.labels.label_map import LabelMap
@@ -37,15 +37,12 @@ SAID: dict[str, dict[str, Any]] = {
     "cityscapes-gated-scnn": {
         "model.name": "gated_scnn",
         "optimizer.lr": 0.01,
-        "optimizer.policy": "polynomial",
-        "optimizer.power": 0.9,
+        "optimizer.policy": {"name": "polynomial", "power": 0.9},
         "train.window": 800,
         "train.windows_per_step": 16,
     },
     "transfer-learning": {
-        "optimizer.policy": "step",
-        "optimizer.gamma": 0.1,
-        "optimizer.step_size": 20,
+        "optimizer.policy": {"name": "step", "size": 20, "gamma": 0.1},
         "optimizer.scale_lr": "linear",
         "train.images_per_step": 250,
     },

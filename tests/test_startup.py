@@ -14,7 +14,7 @@ from tests.comm.launching import ROOT, clean_environment
 from tests.crash.runs import Material
 
 FIRST_STEP = str(ROOT / "benchmarks" / "startup" / "first_step.py")
-HEAVY = {"torch", "numpy", "yaml", "jsonargparse", "rasterio", "h5py", "rich", "matplotlib", "mpi4py"}
+HEAVY = {"torch", "numpy", "yaml", "rasterio", "h5py", "rich", "matplotlib", "mpi4py"}
 NOT_FOR_A_STEP = {
     "torch._dynamo",
     "torch._inductor",

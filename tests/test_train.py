@@ -15,7 +15,7 @@ import yaml
 from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
 from tests.small_files import tree
 from tiledseg.checkpoint.folder import drop_later, find_checkpoint
-from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main

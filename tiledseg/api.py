@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.config.arguments import checked
+from tiledseg.config.kinds import checked
 from tiledseg.config.run import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.traced import Halo
@@ -76,7 +76,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     with its checkpoint written.
     """
     from tiledseg.comm.joining import joined_mesh
-    from tiledseg.commands.config_file import as_config, parse_config, to_yaml
+    from tiledseg.commands.options import as_config, parse_config, to_yaml
     from tiledseg.training.start import start
     from tiledseg.user_files.classes import class_files, read_classes
 

@@ -58,7 +58,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     """Rehearse a job, and return 1 where it would fail on its ranks. A bad configuration is bad input."""
-    from tiledseg.commands.config_file import parse_config
+    from tiledseg.commands.options import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.training.preparing.preparation import prepare
     from tiledseg.training.rehearsal.walk import in_words, rehearse

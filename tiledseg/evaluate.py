@@ -11,14 +11,14 @@ import importlib.util
 import json
 import math
 import sys
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.commands.config_flags import parse
+from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.execution.scores.metrics import Scores, scores
@@ -38,10 +38,11 @@ from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
-from tiledseg.user_files.classes import parse_classes
+from tiledseg.user_files.classes import read_classes
 
 
 def build_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(prog="tiledseg evaluate", description="Score a class map against its labels.")
     parser.add_argument(
         "--prediction", type=str, required=True, help="raster of class numbers; its nodata does not count"
@@ -52,30 +53,19 @@ def build_parser() -> Parser:
         required=True,
         help="raster of labels on the same grid, whose nodata does not count; or polygons",
     )
-    parser.add_argument(
-        "--label-layer", metavar="NAME", help="of labels that are polygons: as train's data.label_layer"
-    )
-    parser.add_argument("--label-attribute", metavar="NAME", help="the same: what tells their class")
-    parser.add_argument("--background", metavar="CLASS", help="the same: the class of pixels in none, or ignored")
-    parser.add_argument(
-        "--warp", action=BooleanOptionalAction, default=False, help="bring labels of another grid to the map's"
-    )
-    parser.add_argument(
-        "--classes",
-        help="number of classes, a JSON list of records {name, colour, values}, or a class file (.csv) (default: the "
-        "labels are class numbers, counted in the data)",
-    )
-    parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
     parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")
     parser.add_argument("--plot", type=str, help="PNG to write: image, labels and prediction side by side")
-    parser.add_argument(
-        "--references",
-        action=BooleanOptionalAction,
-        default=False,
-        help="open formats that read further files and URLs (VRT)",
-    )
+    add_keys(parser, PLAIN, plain=True, classes=_CLASSES, warp="bring labels of another grid to the map's")
     add_format_option(parser)
     return parser
+
+
+PLAIN = tuple(
+    f"data.{key}"
+    for key in ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index", "references")
+)
+"""Keys of a run's configuration that an evaluation has too, under flags without their group."""
+_CLASSES = "as data.classes of train (default: the labels are class numbers, counted in the data)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,15 +78,19 @@ def _evaluate(options: Namespace) -> None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"--plot needs matplotlib: {install('plot')}")
-    label_map = None
-    if options.classes is not None:
-        label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
+    data, label_map = config_of(options, PLAIN, "(see tiledseg evaluate --help)").data, None
+    ignored, references = data.ignore_index, data.references
+    if vars(options)["data.classes"] is not None:
+        label_map = LabelMap.from_config(read_classes(data.classes, "--classes"), ignored)
+    more = references, data.label_layer, data.label_attribute, data.background, data.warp
+    reading = LabelReading(label_map, *more, key="--{}")
+    check_used(reading, [options.labels])
     with ExitStack() as stack:
-        prediction = stack.enter_context(open_raster(options.prediction, references=options.references))
-        labels = stack.enter_context(open_labels(_label_reading(options, label_map), options.labels, prediction.info))
+        prediction = stack.enter_context(open_raster(options.prediction, references=references))
+        labels = stack.enter_context(open_labels(reading, options.labels, prediction.info))
         image = None
         if options.image is not None:
-            image = stack.enter_context(open_raster(options.image, references=options.references))
+            image = stack.enter_context(open_raster(options.image, references=references))
         readers = [reader for reader in (prediction, labels, image) if reader is not None]
         warn(reference_notes(reader.info for reader in readers))
         if options.plot is not None:
@@ -104,8 +98,8 @@ def _evaluate(options: Namespace) -> None:
                 [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
             )
             check_ending("--plot", options.plot, ".png")
-        warn(check_names(label_map or class_numbers(options.ignore_index), labels.info, prediction.info))
-        matrix = compare(prediction, labels, label_map, options.ignore_index)
+        warn(check_names(label_map or class_numbers(ignored), labels.info, prediction.info))
+        matrix = compare(prediction, labels, label_map, ignored)
         result = scores(matrix)
         if result.pixels == 0:
             raise RasterError(
@@ -114,30 +108,25 @@ def _evaluate(options: Namespace) -> None:
             )
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None:
-            shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)
+            shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
     if options.format == "json":
-        answer(as_json(options, matrix, result, classes))
+        answer(as_json(options, ignored, matrix, result, classes))
     else:
         answer(as_table(matrix, result, [record.name for record in classes]))
 
 
-def _label_reading(options: Namespace, label_map: LabelMap | None) -> LabelReading:
-    more = options.references, options.label_layer, options.label_attribute, options.background, options.warp
-    reading = LabelReading(label_map, *more, key="--{}")
-    check_used(reading, [options.labels])
-    return reading
-
-
-def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]) -> str:
+def as_json(
+    options: Namespace, ignored: int, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]
+) -> str:
     """Return strict JSON; null where a class has no score."""
     answer = {
         "prediction": options.prediction,
         "labels": options.labels,
         "classes": len(matrix),
         "class_names": [record.name for record in classes],
-        "ignore_index": options.ignore_index,
+        "ignore_index": ignored,
         **result.to_json(),
         "confusion_matrix": matrix.tolist(),
     }

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiledseg.commands.config_flags import parse
+from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, make_callable, run, words_of
-from tiledseg.config.arguments import checked
+from tiledseg.config.kinds import checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_outputs, whole

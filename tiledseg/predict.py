@@ -8,9 +8,8 @@ if __name__ == "__main__":
     enter("tiledseg.predict")
 
 import os
-import re
 import sys
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,15 +17,14 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.commands.config_flags import parse
-from tiledseg.commands.parser import Parser, json_list, json_map, run
+from tiledseg.commands.options import add_keys, config_of, parse
+from tiledseg.commands.parser import Parser, json_list, run
 from tiledseg.config.checks import Range
 from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
 from tiledseg.config.memory import NONE
-from tiledseg.config.run import Config, MemoryConfig, ParallelConfig
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory
-from tiledseg.units.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.checkpoint.folder import Checkpoint
@@ -34,17 +32,20 @@ if TYPE_CHECKING:
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.raster.statistics import Normalization
 
-GROUPED = (
+KEYS = (
     "tiling.grid",
     *(f"parallel.{key}" for key in ("exact", "halo", "mesh", "fusion", "overlap", "stages", "balance", "schedule")),
     *(f"parallel.{key}" for key in ("idle_ranks", "transport", "deadline", "machine")),
     "memory.blocks",
     "memory.store",
 )
-"""The keys of a run's configuration that a map has too."""
-_OTHERWISE = {"memory.blocks": "default none", "parallel.deadline": "default 600"}
+"""Keys of a run's configuration that a map has too."""
+PLAIN = (
+    *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
+    *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands"),
+)
+"""The same, under flags without their group."""
 _DEADLINE = 600.0  # seconds
-_PLAIN_LIST = re.compile(r"\d+(\s*,\s*\d+)+")
 
 
 def build_parser() -> Parser:
@@ -93,23 +94,6 @@ def build_parser() -> Parser:
         metavar="CLASS[,CLASS]",
         help="classes that have polygons, by name or number (default: all)",
     )
-    parser.add_argument("--area", metavar="FILE", help="polygons (GeoPackage, GeoJSON): map these only")
-    own = parser.add_argument_group("a network of your own (docs/own-network.md)")
-    own.add_argument(
-        "--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network; it is imported and run"
-    )
-    own.add_argument("--weights", metavar="FILE", help="its state dict, .safetensors or .pth, in place of --checkpoint")
-    own.add_argument("--classes", type=int, metavar="K", help="with --weights: the classes that it tells apart")
-    own.add_argument("--arguments", type=json_map, metavar="MAP", help='with --weights: as {"width": 16}')
-    own.add_argument("--bands", type=json_list, metavar="[1,2,3]", help="with --weights: bands to read (default: all)")
-    own.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
-    own.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
-    own.add_argument(
-        "--verify",
-        action=BooleanOptionalAction,
-        default=True,
-        help="first compare what was traced with the module, on a tile (default: yes)",
-    )
     parser.add_argument(
         "--tta",
         choices=("none", "reflections", "turns"),
@@ -122,19 +106,19 @@ def build_parser() -> Parser:
         default="training",
         help="bands by mean and deviation of the training images (default), or by those of each image that is mapped",
     )
-    parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
-    parser.add_argument(
-        "--references",
-        action=BooleanOptionalAction,
-        default=False,
-        help="open formats that read further files and URLs (VRT)",
-    )
-    parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
-    parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
-    shared = parser.add_argument_group("keys of a run's configuration, as in tiledseg train --help")
-    for name in GROUPED:
-        shared.add_argument(f"--{name}", metavar="VALUE", help=_OTHERWISE.get(name))
+    parser.add_argument("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
+    parser.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
+    parser.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
+    add_keys(parser, PLAIN, plain=True, area="polygons (GeoPackage, GeoJSON): map these only", **_OF_WEIGHTS)
+    add_keys(parser, KEYS, blocks="blocks of a tile, one after the other: none (default), Q, [R, C] or auto")
     return parser
+
+
+_OF_WEIGHTS = {
+    "classes": "with --weights: the number of classes that the network tells apart",
+    "arguments": 'with --weights: what --build is called with, as {"width": 16}',
+    "bands": "with --weights: band numbers to read, from 1 (default: all)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,13 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
         config = parse_groups(options)
-        Range(1, 256).check("--workers", options.workers)
         check_own(options)
         check_files(vars(options), _flag)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
-            with traced(options.verbosity == 2):
+            with traced(config.run.verbosity == 2):
                 _work(options, config, mesh)
 
         return run_on_mesh(work, config.parallel.transport, config.parallel.deadline or _DEADLINE)
@@ -158,17 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_groups(options: Namespace) -> Config:
-    """Return the configuration of the options `group.key`, read and checked as those of train. Raises ConfigError."""
-    given = {name: vars(options)[name] for name in GROUPED if vars(options)[name] is not None}
-    config = Config(memory=MemoryConfig(blocks=NONE))
-    if given:
-        from tiledseg.commands.config_file import parse_config
-
-        pairs = ({"memory.blocks": NONE} | given).items()
-        words = [
-            f"--{name}=[{value}]" if _PLAIN_LIST.fullmatch(value) else f"--{name}={value}" for name, value in pairs
-        ]
-        config = parse_config(words, "tiledseg predict", "")
+    """Return the configuration of the options that are its keys. Raise ConfigError."""
+    config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
             f"--memory.store is {config.memory.store}, but --memory.blocks is none: nothing would lie there; give "
@@ -187,38 +161,42 @@ def _flag(name: str) -> str:
 
 def check_own(options: Namespace) -> None:
     """Raise ConfigError unless the network is that of a checkpoint, or a function's with weights of a file."""
-    if (options.checkpoint is None) == (options.weights is None):
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    weights = given.get("weights")
+    if ("checkpoint" in given) == (weights is not None):
         raise ConfigError("give --checkpoint RUN, or --build and --weights FILE: one of the two")
-    if not options.verify and options.build is None:
+    if given.get("model.verify") is False and "model.build" not in given:
         raise ConfigError("--no-verify is given, but no --build: the network is one of ours; leave it out")
-    needed = {name: getattr(options, name) for name in ("build", "classes")}
-    more = {name: getattr(options, name) for name in ("classes", "arguments", "bands", "mean", "deviation")}
-    if options.weights is not None:
-        missing = next((name for name, value in needed.items() if value is None), None)
-        if missing is not None:
-            raise ConfigError(f"--weights is {options.weights}, but --{missing} is not given; give it")
-        if (options.mean is None) != (options.deviation is None):
-            raise ConfigError("--mean and --deviation go together; give both or neither")
-        if options.which is not None:
-            raise ConfigError(f"--which is {options.which}, but --weights is one file and no run; leave it out")
+    if weights is None:
+        for name in ("data.classes", "model.arguments", "data.bands", "mean", "deviation"):
+            if name in given:
+                flag = name.rpartition(".")[2]
+                raise ConfigError(f"--{flag} is {given[name]}, which the checkpoint has; leave it out")
         return
-    given = next((name for name, value in more.items() if value is not None), None)
-    if given is not None:
-        raise ConfigError(f"--{given} is {more[given]}, which the checkpoint has; leave it out")
+    for name in ("model.build", "data.classes"):
+        if name not in given:
+            raise ConfigError(f"--weights is {weights}, but --{name.rpartition('.')[2]} is not given; give it")
+    if ("mean" in given) != ("deviation" in given):
+        raise ConfigError("--mean and --deviation go together; give both or neither")
+    if "which" in given:
+        raise ConfigError(f"--which is {given['which']}, but --weights is one file and no run; leave it out")
 
 
-def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
+def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization]:
+    """Return the network that --build makes, and the normalisation of its input."""
     from tiledseg.raster.finding.sources import EVERY, expand_sources
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
-    Range(2, 255).check("--classes", options.classes)
-    first = expand_sources(options.image, "--image", EVERY, options.references)[0]
-    with open_raster(first, options.bands, None, options.references) as reader:
+    classes, references, build = config.data.classes, config.data.references, config.model.build
+    Range(2, 255).check("--classes", classes)
+    assert isinstance(classes, int), "the range has been checked"
+    assert build is not None, "check_own has asked for it"
+    first = expand_sources(options.image, "--image", EVERY, references)[0]
+    with open_raster(first, config.data.bands, None, references) as reader:
         bands = reader.info.bands
     pair = None if options.mean is None else (options.mean, options.deviation)
-    network = ForeignNetwork.of(options.build, options.arguments or {}, bands, options.classes)
-    return network, given_normalization(pair, bands)
+    return ForeignNetwork.of(build, config.model.arguments, bands, classes), given_normalization(pair, bands)
 
 
 def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
@@ -227,11 +205,6 @@ def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
     if options.which is not None or best is None or best.step != checkpoint.saved.step:
         return ""
     return f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
-
-
-def targets(options: Namespace) -> dict[str, str | None]:
-    """Return the output of each kind, as typed."""
-    return {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
 
 
 def _parallelism(parallel: ParallelConfig) -> Parallelism:
@@ -250,36 +223,37 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.blocks import BlocksAsked
 
-    taken, memory = None, config.memory
+    network_line, memory = None, config.memory
     if options.weights is None:
-        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, options.build, options.which))
+        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
         mapper = checkpoint_mapper(checkpoint)
-        taken = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
+        network_line = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
     else:
-        network, normalization = mesh.on_root(lambda: _own(options))
-        mapper = weights_mapper(network, options.weights, options.bands, normalization)
+        network, normalization = mesh.on_root(lambda: _own(options, config))
+        mapper = weights_mapper(network, options.weights, config.data.bands, normalization)
     request = Request(
         image="",
         output="",
         grid=config.tiling.grid_shape(),
-        precision=options.precision,
+        precision=config.train.precision,
         parallel=_parallelism(config.parallel),
         machine=config.parallel.machine,
-        references=options.references,
+        references=config.data.references,
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",
         minimum_area=options.minimum_area,
         polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
-        area=options.area,
+        area=config.data.area,
         views=options.tta,
         normalize=options.normalize,
         blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
         store=memory.store,
-        verify=options.verify,
+        verify=config.model.verify,
         inputs=tuple(options.config),
-        threads=options.workers,
-        prefetch=options.workers,
-        verbosity=options.verbosity,
+        threads=config.data.workers,
+        prefetch=config.data.workers,
+        verbosity=config.run.verbosity,
     )
-    requests = mesh.on_root(lambda: each_image(request, options.image, targets(options)))
-    predict_all(requests, mapper, memory_per_rank(mesh), mesh, taken)
+    targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
+    requests = mesh.on_root(lambda: each_image(request, options.image, targets))
+    predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)

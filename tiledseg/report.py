@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiledseg.commands.config_flags import parse
+from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render

@@ -17,7 +17,7 @@ from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 from tiledseg.commands.parser import Parser, run, warn
 from tiledseg.config.run import Config, TilingConfig
 from tiledseg.errors import ConfigError

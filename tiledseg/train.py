@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh, without_collections
-from tiledseg.commands.config_file import config_files, parse_config, to_yaml
+from tiledseg.commands.options import config_files, parse_config, to_yaml
 from tiledseg.commands.parser import run
 from tiledseg.system.freed_memory import keep_freed_memory
 from tiledseg.user_files.classes import class_files, read_classes

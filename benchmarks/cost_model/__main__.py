@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.spread import markdown
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.user_files.machine import find_machine
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.shared_cases import alone_on
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.commands.config_file import to_yaml
+from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
 from tiledseg.execution.memory import memory_per_rank
 from tiledseg.inference.mapper import checkpoint_mapper

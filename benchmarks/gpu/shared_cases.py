@@ -12,7 +12,7 @@ import torch
 
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.commands.config_file import to_yaml
+from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import (
     Config,
     DataConfig,

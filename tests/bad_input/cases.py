@@ -179,7 +179,7 @@ SCORES = (
     _evaluate("map-of-three-bands", "--prediction ROOT/three-band-labels.tif", "three-band-labels.tif", "3"),
     _evaluate("label-outside", "--labels ROOT/outside-labels.tif --classes 3", "outside-labels.tif", "value 9"),
     _evaluate("prediction-outside", "--prediction ROOT/outside-labels.tif --classes 3", "9"),
-    _evaluate("ignore-beyond", "--ignore-index 300", "ignore_index 300", "2 to 255"),
+    _evaluate("ignore-beyond", "--ignore-index 300", "--ignore-index is 300", "0 to 255"),
     _evaluate("plot-of-raster", "--plot ROOT/second.tif", "--plot", "second.tif", ".png"),
     _evaluate("classes-word", "--classes many", "--classes", "many", "number"),
     _evaluate("classes-one", "--classes 1", "1", "2 to 255"),

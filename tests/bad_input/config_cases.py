@@ -42,9 +42,9 @@ VALUES = (
     train("decay-of-nothing", "--optimizer.decay_norms false", "decay_norms is false", "weight_decay is 0"),
     train("weight-decay", "--optimizer.weight_decay -1", "optimizer.weight_decay", "-1", "at least 0"),
     train("loss-word", "--train.loss lovasz", "train.loss", "lovasz", "cross_entropy, focal, dice, tversky"),
-    train(
-        "loss-old-key", "--train.focal_gamma 1", "train.focal_gamma", "fields of train.loss", "focal: {gamma: VALUE}"
-    ),
+    train("loss-old-key", "--train.focal_gamma 1", "fields of train.loss", "train.loss {name: focal, gamma: VALUE}"),
+    train("policy-old-key", "--optimizer.step_size 1", "fields of optimizer.policy", "{name: step, size: VALUE}"),
+    train("policy-field", "--optimizer.policy '{name: step, power: 1}'", "optimizer.policy", "step has no field"),
     train("loss-field", "--train.loss '{name: dice, gamma: 1}'", "train.loss", "no field 'gamma'", "weight"),
     train("best-word", "--train.best dice", "train.best", "dice", "mean_iou, mean_f1, accuracy, loss, iou.CLASS"),
     train("best-without-validation", "--train.best loss", "train.best", "loss", "data.val_images"),

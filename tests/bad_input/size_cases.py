@@ -62,8 +62,8 @@ SIZES = (
     predict("huge-stages", f"--parallel.stages {HUGE}", "parallel.stages", "at most"),
     _score("classes", f"--classes {HUGE}", str(HUGE), "2 to 255"),
     _score("raw-value", f'--classes \'[{{"name": "a", "value": {HUGE}}}]\'', str(HUGE), "64 bits"),
-    _score("nesting", f"--classes '{'[' * 50000}'", "--classes", "give a number"),
+    _score("nesting", f"--classes '{'[' * 50000}'", "nests lists and maps", "16 deep"),
     _score("empty", "--prediction ''", "error: ", "does not exist"),
-    _score("twice", '--classes \'[{"name": "a", "name": "b"}]\'', "name a second time", "keep one"),
+    _score("twice", '--classes \'[{"name": "a", "name": "b"}]\'', "'name' a second time", "keep one"),
     train("huge-network", "--model.base_channels 1048576", "model", "GB", "fewer"),
 )

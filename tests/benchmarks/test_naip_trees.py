@@ -19,7 +19,7 @@ from benchmarks.naip_trees.network import build
 from benchmarks.naip_trees.rows import ROWS, of_run, read_rows
 from tests.small_files import write_raster, write_yaml
 from tiledseg.api import halo
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 
 SHAPE = (96, 160)
 ROWS_HERE = {

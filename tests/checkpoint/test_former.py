@@ -12,7 +12,7 @@ from tiledseg import train
 from tiledseg.architecture.kinds import KINDS, described
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import MalformedError, parse_state
-from tiledseg.config.words import read_loss
+from tiledseg.config.words import read_loss, read_policy
 
 FORMER = Path(__file__).with_name("former")
 
@@ -54,3 +54,12 @@ def test_keys_of_a_loss_have_become_its_fields() -> None:
     loss = parse_state({**state, "config": {**state["config"], "train": older}}).config.train.loss
     assert read_loss(loss)["focal"] == {"weight": 0.5, "gamma": 3.0}
     assert read_loss(loss)["edges"]["radius"] == 4
+
+
+def test_keys_of_a_policy_have_become_its_fields() -> None:
+    state = find_checkpoint(FORMER / "run").state
+    optimizer = state["config"]["optimizer"]
+    assert read_policy(parse_state(state).config.optimizer.policy) == ("cosine", {})
+    older = {**optimizer, "policy": "step", "step_size": 7, "gamma": 0.1, "power": 0.9}
+    policy = parse_state({**state, "config": {**state["config"], "optimizer": older}}).config.optimizer.policy
+    assert read_policy(policy) == ("step", {"size": 7, "gamma": 0.1})

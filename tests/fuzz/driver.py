@@ -54,7 +54,7 @@ def warm_up() -> None:
         __import__(f"tiledseg.{name}")
     for name in ("tiledseg.training.start", "tiledseg.inference.predictor", "tiledseg.comm.diagnosis", "h5py"):
         __import__(name)
-    parse: Any = __import__("tiledseg.commands.config_file", fromlist=["parse_config"]).parse_config
+    parse: Any = __import__("tiledseg.commands.options", fromlist=["parse_config"]).parse_config
     parse([], "tiledseg train", "Train a segmentation network on tiles.")  # as `train` does: its parser is kept
     retrying: Any = __import__("tiledseg.raster.retrying", fromlist=["PAUSES"])
     retrying.PAUSES = (0.0,) * len(retrying.PAUSES)  # damaged files are tried as often, but at once

@@ -14,7 +14,7 @@ from tests.law.test_training_steps import STEPS, alone, configuration, losses, r
 from tests.law.validations import check_validations
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.commands.config_file import to_yaml
+from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict

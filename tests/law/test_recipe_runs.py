@@ -19,7 +19,7 @@ from benchmarks.recipes.small import SMALL
 from tests.conftest import SIZE
 from tests.law.test_training_steps import alone, losses, run
 from tiledseg.comm.mesh import Mesh
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 from tiledseg.config.run import Config
 from tiledseg.user_files.classes import read_classes
 

@@ -15,7 +15,7 @@ from tests.law.validations import check_validations
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.commands.config_file import to_yaml
+from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.training.start import start
 

@@ -15,7 +15,7 @@ from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import UTM, write_raster, write_yaml
 from tests.training.test_polygon_runs import on_the_ground
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 from tiledseg.geometry.box import Box
 from tiledseg.train import main
 from tiledseg.training.preparing.preparation import Preparation, prepare

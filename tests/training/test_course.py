@@ -14,6 +14,7 @@ from tiledseg.raster.samples.sampling import Position
 from tiledseg.training.preparing.from_config import rate_of
 from tiledseg.training.steps.optimizer import Course, learning_rate
 
+FIELDS = {"step": {"size": 2, "gamma": 0.5}, "polynomial": {"power": 1.0}}
 POLICIES = ("constant", "step", "polynomial", "cosine")
 legs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4)  # steps an epoch, epochs
 
@@ -53,7 +54,7 @@ def test_the_end_is_that_of_the_last_epoch(legs: list[tuple[int, int]]) -> None:
 def test_no_policy_jumps_or_passes_its_end(legs: list[tuple[int, int]], policy: str, warmup: int) -> None:
     """The rate rises step by step over the warm-up; then it falls, or stays, from lr on, and never past the end."""
     epochs = sum(length for _, length in legs)
-    config = OptimizerConfig(lr=0.5, policy=policy, warmup_steps=warmup, step_size=2, gamma=0.5, power=1.0)
+    config = OptimizerConfig(lr=0.5, policy={"name": policy, **FIELDS.get(policy, {})}, warmup_steps=warmup)
     run = walked(legs, epochs)
     rates = [learning_rate(rate_of(config), step, course) for step, (course, _) in enumerate(run)]
     assert rates[:warmup] == [0.5 * (step + 1) / warmup for step in range(min(warmup, len(run)))]
@@ -88,7 +89,9 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
             "cosine": 0.3 * (1 + math.cos(math.pi * min(1.0, done))) / 2,
         }
         for policy in POLICIES:
-            config = OptimizerConfig(lr=0.3, policy=policy, warmup_steps=warmup, step_size=3)
+            config = OptimizerConfig(
+                lr=0.3, policy={"name": "step", "size": 3} if policy == "step" else policy, warmup_steps=warmup
+            )
             assert learning_rate(rate_of(config), step, course) == expected[policy]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,18 @@ policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
 runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs
 
 
+def sized(policy: str, **fields: Any) -> str | dict[str, Any]:
+    """Return the policy, with fields where it is `step`."""
+    return {"name": policy, **fields} if policy == "step" else policy
+
+
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(policy=policies, run=runs, warmup=st.integers(0, 30), lr=st.floats(1e-6, 10))
 def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr: float) -> None:
     """Never negative, never above lr; rising over the warm-up, which ends at lr; falling, or level, after it."""
     per_epoch, epochs = run
     total = per_epoch * epochs
-    config = OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=2)
+    config = OptimizerConfig(lr=lr, policy=sized(policy, size=2), warmup_steps=warmup)
     rates = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
@@ -44,7 +50,7 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
 
     def rate(policy: str, step: int) -> float:
         course = Course(epochs, per_epoch)
-        return learning_rate(rate_of(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5)), step, course)
+        return learning_rate(rate_of(OptimizerConfig(lr=2, policy=sized(policy, size=3, gamma=0.5))), step, course)
 
     for step in range(total):
         assert rate("constant", step) == 2
@@ -113,7 +119,7 @@ def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
 def test_rates_are_those_of_torchs_schedulers(policy: str) -> None:
     """Twelve epochs of five steps. torch's LinearLR begins at a share that it is given: ours is that of one step."""
     per_epoch, epochs, warmup, lr = 5, 12, 10, 0.2
-    total, config = per_epoch * epochs, OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=4)
+    total, config = per_epoch * epochs, OptimizerConfig(lr=lr, policy=sized(policy, size=4), warmup_steps=warmup)
     found = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
     schedulers = torch.optim.lr_scheduler

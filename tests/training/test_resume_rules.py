@@ -64,11 +64,8 @@ OTHERS: dict[str, Any] = {
     "optimizer.lr_factors": {"encoder*": 0.5},
     "optimizer.weight_decay": 0.5,
     "optimizer.decay_norms": False,
-    "optimizer.policy": "step",
+    "optimizer.policy": {"name": "step", "size": 2},
     "optimizer.warmup_steps": 9,
-    "optimizer.step_size": 2,
-    "optimizer.gamma": 0.5,
-    "optimizer.power": 2.0,
     "optimizer.clip_norm": 1.0,
     "train.epochs": 7,
     "train.tiles_per_step": 2,
@@ -96,9 +93,6 @@ OTHERS: dict[str, Any] = {
     "run.panels": 0,
 }
 BESIDE: dict[str, tuple[str, Any]] = {
-    "optimizer.step_size": ("optimizer.policy", "step"),
-    "optimizer.gamma": ("optimizer.policy", "step"),
-    "optimizer.power": ("optimizer.policy", "polynomial"),
     "train.augment_each": ("train.augment", [{"noise": 0.1}]),
 }
 """What a key needs, without which it would be ignored."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.crash.runs import Material, lines, train
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.options import parse_config
 from tiledseg.system.writing import write_error
 from tiledseg.training import saving
 from tiledseg.training.preparing.preparation import prepare

@@ -18,7 +18,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.commands.config_file import to_yaml
+from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module

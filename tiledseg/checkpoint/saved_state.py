@@ -149,7 +149,7 @@ def parse_state(state: Any) -> SavedState:
     kind = words.pop("kind", FIRST)
     if kind not in SAVED:
         raise MalformedError(f"state.network.kind is {kind!r}, not one of {', '.join(SAVED)}")
-    config = {**state["config"], "train": without_moved(state["config"]["train"])}
+    config = without_moved(state["config"])
     network = _as(SAVED[kind], words, "state.network")
     saved: SavedState = _as(SavedState, {**state, "config": config, "network": network}, "state")
     return saved

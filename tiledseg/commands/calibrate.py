@@ -30,7 +30,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.comm.transports.stopwatch import least
-from tiledseg.commands.config_file import as_config, to_yaml
+from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.graph import Graph
 from tiledseg.memory.disk.rates import TENSOR, StoreRates, store_rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, check_values, number, one_of, shown
+from tiledseg.config.checks import AUTO, LARGEST_HALO, check_values, number, one_of, refuse, shown
 from tiledseg.errors import ConfigError
 from tiledseg.units.quantities import Length, parse_length
 
@@ -80,20 +80,17 @@ class DataConfig:
     prefetch: int = number(2, 1, 4096)
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("data", self)
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
         if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
-            raise ConfigError(
-                f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
-                "give both or neither"
-            )
+            given, missing = ("val_images", "val_labels") if self.val_images else ("val_labels", "val_images")
+            raise ConfigError(f"data.{given} is given, but data.{missing} is empty; give both or neither")
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
         if self.warp and self.warp_images:
-            raise ConfigError(
-                "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
-            )
+            refuse("data.warp_images", True, "data.warp is true", "bring labels to images, or images to labels")
         self._check_split()
         if isinstance(self.normalize, str):
             one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
@@ -102,13 +99,12 @@ class DataConfig:
 
     def _check_split(self) -> None:
         gap = self.split_gap
-        if isinstance(gap, str) and gap != AUTO and (_within(gap) is None):
+        if isinstance(gap, str) and gap != AUTO and _within(gap) is None:
             raise ConfigError(f"data.split_gap is '{shown(gap)}'; give {GAP}")
         if self.split is None:
-            plain = DataConfig()
             for key in ("split_share", "split_gap", "split_seed"):
-                if getattr(self, key) != getattr(plain, key):
-                    raise ConfigError(f"data.{key} is {getattr(self, key)}, but data.split is null; give its blocks")
+                if getattr(self, key) != getattr(DataConfig, key):
+                    refuse(f"data.{key}", getattr(self, key), "data.split is null", "give its blocks")
             return
         side = _within(self.split) if isinstance(self.split, str) else None
         if not (side and side.number if isinstance(self.split, str) else len(self.split) == 2):
@@ -118,16 +114,12 @@ class DataConfig:
 
 
 def _within(text: str) -> Length | None:
-    """A length that no raster is too small to have, where the text is one."""
-    found = parse_length(text)
-    return found if found is not None and found.number <= LARGEST_HALO else None
+    """Return the length of a text, unless it is none, or longer than any raster."""
+    length = parse_length(text)
+    return length if length is not None and length.number <= LARGEST_HALO else None
 
 
 def _lists(paths: str | list[str]) -> bool:
-    """Whether all are files that may name labels too."""
+    """Return True if all are files that may name labels too."""
     every = [paths] if isinstance(paths, str) else paths
     return bool(every) and all(path.lower().endswith((".txt", ".csv", ".geojson", ".json")) for path in every)
-
-
-def _count(paths: str | list[str]) -> int:
-    return len([paths] if isinstance(paths, str) else paths) if paths else 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tiledseg.config.checks import AUTO, check_values, number, one_of, rows_cols, shown
-from tiledseg.config.words import IN_STAGES
+from tiledseg.config.checks import AUTO, check_values, number, one_of, refuse, rows_cols, shown, word
+from tiledseg.config.parallel import ParallelConfig
+from tiledseg.config.words import IN_STAGES, NEVER, split_recompute
 from tiledseg.config.words import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
 from tiledseg.units.quantities import MOST_BYTES, parse_bytes
@@ -42,77 +44,63 @@ class MemoryConfig:
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
     recompute: list[str] | str = AUTO
-    offload: str = NONE
+    offload: str = word(NONE, *OFFLOAD)
     blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("memory", self)
         self.bytes()
-        self._check_recompute()
-        if self.recompute not in (AUTO, NONE) and self.in_blocks:
-            raise ConfigError(
-                f"memory.recompute is {shown(self.recompute)}, but memory.blocks is {shown(self.blocks)}, which "
-                "computes blocks once more as it is; leave recompute out"
-            )
         self.blocks_shape()
-        one_of("memory.offload", self.offload, OFFLOAD)
-        self._check_store()
-
-    def _check_recompute(self) -> None:
         if isinstance(self.recompute, str):
             one_of("memory.recompute", self.recompute, (*RECOMPUTE, *IN_STAGES))
-            return
-        for mode in self.recompute:
-            one_of("memory.recompute", mode, MODES)
-
-    def _check_store(self) -> None:
+        else:
+            for mode in self.recompute:
+                one_of("memory.recompute", mode, MODES)
+        blocks = f"memory.blocks is {shown(self.blocks)}"
+        if self.recompute not in (AUTO, NONE) and self.in_blocks:
+            again = f"{blocks}, which computes blocks once more as it is"
+            refuse("memory.recompute", self.recompute, again, "leave recompute out")
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
         if self.in_file and not (self.in_blocks or self.may_block or self.offloads):
-            blocks = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
-            raise ConfigError(
-                f"memory.store is {self.store}, but with {blocks} and memory.offload none nothing would lie there; "
-                "leave one of them out"
-            )
+            other = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
+            unused = f"with {other} and memory.offload none nothing would lie there"
+            refuse("memory.store", self.store, unused, "leave one of them out")
         if self.offloads and self.in_blocks:
-            raise ConfigError(
-                f"memory.offload is {self.offload}, but memory.blocks is {shown(self.blocks)}, which keeps nothing "
-                "but blocks; leave offload out"
-            )
+            refuse("memory.offload", self.offload, f"{blocks}, which keeps nothing but blocks", "leave offload out")
         if self.chooses_offload and self.recompute != AUTO:
-            raise ConfigError(
-                f"memory.offload is auto, but memory.recompute is {shown(self.recompute)}, which leaves nothing to "
-                "choose; leave recompute out, or give offload all"
-            )
+            fixed = f"memory.recompute is {shown(self.recompute)}, which leaves nothing to choose"
+            refuse("memory.offload", AUTO, fixed, "leave recompute out, or give offload all")
 
     @property
     def in_blocks(self) -> bool:
-        """Whether tiles are computed in blocks whatever the budget."""
+        """Return True if tiles are computed in blocks whatever the budget."""
         return self.blocks not in (AUTO, NONE)
 
     @property
     def may_block(self) -> bool:
-        """Whether the plan may take blocks: nothing else that the budget may demand is given."""
+        """Return True if the plan may take blocks: no other way to meet the budget is given."""
         return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
 
     @property
     def offloads(self) -> bool:
-        """Whether what autograd keeps leaves memory."""
+        """Return True if what autograd keeps leaves memory."""
         return self.offload != NONE
 
     @property
     def chooses_offload(self) -> bool:
-        """Whether the plan says what leaves."""
+        """Return True if the plan chooses what leaves."""
         return self.offload == AUTO
 
     @property
     def in_file(self) -> bool:
-        """Whether blocks, or what has left, lie in a file."""
+        """Return True if blocks, or what has left, lie in a file."""
         return self.store != HOST
 
     def check_folder(self) -> None:
-        """Raise ConfigError for a store that takes no file: one without a name is written there."""
+        """Raise ConfigError for a store in which no file can be written."""
         if not self.in_file:
             return
         try:
@@ -125,7 +113,7 @@ class MemoryConfig:
             ) from None
 
     def bytes(self) -> int | None:
-        """Of the budget; None for auto."""
+        """Return the bytes of the budget; None for auto."""
         if self.budget == AUTO:
             return None
         try:
@@ -137,7 +125,28 @@ class MemoryConfig:
         return size
 
     def blocks_shape(self) -> tuple[int, int] | None:
-        """(rows, cols), or None for auto and none."""
-        if self.blocks in (AUTO, NONE):
-            return None
-        return rows_cols("memory.blocks", self.blocks, BLOCKS)
+        """Return (rows, cols), or None for auto and none."""
+        return rows_cols("memory.blocks", self.blocks, BLOCKS) if self.in_blocks else None
+
+
+class Recompute(NamedTuple):
+    """Words for recomputation. `nodes`: auto, none, compact or all; `stages`: never, except_last or always for each."""
+
+    nodes: str
+    stages: tuple[str, ...]
+
+
+def recompute_of(memory: MemoryConfig, parallel: ParallelConfig) -> Recompute:
+    """Combine `memory.recompute` and its shorthand `parallel.recompute`. Raise ConfigError where they contradict each
+    other, or there are no such stages."""
+    nodes, stages = split_recompute(memory.recompute, parallel.recompute)
+    names_stages = nodes != memory.recompute
+    if names_stages and parallel.stages == 1:
+        remedy = "give compact or all, or set parallel.stages to 2 or more"
+        refuse("memory.recompute", stages, "parallel.stages is 1, which is no pipeline", remedy)
+    modes = parallel.recompute_modes("memory.recompute" if names_stages else "parallel.recompute", stages)
+    differs = modes != parallel.recompute_modes() if names_stages else nodes == NONE and {*modes} != {NEVER}
+    if parallel.recompute != NEVER and differs:
+        shorthand = f"its shorthand parallel.recompute is {shown(parallel.recompute)}"
+        refuse("memory.recompute", memory.recompute, shorthand, "leave parallel.recompute out")
+    return Recompute(str(nodes), modes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
+from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, refuse, shown, word
 from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, Word, chunk_ranks
 from tiledseg.errors import ConfigError
 
@@ -15,7 +15,7 @@ FUSION = "auto, whole or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
 SEARCHED = ("halo", "mesh", "fusion", "stages", "balance", "schedule", "micro_batches", "recompute")
 FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
-"""The keys that a run can be given by the search for the least predicted time."""
+"""Keys whose values the search for the least predicted time can choose."""
 
 
 @dataclass
@@ -50,80 +50,69 @@ class ParallelConfig:
     """
 
     exact: bool = True
-    halo: str = "read"
+    halo: str = word("read", *HALO_MODES, removed=REMOVED_MODES)
     mesh: list[int] | str = number("auto", 1, MOST, remedy=MESH)
     fusion: int | str = number(1, 1, MOST, remedy=FUSION)
     overlap: bool = False
     stages: int = number(1, 1, 4096)
     balance: list[int] | str = number("auto", 1, MOST, remedy=BALANCE)
-    schedule: str = "1f1b"
+    schedule: str = word("1f1b", *SCHEDULES, removed=REMOVED_SCHEDULES)
     micro_batches: int | None = number(None, 1, MOST)
-    recompute: list[str] | str = NEVER
+    recompute: list[str] | str = word(NEVER, *RECOMPUTE)
     idle_ranks: bool = False
-    transport: str = "auto"
+    transport: str = word("auto", *TRANSPORTS)
     deadline: float | None = number(None, 1.0, 30 * 86400.0)
     machine: str | None = None
     auto: list[str] = field(default_factory=list)
 
     @property
     def shares_images(self) -> bool:
-        """Whether several ranks own parts of one image."""
+        """Return True if several ranks own parts of one image."""
         return self.halo != "read"
 
     @property
     def shares_layers(self) -> bool:
-        """Whether they compute each layer together."""
+        """Return True if the ranks of an image compute each layer together."""
         return self.halo == "layer"
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("parallel", self)
         self._check_auto()
         self._check_halo()
         self._check_pipeline()
 
     def _check_auto(self) -> None:
-        """A key is given, or to be found."""
         for name in self.auto:
             if name not in FOUND:
                 raise ConfigError(f"parallel.auto names '{shown(name)}'; give some of {', '.join(FOUND)}")
-        plain = ParallelConfig()
-        for key in SEARCHED:
-            value = getattr(self, key)
-            if f"parallel.{key}" in self.auto and value not in ("auto", getattr(plain, key)):
+            key = name.removeprefix("parallel.")
+            value = getattr(self, key, "auto")
+            if value not in ("auto", getattr(ParallelConfig, key, "auto")):
                 raise ConfigError(
-                    f"parallel.auto names parallel.{key}, which is given as {shown(value)}; leave one of them out"
+                    f"parallel.auto names {name}, which is given as {shown(value)}; leave one of them out"
                 )
 
     def _check_halo(self) -> None:
-        one_of("parallel.halo", self.halo, HALO_MODES, REMOVED_MODES)
-        one_of("parallel.transport", self.transport, TRANSPORTS)
+        mode = f"parallel.halo is {self.halo}"
+        layer = "set parallel.halo to layer"
         if self.mesh_rows_cols() is not None and not self.shares_images:
-            raise ConfigError(
-                f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
-                "set parallel.halo to exchange or layer"
-            )
+            alone = "with parallel.halo read every rank works alone"
+            refuse("parallel.mesh", self.mesh, alone, "leave mesh out, or set parallel.halo to exchange or layer")
         if self.fusion_depth() != 1 and not self.shares_layers:
-            raise ConfigError(
-                f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
-                "parallel.halo to layer"
-            )
+            refuse("parallel.fusion", self.fusion, mode, f"leave fusion out, or {layer}")
         if self.overlap and not self.shares_layers:
-            raise ConfigError(
-                f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
-                "overlap out, or set parallel.halo to layer"
-            )
+            refuse("parallel.overlap", True, f"{mode}, which has nothing to overlap", f"leave overlap out, or {layer}")
         if self.idle_ranks and not (self.shares_images or self.stages > 1 or self.auto):
-            raise ConfigError(
-                "parallel.idle_ranks is true, but with parallel.halo read and one stage there is no mesh to be outside "
-                "of; leave idle_ranks out"
-            )
+            alone = "with parallel.halo read and one stage there is no mesh to be outside of"
+            refuse("parallel.idle_ranks", True, alone, "leave idle_ranks out")
 
     def _check_pipeline(self) -> None:
-        one_of("parallel.schedule", self.schedule, SCHEDULES, REMOVED_SCHEDULES)
-        for mode in self.recompute_modes():
-            one_of("parallel.recompute", mode, RECOMPUTE)
-        if self.stages == 1:
-            self._check_no_pipeline()
+        self.recompute_modes()
+        for key in ("balance", "schedule", "micro_batches", "recompute") if self.stages == 1 else ():
+            if getattr(self, key) != getattr(ParallelConfig, key):
+                alone, remedy = "parallel.stages is 1, which is no pipeline", "or set parallel.stages to 2 or more"
+                refuse(f"parallel.{key}", getattr(self, key), alone, f"leave {key} out, {remedy}")
         counts = self.layer_counts()
         chunks = len(chunk_ranks(self.schedule, self.stages))
         if counts is not None and len(counts) != chunks:
@@ -133,17 +122,8 @@ class ParallelConfig:
                 f"{chunks} counts of layers, or auto"
             )
 
-    def _check_no_pipeline(self) -> None:
-        """Without stages the keys of a pipeline have to be as they come: nothing is accepted and ignored."""
-        for key in ("balance", "schedule", "micro_batches", "recompute"):
-            if getattr(self, key) != getattr(ParallelConfig, key):
-                raise ConfigError(
-                    f"parallel.{key} is {getattr(self, key)}, but parallel.stages is 1, which is no pipeline; leave "
-                    f"{key} out, or set parallel.stages to 2 or more"
-                )
-
     def layer_counts(self) -> tuple[int, ...] | None:
-        """Layers of each chunk, or None where the program chooses them."""
+        """Return the layers of each chunk, or None where the program chooses them."""
         if self.balance in ("auto", "modelled"):
             return None
         values = counts_of(self.balance) if isinstance(self.balance, str) else self.balance
@@ -151,29 +131,28 @@ class ParallelConfig:
             raise ConfigError(f"parallel.balance is {shown(self.balance)}; give {BALANCE}")
         return tuple(values)
 
-    def recompute_modes(self, key: str = "parallel.recompute", word: Word | None = None) -> tuple[str, ...]:
-        """One mode for each stage, of the `word` of another `key` if given."""
-        said = self.recompute if word is None else word
-        if isinstance(said, str):
-            return (said,) * self.stages
-        if len(said) != self.stages:
+    def recompute_modes(self, key: str = "parallel.recompute", given: Word | None = None) -> tuple[str, ...]:
+        """Return one mode for each stage, of the word `given` by another `key` if there is one."""
+        modes = self.recompute if given is None else given
+        if isinstance(modes, str):
+            return (modes,) * self.stages
+        if len(modes) != self.stages:
             raise ConfigError(
-                f"{key} has {len(said)} parts, but parallel.stages is {self.stages}; give one for each stage, or one "
+                f"{key} has {len(modes)} parts, but parallel.stages is {self.stages}; give one for each stage, or one "
                 "word for all"
             )
-        return tuple(said)
+        return tuple(modes)
 
     def mesh_rows_cols(self) -> tuple[int, int] | None:
-        """(rows, cols) of ranks an image, or None for auto."""
+        """Return (rows, cols) of ranks an image, or None for auto."""
         if self.mesh == "auto":
             return None
-        values = self.mesh
-        if isinstance(values, str) or len(values) != 2:
+        if isinstance(self.mesh, str) or len(self.mesh) != 2:
             raise ConfigError(f"parallel.mesh is {shown(self.mesh)}; give {MESH}")
-        return values[0], values[1]
+        return self.mesh[0], self.mesh[1]
 
     def fusion_depth(self) -> int | None:
-        """Layers an exchange, or None for auto; whole: more than any network has."""
+        """Return the layers an exchange, or None for auto; whole: more than any network has."""
         if self.fusion in ("auto", "whole"):
             return None if self.fusion == "auto" else MOST
         if isinstance(self.fusion, str):

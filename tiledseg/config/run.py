@@ -1,8 +1,7 @@
-"""What a run is told: one dataclass a group, every field also a flag and a YAML key.
+"""The configuration: one dataclass a group, every field also a flag and a YAML key.
 
-A key appears here only once it works. Checks that need one group stand beside it and name the key to change; checks
-that need the data or the network stand where these are known. The groups `data`, `train`, `parallel` and `memory` have
-modules of their own.
+Checks of one group stand beside it; checks of several stand in `Config`; checks that need the data or the network stand
+where these are known. The groups `data`, `train`, `parallel` and `memory` have modules of their own.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, rows_cols, shown
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, refuse, rows_cols, shown, word
 from tiledseg.config.data import DataConfig
-from tiledseg.config.memory import ALL, MemoryConfig
+from tiledseg.config.memory import ALL, MemoryConfig, recompute_of
 from tiledseg.config.parallel import ParallelConfig
-from tiledseg.config.recompute import recompute_of
 from tiledseg.config.train import TrainConfig
+from tiledseg.config.words import CONSTANT, read_policy
 from tiledseg.errors import ConfigError
 
 GRID = "auto, a number of at least 1, or [rows, cols]"
@@ -35,18 +34,19 @@ class TilingConfig:
     halo: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("tiling", self)
         self.grid_shape()
         self.halo_width()
 
     def grid_shape(self) -> tuple[int, int] | None:
-        """(rows, cols), or None for auto."""
+        """Return (rows, cols), or None for auto."""
         if self.grid == "auto":
             return None
         return rows_cols("tiling.grid", self.grid, GRID)
 
     def halo_width(self) -> int | None:
-        """Pixels, or None for auto."""
+        """Return pixels, or None for auto."""
         if self.halo == "auto":
             return None
         if isinstance(self.halo, str):
@@ -100,20 +100,12 @@ class ModelConfig:
     verify: bool = True
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("model", self)
         if self.arguments and self.build is None:
             raise ConfigError(
                 f"model.arguments is {shown(self.arguments)}, but model.build names no function; name one"
             )
-
-
-_BELONGS_TO = {
-    "momentum": ("name", "sgd"),
-    "step_size": ("policy", "step"),
-    "gamma": ("policy", "step"),
-    "power": ("policy", "polynomial"),
-}
-"""The key and its value without which another key would be ignored."""
 
 
 @dataclass
@@ -128,45 +120,33 @@ class OptimizerConfig:
         momentum: of sgd
         weight_decay: decoupled for adamw, L2 for sgd
         decay_norms: whether weights of norms, and biases, decay too
-        policy: constant, step, polynomial or cosine
+        policy: constant, step, polynomial or cosine; with fields {name: step, size: 20, gamma: 0.1} (the rate drops by
+            the factor gamma every size epochs) or {name: polynomial, power: 0.9}
         warmup_steps: steps over which the rate rises linearly from 0
-        step_size: epochs between drops of the step policy
-        gamma: factor of each drop of the step policy
-        power: of the polynomial policy
         clip_norm: largest norm of the whole gradient; 0 does not clip
     """
 
-    name: str = "adamw"
+    name: str = word("adamw", "adamw", "sgd")
     lr: float = number(1e-3, 0.0, 1e6, above=True)
-    scale_lr: str = "none"
+    scale_lr: str = word("none", "none", "linear")
     lr_factors: dict[str, float] = number({}, 0.0, 1e6)
     momentum: float = number(0.9, 0.0, 1.0, below=True)
     weight_decay: float = number(0.0, 0.0, 1e6)
     decay_norms: bool = True
-    policy: str = "constant"
+    policy: str | dict[str, Any] = CONSTANT
     warmup_steps: int = number(0, 0, MOST)
-    step_size: int = number(20, 1, MOST)
-    gamma: float = number(0.1, 0.0, 1.0, above=True)
-    power: float = number(0.9, 0.0, 1e3, above=True)
     clip_norm: float = number(0.0, 0.0, 1e15)
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("optimizer", self)
-        one_of("optimizer.name", self.name, ("adamw", "sgd"))
-        one_of("optimizer.scale_lr", self.scale_lr, ("none", "linear"))
-        one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
-        for key, (other, word) in _BELONGS_TO.items():
-            value = getattr(self, key)
-            if value != getattr(OptimizerConfig(), key) and getattr(self, other) != word:
-                raise ConfigError(
-                    f"optimizer.{key} is {value}, but optimizer.{other} is {getattr(self, other)}; leave it out, or "
-                    f"give optimizer.{other} {word}"
-                )
+        read_policy(self.policy)
+        if self.momentum != OptimizerConfig.momentum and self.name != "sgd":
+            other = f"optimizer.name is {self.name}"
+            refuse("optimizer.momentum", self.momentum, other, "leave it out, or give optimizer.name sgd")
         if not self.decay_norms and self.weight_decay == 0:
-            raise ConfigError(
-                "optimizer.decay_norms is false, but optimizer.weight_decay is 0, so nothing decays; leave it out, or "
-                "give optimizer.weight_decay"
-            )
+            nothing = "optimizer.weight_decay is 0, so nothing decays"
+            refuse("optimizer.decay_norms", False, nothing, "leave it out, or give optimizer.weight_decay")
 
 
 @dataclass
@@ -184,6 +164,7 @@ class RunConfig:
     panels: int = number(4, 0, 64)
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("run", self)
         if not self.output:
             raise ConfigError("run.output is empty; give a folder")
@@ -223,21 +204,15 @@ class Config:
         self._check_windows()
         self._check_auto()
         self._check_store()
+        halo = f"with parallel.halo {self.parallel.halo} neighbours share images"
         if self.train.augment_each == "tile" and self.parallel.shares_images:
-            raise ConfigError(
-                f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
-                "image, or parallel.halo read"
-            )
-        if self.train.given_tiles is not None and self.tiling.grid == "auto":
-            raise ConfigError(
-                f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "
-                "the machine; give a grid, or leave tiles_per_step out"
-            )
+            refuse("train.augment_each", "tile", halo, "use image, or parallel.halo read")
+        if self.train.given_tiles is not None and self.tiling.grid == AUTO:
+            machine = "tiling.grid is auto: the batch would depend on the machine"
+            refuse("train.tiles_per_step", self.train.tiles_per_step, machine, "give a grid, or leave it out")
         if self.train.given_tiles is not None and self.parallel.shares_images:
-            raise ConfigError(
-                f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
-                "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
-            )
+            remedy = "leave it out and use train.images_per_step, or use parallel.halo read"
+            refuse("train.tiles_per_step", self.train.tiles_per_step, halo, remedy)
 
     @property
     def chooses_tiles(self) -> bool:
@@ -248,7 +223,8 @@ class Config:
         return free and alone and train.sampling == "tiles"
 
     def _check_auto(self) -> None:
-        """A search prices steps of whole images whose result no settings change."""
+        """Check the keys beside `parallel.auto`: a search prices steps of whole images whose result no setting
+        changes."""
         if not self.parallel.auto:
             return
         conflicts = (
@@ -262,16 +238,13 @@ class Config:
         for key, value, plain, why in conflicts:
             if value != plain:
                 raise ConfigError(f"{key} is {shown(value)} beside parallel.auto: {why}; leave one of them out")
-        given: dict[str, tuple[str, object]] = {
-            "tiling.grid": ("tiling.grid", self.tiling.grid),
-            "parallel.recompute": ("memory.recompute", self.memory.recompute),
-        }
-        for name, (key, said) in given.items():
-            if name in self.parallel.auto and said != AUTO:
-                raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(said)}; leave one of them out")
+        for name, key in (("tiling.grid", "tiling.grid"), ("parallel.recompute", "memory.recompute")):
+            given: object = self.tiling.grid if key == "tiling.grid" else self.memory.recompute
+            if name in self.parallel.auto and given != AUTO:
+                raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(given)}; leave one of them out")
 
     def _check_store(self) -> None:
-        """A folder that the plan may put blocks into is of use where tiles may go in blocks."""
+        """Refuse a folder for blocks where tiles cannot be computed in blocks."""
         memory, parallel = self.memory, self.parallel
         if not memory.in_file or memory.in_blocks or memory.offloads or parallel.auto:
             return
@@ -282,14 +255,11 @@ class Config:
             "parallel.overlap true": parallel.overlap,
         }
         for key in (key for key, holds in against.items() if holds):
-            raise ConfigError(
-                f"memory.store is {memory.store}, but with {key} nothing is computed in blocks, and memory.offload is "
-                "none: nothing would lie there; leave store out, or give memory.offload"
-            )
+            unused = f"with {key} nothing is computed in blocks, and memory.offload is none: nothing would lie there"
+            refuse("memory.store", memory.store, unused, "leave store out, or give memory.offload")
 
     def _check_windows(self) -> None:
-        """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm
-        takes all of a step."""
+        """Refuse windows of shared images, but small images in mode `layer` without stages."""
         parallel, exact = self.parallel, self.train.window_halo == "exact"
         if self.train.sampling != "windows" or not parallel.shares_images:
             return

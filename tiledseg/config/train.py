@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tiledseg.config.augmentation import EACH, augmentation
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of
+from tiledseg.config.augmentation import augmentation
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, refuse, word
 from tiledseg.config.words import check_best, read_loss
 from tiledseg.errors import ConfigError
 from tiledseg.units.widths import ACTIVATION_BYTES
@@ -64,45 +64,36 @@ class TrainConfig:
     early_stop: int | None = number(None, 1, MOST)
     largest_loss: float | None = number(None, 0.0, 1e15, above=True)
     class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
-    tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
+    tiles_per_batch: int | Literal["auto"] = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
     compile: bool | str = AUTO
-    precision: str = "fp32"
+    precision: str = word("fp32", *ACTIVATION_BYTES)
     seed: int = number(0, 0, 2**63 - 1)
     checkpoint_every: int = number(100, 1, MOST)
     keep_checkpoints: int = number(3, 1, MOST)
     validate_every: int = number(1, 1, MOST)
     resume: str = "auto"
     deterministic: bool = True
-    sampling: str = "tiles"
+    sampling: str = word("tiles", "tiles", "windows")
     window: int | None = number(None, 1, LARGEST_HALO)
     windows_per_step: int | None = number(None, 1, MOST)
-    window_halo: str = "exact"
+    window_halo: str = word("exact", "exact", "none")
     skip_empty: bool = False
     balance_classes: float = number(0.0, 0.0, 1.0)
     augment: list[str | dict[str, Any]] = field(default_factory=list)
-    augment_each: str = "image"
+    augment_each: str = word("image", "image", "tile")
 
     def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
         check_values("train", self)
         augmentation(self.augment)
-        one_of("train.augment_each", self.augment_each, EACH)
-        one_of("train.sampling", self.sampling, ("tiles", "windows"))
-        one_of("train.window_halo", self.window_halo, ("exact", "none"))
+        read_loss(self.loss)
+        self.check_best()
         self._check_windows()
         if self.augment_each != "image" and not self.augment:
-            raise ConfigError(
-                f"train.augment_each is {self.augment_each}, but train.augment is empty: nothing is drawn; leave it "
-                "out, or give train.augment"
-            )
-        one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
-        for key in ("epochs", "tiles_per_step"):
-            if isinstance(value := getattr(self, key), str):
-                one_of(f"train.{key}", value, (AUTO, "a number from 1 on"))
-        self.check_best()
-        read_loss(self.loss)
+            empty = "train.augment is empty: nothing is drawn"
+            refuse("train.augment_each", self.augment_each, empty, "leave it out, or give train.augment")
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
-        self.batch()
         one_of("train.compile", self.compiles(), (AUTO, "on", "off"))
         if self.given_tiles is not None and self.images_per_step != 1:
             raise ConfigError(
@@ -111,44 +102,38 @@ class TrainConfig:
             )
 
     def compiles(self) -> str:
-        """auto, on or off; the last two are yes and no to YAML."""
+        """Return auto, on or off, which YAML reads as true and false."""
         return {True: "on", False: "off"}[self.compile] if isinstance(self.compile, bool) else self.compile
 
     def check_best(self) -> None:
-        """Raise ConfigError for a score that no validation finds; as long as the epochs are auto any number may be."""
-        epochs = MOST if isinstance(self.epochs, str) else self.epochs
-        check_best(self.best, self.early_stop, epochs, self.validate_every)
+        """Raise ConfigError for a score that no validation computes; as long as the epochs are auto any number may
+        be."""
+        check_best(self.best, self.early_stop, MOST if self.epochs == AUTO else int(self.epochs), self.validate_every)
 
     @property
     def given_tiles(self) -> int | None:
-        """Tiles of a step where they are given; None for whole images, or auto."""
+        """Return the tiles of a step where they are given; None for whole images, or auto."""
         return None if isinstance(self.tiles_per_step, str) else self.tiles_per_step
 
     def batch(self) -> int | None:
-        """Tiles of a batch, or None for auto."""
-        if isinstance(self.tiles_per_batch, int):
-            return self.tiles_per_batch
-        one_of("train.tiles_per_batch", self.tiles_per_batch, (AUTO, "a number of tiles from 1 on"))
-        return None
+        """Return the tiles of a batch, or None for auto."""
+        return self.tiles_per_batch if isinstance(self.tiles_per_batch, int) else None
 
     def _check_windows(self) -> None:
         drawn = self.sampling == "windows"
         if (self.skip_empty or self.balance_classes) and self.given_tiles is None and not drawn:
-            key = "skip_empty is true" if self.skip_empty else f"balance_classes is {self.balance_classes}"
-            raise ConfigError(
-                f"train.{key}, but a step takes whole images; give train.tiles_per_step, or train.sampling windows"
-            )
-        given = {"window": self.window, "windows_per_step": self.windows_per_step}
-        for key, value in given.items():
+            key = "skip_empty" if self.skip_empty else "balance_classes"
+            remedy = "give train.tiles_per_step, or train.sampling windows"
+            refuse(f"train.{key}", getattr(self, key), "a step takes whole images", remedy)
+        for key in ("window", "windows_per_step"):
+            value = getattr(self, key)
             if drawn != (value is not None):
                 remedy = f"give train.{key}" if drawn else "leave it out, or give train.sampling windows"
                 raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
         if not drawn and self.window_halo != "exact":
             raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
         others = {"tiles_per_step": (AUTO, None), "images_per_step": (1,), "augment_each": ("image",)}
-        for key, defaults in others.items():
-            if drawn and getattr(self, key) not in defaults:
-                raise ConfigError(
-                    f"train.{key} is {getattr(self, key)} and train.sampling windows, which have windows_per_step, "
-                    "and a draw each; leave it out"
-                )
+        for key, defaults in others.items() if drawn else ():
+            if getattr(self, key) not in defaults:
+                own = "train.sampling is windows, which have windows_per_step, and a draw each"
+                refuse(f"train.{key}", getattr(self, key), own, "leave it out")

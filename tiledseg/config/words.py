@@ -1,16 +1,17 @@
-"""Words of the configuration that other rooms share: losses, scores, schedules of pipelines."""
+"""Words of the configuration that other rooms share: losses, learning-rate policies, scores, schedules of pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiledseg.config.checks import Range, one_of, shown
+from tiledseg.config.checks import MOST, Range, one_of, shown
 from tiledseg.errors import ConfigError
 
 CROSS_ENTROPY, FOCAL, DICE, TVERSKY, BOUNDARY = LOSSES = ("cross_entropy", "focal", "dice", "tversky", "boundary")
 EDGES = "edges"
-LOSS_FIELDS: dict[str, dict[str, tuple[float, Range]]] = {
+Fields = dict[str, tuple[float, Range]]
+LOSS_FIELDS: dict[str, Fields] = {
     CROSS_ENTROPY: {"smoothing": (0.0, Range(0.0, 1.0, below=True))},
     FOCAL: {"gamma": (2.0, Range(0.0, 100.0))},
     DICE: {},
@@ -25,25 +26,45 @@ LOSS_FIELDS: dict[str, dict[str, tuple[float, Range]]] = {
     },
 }
 """The fields of each loss with their defaults and ranges; `edges` is the loss of a network that gives edges."""
-_WEIGHT = {"weight": (1.0, Range(0.0, 1e6, above=True))}
-MOVED = {
-    "label_smoothing": (CROSS_ENTROPY, "smoothing"),
-    "focal_gamma": (FOCAL, "gamma"),
-    "tversky_alpha": (TVERSKY, "alpha"),
-    "tversky_beta": (TVERSKY, "beta"),
-    "boundary_radius": (BOUNDARY, "radius"),
-    "edge_weight": (EDGES, "weight"),
-    "edge_balance": (EDGES, "balance"),
-    "edge_radius": (EDGES, "radius"),
-    "attention_weight": (EDGES, "attention"),
-    "dual_weight": (EDGES, "dual"),
+_WEIGHT: Fields = {"weight": (1.0, Range(0.0, 1e6, above=True))}
+CONSTANT, STEP, POLYNOMIAL, COSINE = ("constant", "step", "polynomial", "cosine")
+POLICY_FIELDS: dict[str, Fields] = {
+    CONSTANT: {},
+    STEP: {"size": (20, Range(1, MOST)), "gamma": (0.1, Range(0.0, 1.0, above=True))},
+    POLYNOMIAL: {"power": (0.9, Range(0.0, 1e3, above=True))},
+    COSINE: {},
 }
-"""Keys of the group `train` of older versions, each with the loss and the field that it is now."""
+"""The fields of each learning-rate policy: `size`, epochs between drops, and `gamma`, the factor of a drop; `power`."""
+MOVED = {
+    "train.label_smoothing": ("train.loss", CROSS_ENTROPY, "smoothing"),
+    "train.focal_gamma": ("train.loss", FOCAL, "gamma"),
+    "train.tversky_alpha": ("train.loss", TVERSKY, "alpha"),
+    "train.tversky_beta": ("train.loss", TVERSKY, "beta"),
+    "train.boundary_radius": ("train.loss", BOUNDARY, "radius"),
+    "train.edge_weight": ("train.loss", EDGES, "weight"),
+    "train.edge_balance": ("train.loss", EDGES, "balance"),
+    "train.edge_radius": ("train.loss", EDGES, "radius"),
+    "train.attention_weight": ("train.loss", EDGES, "attention"),
+    "train.dual_weight": ("train.loss", EDGES, "dual"),
+    "optimizer.step_size": ("optimizer.policy", STEP, "size"),
+    "optimizer.gamma": ("optimizer.policy", STEP, "gamma"),
+    "optimizer.power": ("optimizer.policy", POLYNOMIAL, "power"),
+}
+"""Keys of older versions, each with the key, the loss or policy, and the field that replaces it."""
+
+
+def _with_defaults(where: str, name: str, given: Mapping[str, Any], known: Fields) -> dict[str, float]:
+    """Return all fields of a loss or a policy. Raise ConfigError for an unknown field, or a number out of range."""
+    for field, value in given.items():
+        if field not in known:
+            raise ConfigError(f"{where}: {name} has no field '{shown(field)}'; give some of {', '.join(known)}")
+        known[field][1].check(f"{where}: {name}.{field}", value)
+    return {field: given.get(field, default) for field, (default, _) in known.items()}
 
 
 def read_loss(loss: str | Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the fields of each loss of `focal`, `{name: focal, gamma: 2}` or `{dice: 1, focal: {weight: 2}}`; `edges`
-    always among them. Raises ConfigError for a loss or a field that there is not, or a value out of its range."""
+    always among them. Raise ConfigError for an unknown loss or field, or a number out of range."""
     terms: Mapping[str, Any] = {loss: {}} if isinstance(loss, str) else loss
     if isinstance(loss, Mapping) and "name" in loss:
         terms = {loss["name"]: {key: value for key, value in loss.items() if key != "name"}}
@@ -57,70 +78,80 @@ def read_loss(loss: str | Mapping[str, Any]) -> dict[str, dict[str, float]]:
     read = {}
     for name, value in {**terms, EDGES: terms.get(EDGES, {})}.items():
         known = LOSS_FIELDS[name] if name == EDGES else {**_WEIGHT, **LOSS_FIELDS[name]}
-        fields = dict(value) if isinstance(value, Mapping) else {"weight": value}
-        for field, number in fields.items():
-            if field not in known:
-                wrong = f"{name} has no field '{shown(field)}'"
-                raise ConfigError(f"train.loss is {shown(loss)}: {wrong}; give some of {', '.join(known)}")
-            known[field][1].check(f"train.loss is {shown(loss)}: {name}.{field}", number)
-        read[name] = {field: fields.get(field, default) for field, (default, _) in known.items()}
+        given = value if isinstance(value, Mapping) else {"weight": value}
+        read[name] = _with_defaults(f"train.loss is {shown(loss)}", name, given, known)
     return read
 
 
+def read_policy(policy: str | Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """Return the name and the fields of `cosine` or `{name: step, size: 20, gamma: 0.1}`. Raise ConfigError for an
+    unknown policy or field, or a number out of range."""
+    given = {"name": policy} if isinstance(policy, str) else dict(policy)
+    name = given.pop("name", shown(policy))
+    one_of("optimizer.policy", str(name), tuple(POLICY_FIELDS))
+    return name, _with_defaults(f"optimizer.policy is {shown(policy)}", name, given, POLICY_FIELDS[name])
+
+
 def refuse_moved(keys: Iterable[str], where: str) -> None:
-    """Raise ConfigError for keys "train.KEY" of an older version, with the new spelling of each."""
-    old = [key for key in keys if key.removeprefix("train.") in MOVED and key.startswith("train.")]
+    """Raise ConfigError for keys "group.key" of an older version, with the new spelling of each."""
+    old = [key for key in keys if key in MOVED]
     if old:
-        words = [f"{name}: {{{field}: VALUE}}" for name, field in (MOVED[key.removeprefix("train.")] for key in old)]
+        words = [f"{key} {{name: {name}, {field}: VALUE}}" for key, name, field in (MOVED[each] for each in old)]
         raise ConfigError(
-            f"{where}{', '.join(old)}, now fields of train.loss; give train.loss with {', '.join(words)}, or leave the "
-            "default out"
+            f"{where}{', '.join(old)}, now fields of {MOVED[old[0]][0]}; give {', '.join(words)}, or leave the default "
+            "out"
         )
 
 
-def without_moved(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the group `train` of a checkpoint, of which keys of an older version have become fields of `loss`."""
-    loss = train.get("loss", CROSS_ENTROPY)
-    terms = {loss: {}} if isinstance(loss, str) else {name: {"weight": weight} for name, weight in loss.items()}
-    changed = False
-    for key in MOVED.keys() & train.keys():
-        name, field = MOVED[key]
-        if train[key] != LOSS_FIELDS[name][field][0]:
-            terms.setdefault(name, {})[field] = train[key]
-            changed = True
-    kept = {key: value for key, value in train.items() if key not in MOVED}
-    return {**kept, "loss": terms} if changed else kept
+def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the configuration of a checkpoint, of which keys of an older version have become fields."""
+    groups = {group: dict(keys) for group, keys in config.items()}
+    fields: dict[tuple[str, str], dict[str, Any]] = {}
+    for old, (key, name, field) in MOVED.items():
+        group, _, old_name = old.partition(".")
+        if old_name in groups.get(group, {}):
+            value = groups[group].pop(old_name)
+            if value != (LOSS_FIELDS | POLICY_FIELDS)[name][field][0]:
+                fields.setdefault((key, name), {})[field] = value
+    loss = [(name, given) for (key, name), given in fields.items() if key == "train.loss"]
+    if loss:
+        before = groups["train"].get("loss", CROSS_ENTROPY)
+        terms = {before: {}} if isinstance(before, str) else {name: {"weight": each} for name, each in before.items()}
+        for name, given in loss:
+            terms.setdefault(name, {}).update(given)
+        groups["train"]["loss"] = terms
+    policy = groups.get("optimizer", {}).get("policy")
+    if isinstance(policy, str) and ("optimizer.policy", policy) in fields:
+        groups["optimizer"]["policy"] = {"name": policy, **fields["optimizer.policy", policy]}
+    return groups
 
 
 LOSS = "loss"
 SCORES = ("mean_iou", "mean_f1", "accuracy", LOSS)
 _OF_CLASS = "iou."
+_KNOWN_SCORES = f"{', '.join(SCORES)}, {_OF_CLASS}CLASS"
 
 
 def class_of(score: str) -> str | None:
-    """The class of `iou.CLASS`; None for another score."""
+    """Return the class of `iou.CLASS`; None for another score."""
     return score.removeprefix(_OF_CLASS) if score.startswith(_OF_CLASS) else None
 
 
 def check_best(score: str, early_stop: int | None, epochs: int, validate_every: int) -> None:
-    """Raise ConfigError for a score that there is not, or that no epoch finds out, or an early stop without one."""
+    """Raise ConfigError for an unknown score, a score that no epoch computes, or an early stop without one."""
     if score == "none":
         if early_stop is not None:
             raise ConfigError(
-                f"train.early_stop is {early_stop}, but train.best names no score; give one of {_known()}"
+                f"train.early_stop is {early_stop}, but train.best names no score; give one of {_KNOWN_SCORES}"
             )
         return
     if score not in SCORES and not class_of(score):
-        raise ConfigError(f"train.best is '{shown(score)}'; give none or one of {_known()}")
+        raise ConfigError(f"train.best is '{shown(score)}'; give none or one of {_KNOWN_SCORES}")
     if validate_every > epochs:
         raise ConfigError(
             f"train.best is {score}, but train.validate_every is {validate_every} and train.epochs {epochs}: nothing "
             f"is ever validated; give at most {epochs}"
         )
-
-
-def _known() -> str:
-    return f"{', '.join(SCORES)}, {_OF_CLASS}CLASS"
 
 
 Ranks = tuple[int, ...]
@@ -135,10 +166,10 @@ Word = list[str] | str
 """Words for recomputation: one for all stages, or one for each."""
 
 
-def split_recompute(said: Word, shorthand: Word) -> tuple[Word, Word]:
-    """Of what `memory.recompute` says, and of its shorthand for stages `parallel.recompute`: the word for nodes, and
-    that for stages."""
-    return ("auto", said) if isinstance(said, list) or said in IN_STAGES else (said, shorthand)
+def split_recompute(memory: Word, shorthand: Word) -> tuple[Word, Word]:
+    """Return the word for nodes and the word for stages, of `memory.recompute` and its shorthand for stages
+    `parallel.recompute`."""
+    return ("auto", memory) if isinstance(memory, list) or memory in IN_STAGES else (memory, shorthand)
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tiledseg.config.arguments import checked
+from tiledseg.config.kinds import checked
 from tiledseg.errors import ConfigError
 from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.mover import HOST, StayMover

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import data
 
-from tiledseg.config.arguments import checked
+from tiledseg.config.kinds import checked
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.traced import Halo
@@ -257,7 +257,7 @@ class TileSampler(data.Sampler[int]):
     that seed and `train.tiles_per_step` B.
 
     `rank` and `size`: those of torch's process group where there is one, else 0 of 1. `uneven`, where `size` does not
-    divide the number of tiles: `refuse`; `drop` leaves out the last few of an epoch, others each time; `differ` gives
+    divide the number of tiles: refuse; `drop` leaves out the last few of an epoch, others each time; `differ` gives
     some ranks a tile more (a loop that communicates at every step then waits forever, without torch's Join).
 
     Raises ConfigError for a rank that there is not, and where ranks would get unevenly many tiles.

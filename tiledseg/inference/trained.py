@@ -15,8 +15,8 @@ from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint
 from tiledseg.checkpoint.loading import load_network
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.arguments import checked
 from tiledseg.config.checks import one_of
+from tiledseg.config.kinds import checked
 from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.models.dropout import set_dropout_key

@@ -24,14 +24,14 @@ class Update:
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate's policy: keys of the group `optimizer`; `lr` is scaled to the step's size where asked."""
+    """A learning-rate policy (`config.words.read_policy`); `lr` is scaled to the step's size where that is wanted."""
 
     lr: float
     policy: str
     warmup_steps: int
-    step_size: int
-    gamma: float
-    power: float
+    size: float = 20
+    gamma: float = 0.1
+    power: float = 0.9
 
 
 @dataclass(frozen=True)

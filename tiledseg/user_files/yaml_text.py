@@ -7,7 +7,7 @@ twice). A configuration needs none of that: one document, no aliases, each key o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
@@ -70,22 +70,17 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else f"the {type(value).__name__} {shown(value)}"
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for a flag's value, itself YAML, with aliases, a key given twice or deep nesting."""
-    for word in (part for given in words for part in _values_in(given)):
-        if not any(sign in word for sign in "[{\n") and not _LONG_NUMBER.fullmatch(word.partition("=")[2] or word):
-            continue
-        try:
-            refuse_hazards(word)
-        except _RefusedError as error:
-            raise ConfigError(f"{word[:40]!r} {error}") from None
-        except yaml.YAMLError:
-            continue  # text, as far as YAML goes: its key will judge it
-
-
-def _values_in(word: str) -> tuple[str, ...]:
-    """What YAML may stand in: `--key=value` has it after the sign."""
-    return (word, word.partition("=")[2]) if word.startswith("--") and "=" in word else (word,)
+def load_value(text: str) -> Any:
+    """Return the value of a flag, which is YAML; text that is no YAML stays text. Raise ConfigError for aliases, a key
+    given twice or deep nesting."""
+    try:
+        if any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text):
+            refuse_hazards(text)
+        return yaml.safe_load(text)
+    except _RefusedError as error:
+        raise ConfigError(f"{text[:40]!r} {error}") from None
+    except (yaml.YAMLError, ValueError):
+        return text  # its key judges it
 
 
 def ambiguity(number: str) -> str:

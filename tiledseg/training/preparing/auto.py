@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.config.checks import AUTO
+from tiledseg.config.memory import recompute_of
 from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
-from tiledseg.config.recompute import recompute_of
 from tiledseg.config.run import Config
 from tiledseg.config.words import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError

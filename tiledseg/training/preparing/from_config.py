@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.config.data import IMAGENET, DataConfig
-from tiledseg.config.recompute import recompute_of
+from tiledseg.config.memory import recompute_of
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.config.words import read_policy
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.shapes import tensor_channels
@@ -124,7 +125,8 @@ def update_of(optimizer: OptimizerConfig) -> Update:
 
 def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
     """`batch`: tiles, windows or images of a step, on all ranks together, by which a linear rate grows."""
-    rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
+    name, fields = read_policy(optimizer.policy)
+    rate = Rate(optimizer.lr, name, optimizer.warmup_steps, **fields)
     return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
 
 

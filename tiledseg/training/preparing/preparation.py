@@ -18,8 +18,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.augmentation import Augmentation, augmentation
 from tiledseg.config.data import IMAGENET, DataConfig
-from tiledseg.config.memory import ALL
-from tiledseg.config.recompute import recompute_of
+from tiledseg.config.memory import ALL, recompute_of
 from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.errors import ConfigError

@@ -15,7 +15,7 @@ from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
-from tiledseg.config.words import read_loss, split_recompute
+from tiledseg.config.words import read_loss, read_policy, split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.system.outputs import CHECKPOINTS
@@ -101,8 +101,9 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
     }
     # The network has been compared as a whole: a preset's keys are its own.
     same_words |= {key for key in here if key.startswith("model.") and key != "model.pretrained"}
-    if read_loss(there["train.loss"]) == read_loss(here["train.loss"]):
-        same_words.add("train.loss")
+    for key, read in (("train.loss", read_loss), ("optimizer.policy", read_policy)):
+        if read(there[key]) == read(here[key]):
+            same_words.add(key)
     if saved.label_map == preparation.label_map:
         same_words.add("data.classes")
     if split_recompute(*(there[key] for key in _RECOMPUTE)) == split_recompute(*(here[key] for key in _RECOMPUTE)):

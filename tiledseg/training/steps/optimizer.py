@@ -87,7 +87,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Update)
 def learning_rate(rate: Rate, step: int, course: Course) -> float:
     """The rate of optimizer step `step`, counted from 0.
 
-    constant: lr. step: lr * gamma^(epoch // step_size). polynomial: lr * (1 - t)^power and cosine:
+    constant: lr. step: lr * gamma^(epoch // size). polynomial: lr * (1 - t)^power and cosine:
     lr * (1 + cos(pi t)) / 2, with t the share of the epochs after the warm-up that is done. Over the first
     `warmup_steps` the rate rises linearly to lr.
 
@@ -98,7 +98,7 @@ def learning_rate(rate: Rate, step: int, course: Course) -> float:
         return rate.lr * (step + 1) / rate.warmup_steps
     match rate.policy:
         case "step":
-            return rate.lr * rate.gamma ** (math.floor(course.epochs_after(step)) // rate.step_size)
+            return rate.lr * rate.gamma ** (math.floor(course.epochs_after(step)) // rate.size)
         case "polynomial":
             return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** rate.power
         case "cosine":

@@ -1,4 +1,4 @@
-"""Arguments of the functions that a Python program calls: each of a kind that the signature names, or a ConfigError."""
+"""Kinds of values, as type hints name them: of YAML's values, and of the arguments of a Python program."""
 
 from __future__ import annotations
 
@@ -9,17 +9,58 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_UNIONS = Union, types.UnionType
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_LISTS = {int: "a list of whole numbers [a,b]", float: "a list of numbers [a,b]"}
 _WIDER: dict[Any, Any] = {int: Integral, float: Real, Path: os.PathLike}  # numpy's numbers are some too
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Return a value of YAML as a type hint has it; a whole number may stand for a float, and text such as 1e-3 too.
+    Raise TypeError for any other value."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or (kind is type(None) and value is None) or (origin is Literal and value in inner):
+        return value
+    if origin in _UNIONS:
+        for each in inner:
+            with suppress(TypeError):
+                return convert(value, each)
+    elif origin is list and isinstance(value, list):
+        return [convert(each, inner[0]) for each in value]
+    elif origin is dict and isinstance(value, dict):
+        return {convert(key, inner[0]): convert(each, inner[1]) for key, each in value.items()}
+    elif kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            return float(value)
+    elif type(value) is kind:
+        return value
+    raise TypeError
+
+
+def in_words(kind: Any) -> str:
+    """Return a type hint in a user's words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in _UNIONS:
+        order = sorted(map(in_words, inner), key=lambda words: (words == "null", words == "text"))
+        return " or ".join(dict.fromkeys(order))
+    if origin is Literal:
+        return " or ".join(map(str, inner))
+    if origin is list:
+        return _LISTS.get(inner[0], "a list [a,b]")
+    if origin is dict:
+        return f"a map of name to {'number' if inner[1] is float else 'value'}"
+    return _WORDS[kind]
 
 
 class _Names(dict[str, Any]):
@@ -58,14 +99,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a value is of a kind of type hint; what a container holds counts where it is a list or a tuple."""
+    """Return True if a Python program's value is of a kind: unlike `convert`, any number, path or sequence will do."""
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return any(_fits(value, each) for each in inner)
-    if kind is Any:
-        return True
-    if kind is None:
-        return value is None
+    if kind is Any or kind is None:
+        return kind is Any or value is None
     if isinstance(value, bool):
         return kind is bool
     if origin is tuple:

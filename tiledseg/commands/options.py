@@ -1,0 +1,249 @@
+"""Options of commands: flags, configuration keys as flags, and `--config FILE`, which stands for the flags it holds.
+
+`add_keys` makes flags of keys, with the help of the group's docstring; `parse` reads words and files, of which later
+ones win; `config_of` builds the configuration. A value of a key is YAML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+import yaml
+
+from tiledseg.commands.parser import Parser
+from tiledseg.config.checks import AUTO, check_value, shown
+from tiledseg.config.kinds import convert, in_words
+from tiledseg.config.parallel import FOUND
+from tiledseg.config.run import Config
+from tiledseg.config.words import refuse_moved
+from tiledseg.errors import ConfigError
+from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
+
+_GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
+KEYS = {f"{name}.{field.name}": field for name, kind in _GROUPS.items() for field in fields(kind)}
+"""All keys of the configuration."""
+_CONFIG = "--config"
+_PLAIN_LIST = re.compile(r"\d+(\s*,\s*\d+)+")  # 2,3 for [2,3]
+
+
+@cache
+def _hints(group: str) -> dict[str, Any]:
+    return get_type_hints(_GROUPS[group])
+
+
+@cache
+def _help(group: str) -> dict[str, str]:
+    """Return the help of each key of a group, from the docstring of its class."""
+    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", _GROUPS[group].__doc__ or "", re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text) for name, text in entries}
+
+
+def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help: str) -> None:
+    """Add a flag for each configuration key: `--group.key VALUE`, or, where `plain`, `--key-name VALUE`. `help`: texts
+    in place of the docstring's, by the last part of the key."""
+    groups: dict[str, Any] = {}
+    for key in keys:
+        group, _, name = key.partition(".")
+        if not plain and group not in groups:
+            title = (_GROUPS[group].__doc__ or "").partition("\n")[0]
+            groups[group] = parser.add_argument_group(group, title)
+            if group == "parallel" and "parallel.auto" in keys:
+                groups[group].add_argument("--parallel", metavar=AUTO, help="find all keys of least predicted time")
+        target = parser if plain else groups[group]
+        text = help.get(name) or _help(group)[name].replace("%", "%%")
+        flag, kind = f"--{name.replace('_', '-')}" if plain else f"--{key}", _hints(group)[name]
+        if plain and kind is bool:
+            target.add_argument(flag, dest=key, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            metavar = "VALUE" if plain else name.upper()
+            target.add_argument(flag, dest=key, metavar=metavar, help=text)
+
+
+def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the options that flags and `--config` files give; `config` holds the names of the files.
+
+    Raise ConfigError for an unknown key, a value that its flag does not take, or an unreadable file.
+    """
+    parser.add_argument(_CONFIG, action="append", default=[], metavar="FILE", help="YAML file of any of these options")
+    return parser.parse_args([*_expanded(parser, words)])
+
+
+def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, with the options of a file after its name, and those of `--group {key: value}` in its place."""
+    options = {
+        name[2:].replace("-", "_"): action
+        for action in parser._actions
+        for name in action.option_strings
+        if name[:2] == "--" and action.dest not in ("config", "help") and name[:5] != "--no-"
+    }
+    known: dict[str, list[str]] = {}
+    for option in options:
+        group, _, key = option.partition(".")
+        known.setdefault(group, []).extend([key] if key else [])
+    refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "--")
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        is_group = name[:2] == "--" and name[2:] in _GROUPS and known.get(name[2:])
+        if name != _CONFIG and not is_group:
+            yield word
+            continue
+        following = value if equals else next(rest, None)
+        if following is None:
+            yield word
+        elif is_group and (name, following) != ("--parallel", AUTO):
+            if not following.lstrip().startswith("{"):
+                kind = f"{name} takes a map of keys, not '{shown(following)}'"
+                raise ConfigError(f"{kind}; give {name}.KEY, or --config FILE")
+            yield from _flags(name, {name[2:]: load_value(following)}, known, options)
+        else:
+            yield f"{name}={following}"
+            if name == _CONFIG:
+                yield from _flags(following, read_yaml(following), known, options)
+
+
+def _flags(path: str, values: Any, known: Mapping[str, list[str]], options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags of the values of a file. A key has `_` where the flag has `-`."""
+    if isinstance(values, Mapping):
+        refuse_moved(_names(values), f"{path} has ")
+    auto = isinstance(values, Mapping) and values.get("parallel") == AUTO and "parallel" in options
+    values = check_keys(path, {**values, "parallel": {}} if auto else values, known)
+    if auto:
+        yield f"--parallel={AUTO}"
+    parallel = values.get("parallel")
+    found = parallel.get("auto") if isinstance(parallel, Mapping) else None
+    found = found if isinstance(found, list) else ()
+    for name, value in values.items():
+        for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
+            if option not in found or each not in (AUTO, KEYS[option].default):  # left open by the run of this record
+                yield _flag(path, option, each, options[option])
+
+
+def _flag(path: str, option: str, value: Any, action: argparse.Action) -> str:
+    """Return an option of a file as one word, a list or a map in YAML."""
+    flag = option if "." in option else option.replace("_", "-")
+    if value is None and action.dest not in KEYS:
+        raise ConfigError(f"{path}: {option} is null; give a value, or leave it out")
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{path}: {option} is {shown(value)}; give true or false")
+        return f"--{flag}" if value else f"--no-{flag}"
+    if isinstance(value, (list, dict)) and action.type is str:
+        raise ConfigError(f"{path}: {option} is {shown(value)}; give text")
+    if isinstance(value, str) and action.dest not in KEYS:
+        return f"--{flag}={value}"
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, sort_keys=False, allow_unicode=True)
+    return f"--{flag}={text.removesuffix('...' + chr(10)).strip()}"
+
+
+def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:
+    """Return the configuration of the options that stand for its keys. `plain`: keys whose flags name no group.
+    `default`: groups of values in place of the configuration's own. Raise ConfigError for a value of a wrong kind."""
+    values: dict[str, dict[str, Any]] = {group: dict(keys) for group, keys in default.items()}
+    for key, text in vars(options).items():
+        if key in KEYS and text is not None:
+            group, _, name = key.partition(".")
+            flag = f"--{name.replace('_', '-')}" if key in plain else key
+            values.setdefault(group, {})[name] = value_of(key, text, flag, see)
+    if getattr(options, "parallel", None) == AUTO:
+        values.setdefault("parallel", {})["auto"] = _left_to_find(values)
+    return _config(values)
+
+
+def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
+    """Return the value of a key that a flag gives as YAML; what YAML reads as something else may be text. `name`: the
+    key's name in messages."""
+    group, _, last = key.partition(".")
+    kind, value = _hints(group)[last], text
+    if isinstance(text, str):
+        if re.search("int|float", str(KEYS[key].type)) and (words := ambiguity(text)):
+            raise ConfigError(f"--{name.removeprefix('--')} is {words}")
+        value = load_value(f"[{text}]" if _PLAIN_LIST.fullmatch(text) and "list" in str(kind) else text)
+    is_other = isinstance(value, list | dict) or (value is None and text)  # no name of anything
+    for each in (value, value if is_other else text):
+        try:
+            converted = convert(each, kind)
+        except TypeError:
+            continue
+        if name.startswith("--"):
+            check_value(name, converted, KEYS[key])
+        return converted
+    raise ConfigError(f"{name} is {shown(value)}; give {in_words(kind)} {see}".rstrip())
+
+
+def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the keys that `parallel: auto` finds beside those that are given."""
+    given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
+    if "memory.recompute" in given:  # of which the other is a shorthand
+        given.add("parallel.recompute")
+    left = [name for name in FOUND if name not in given]
+    if not left:
+        raise ConfigError(f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out")
+    return left
+
+
+def as_config(values: Mapping[str, Any]) -> Config:
+    """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
+    if values.get("parallel") == AUTO:
+        values = {**values, "parallel": {}}
+        values["parallel"]["auto"] = _left_to_find({k: v for k, v in values.items() if isinstance(v, Mapping)})
+    refuse_moved(_names(values), "the configuration has ")
+    known = {name: [field.name for field in fields(kind)] for name, kind in _GROUPS.items()}
+    check_keys("the configuration", values, known)
+    return _config(values)
+
+
+def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:
+    groups = {}
+    for group, keys in values.items():
+        converted = {}
+        for key, value in keys.items():
+            try:
+                converted[key] = convert(value, _hints(group)[key])
+            except TypeError:
+                words = in_words(_hints(group)[key])
+                raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (see docs/api.md)") from None
+        groups[group] = _GROUPS[group](**converted)
+    return Config(**groups)
+
+
+def _names(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys of groups as "group.key"."""
+    return [f"{group}.{key}" for group, keys in values.items() if isinstance(keys, Mapping) for key in keys]
+
+
+def parse_config(words: Sequence[str], command: str, description: str) -> Config:
+    """Return the configuration that flags and `--config` files give; later ones win. `--help` prints and exits 0.
+
+    Raise ConfigError, in one line, for an unknown key, a value of a wrong kind or an unreadable file.
+    """
+    parser = Parser(prog=command, description=description)
+    add_keys(parser, KEYS)
+    options = parse(parser, words)
+    config = config_of(options, see=f"(see {command} --help)")
+    flags = {word.partition("=")[0] for word in words}
+    # Not where a file gives both: the record of a run has every key, with its default.
+    if config.model.build is not None and "--model.name" in flags:
+        raise ConfigError(
+            f"--model.name is {config.model.name}, but {config.model.build} builds the network; leave one of them out"
+        )
+    if getattr(options, "parallel", None) == AUTO and "--parallel.auto" in flags:
+        raise ConfigError("--parallel.auto is given beside --parallel auto, which sets it; leave one of them out")
+    return config
+
+
+def config_files(words: Sequence[str]) -> list[str]:
+    """Return the names of the files that `--config` gives."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    named = [(word.partition("="), after) for word, after in pairs]
+    return [path for (name, equals, value), after in named if name == _CONFIG and (path := value if equals else after)]
+
+
+def to_yaml(config: Config) -> str:
+    """Return every key with its value, in the order of the configuration."""
+    return yaml.safe_dump(asdict(config), sort_keys=False)
