@@ -20,8 +20,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import segment_memory as segment_memory_module
 from tiledseg.planning.walk.segment_memory import segment_memory
-from tiledseg.spatial.blocks.block_pass import BlockPass
-from tiledseg.spatial.blocks.image_pass import Image
+from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.statistics import Together
 from tiledseg.tracing.allocations import AllocationMeter

@@ -16,8 +16,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
-from tiledseg.spatial.blocks.block_pass import BlockPass
-from tiledseg.spatial.blocks.image_pass import Image
+from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 
 

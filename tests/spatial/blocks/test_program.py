@@ -39,12 +39,11 @@ def test_a_window_is_own_blocks_and_what_has_come(blocks: int) -> None:
         for segment in program.runs:
             for run in segment.values():
                 for tensor, window in run.windows.items():
-                    here = {(strip.block, strip.there) for s in _received(program, tensor) for strip in s}
-                    pieces = [piece for piece in window.others if piece.block not in program.own]
-                    assert all((piece.block, piece.there) in here for piece in pieces)
+                    here = {strip for strips in _received(program, tensor) for strip in strips}
+                    assert {strip for strip in window.others if strip.block not in program.own} <= here
                     inside = window.box.clip(Box.of_shape((program.rows[tensor].size, program.cols[tensor].size)))
                     own = [] if window.own is None else [window.own]
-                    assert sum(piece.here.area for piece in (*own, *window.others)) == inside.area
+                    assert sum(box.area for box in (*own, *(strip.box for strip in window.others))) == inside.area
 
 
 def _received(program: BlockProgram, tensor: int) -> list:

@@ -18,8 +18,7 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.disk.shelf import open_shelf
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.spatial.blocks.block_pass import BlockPass
-from tiledseg.spatial.blocks.image_pass import Image
+from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import ImageRanks
 

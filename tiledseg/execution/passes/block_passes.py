@@ -30,8 +30,7 @@ from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.spatial.blocks.block_pass import BlockPass
-from tiledseg.spatial.blocks.image_pass import Image, ImagePass, Outputs
+from tiledseg.spatial.blocks.block_pass import BlockPass, Image, ImagePass, Outputs
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks
 from tiledseg.spatial.blocks.statistics import Together

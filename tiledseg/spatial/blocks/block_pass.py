@@ -1,9 +1,9 @@
 """Images on their way through a network in blocks, which are computed one after the other, segment by segment.
 
 The law: outputs, gradients and buffers are those of the network on the whole images, norms over them included. Nothing
-travels within a segment, whose halo is read with the window, and only what leaves a segment is kept, in blocks, outside
-of autograd. The backward pass runs each segment once more, block by block, last segment first, and adds up the
-gradients of what it read.
+travels within a segment, whose halo is read with the window. Only what leaves a segment is kept, in blocks, outside of
+autograd. The backward pass runs each segment once more, block by block, last segment first, and adds up the gradients
+of what it read.
 
     store    input    conv0's output     conv1's output           forward: ->   backward: <-
     block 0    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     what stands between bars is a segment: for each block
@@ -12,7 +12,7 @@ gradients of what it read.
 An image goes alone, or, for the sake of a batch norm that learns, all images of a step go together: the blocks of the
 first, then those of the next, through one segment after the other.
 
-Between segments ranks that share an image bring each other what their blocks read (`messages`), and add up statistics
+Between segments ranks that share an image bring each other what their blocks read (`store`), and add up statistics
 (`statistics`); between blocks they do not wait for each other. It cannot deadlock. All ranks end the same segments in
 one order, backward in the opposite one, since that follows from the graph alone, not from an image's size or blocks. At
 each end a rank first does what belongs to its images, one after the other: those who share one share all of theirs, in
@@ -22,29 +22,44 @@ gave: a rank has them with many images, with few, or with none, for which it add
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 
 from tiledseg.comm.axes import Axes, serial_axes
-from tiledseg.geometry.sharing.segments import segments
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.memory.disk.shelf import MemoryShelf
-from tiledseg.spatial.blocks.image_pass import Image, ImagePass, LossOf, PassOptions
-from tiledseg.spatial.blocks.network import BlockNetwork
-from tiledseg.spatial.blocks.statistics import Cast, StepNorms, Together
-from tiledseg.spatial.blocks.store import INPUT, Bring, Shelf
+from tiledseg.models.network import Tensors
+from tiledseg.spatial.blocks.network import BlockNetwork, Doing
+from tiledseg.spatial.blocks.program import BlockProgram, BlockRun
+from tiledseg.spatial.blocks.statistics import Cast, ImageStatistics, StepNorms, Together
+from tiledseg.spatial.blocks.store import INPUT, BlockGradients, BlockValues, Bring, Shelf
+
+Outputs = tuple[torch.Tensor, ...]
+LossOf = Callable[[int, Outputs], torch.Tensor | None]
+
+
+class Image(NamedTuple):
+    """An image: `x_BCHW`, this rank's part of the network's input, cut as `program` says. `begin` is called before any
+    of its blocks is computed, after one of another image."""
+
+    x_BCHW: torch.Tensor
+    program: BlockProgram
+    begin: Callable[[], None] = lambda: None
 
 
 class BlockPass:
     """This rank's blocks of an image, or of all that it has of a step: `forward`, then `backward`, or the `outputs` of
     its `images` as often as one likes.
 
-    `together`: batch norms take their statistics over all images, of all ranks, of which one may have none; else there
-    is one image. `input_gradient`: that of the input is wanted too, block by block in the end. For the others see
-    `PassOptions`. The making, `forward` and `backward` are collective over `axes`, the ranks that share an image, and
-    over `together`. `close` lets go of all that is kept.
+    `shelf`: the place of blocks between segments. `input_gradient`: that of the input is wanted too, block by block in
+    the end. `cast`: the precision of the layers. `bring`: see `store.BlockValues`. `together`: batch norms take their
+    statistics over all images, of all ranks, of which one may have none; else there is one image. The making, `forward`
+    and `backward` are collective over `axes`, the ranks that share an image, and over `together`. `close` frees all.
     """
 
     def __init__(
@@ -58,33 +73,32 @@ class BlockPass:
         axes: Axes | None = None,
         together: Together | None = None,
     ) -> None:
-        axes = axes or serial_axes()
-        self._shelf = shelf or MemoryShelf()
-        self._wants = network.wants_gradient(input_gradient)
-        how = PassOptions(self._shelf, self._wants, cast, bring, axes)
+        axes, shelf = axes or serial_axes(), shelf or MemoryShelf()
+        self._shelf, self._wants = shelf, network.wants_gradient(input_gradient)
         joins = together is not None or images[0].program.blocks > 1
-        self.images = [ImagePass(network, image, how, joins) for image in images]
+        self.images = [ImagePass(network, each, shelf, self._wants, cast, bring, axes, joins) for each in images]
         self._segments = images[0].program.segments if images else segments(network.graph)
-        ranks, device = together or Together(axes.image, torch.device("cpu"))
-        self._norms = StepNorms(network, [image.statistics for image in self.images], ranks, device, joins)
-        for each in self.images:
-            each.measure_input()
+        statistics = [image.statistics for image in self.images]
+        self._norms = StepNorms(network, statistics, together or Together(axes.image, torch.device("cpu")), joins)
+        for image in self.images:
+            image.measure_input()
         self._complete(INPUT)
 
     def forward(self, keep: bool = True) -> None:
-        """All segments but the last, without gradients. `keep`: for a backward pass."""
-        *inner, _ = self._segments
+        """Run all segments but the last, without gradients. `keep`: for a backward pass."""
         with torch.no_grad():
-            for index, segment in enumerate(inner):
+            for index, segment in enumerate(self._segments[:-1]):
                 for image, block in self._blocks(index):
                     image.compute(index, block)
                 self._complete(segment.leaving[0])
-                for done in [] if keep else self._last_taken(index):
-                    self._drop(done)
+                later = {tensor for after in self._segments[index + 1 :] for tensor in after.entering}
+                for tensor in () if keep else segment.entering:
+                    if tensor not in later:
+                        self._drop(tensor)
 
     def backward(self, *losses: LossOf) -> None:
-        """Differentiates the sum over all images and blocks of `losses`, one for each image, which is given a block
-        and the outputs on it; None: it does not look at them. Gradients of weights are added block by block."""
+        """Differentiate the sum over all images and blocks of `losses`, one for each image. A loss takes a block and
+        the outputs on it, and may be None there. Gradients of weights are added block by block."""
         last, of = len(self._segments) - 1, dict(zip(self.images, losses, strict=True))
         for image, block in self._blocks(last, True):
             image.differentiate(last, block, of[image])
@@ -97,12 +111,12 @@ class BlockPass:
         self._complete_gradients(INPUT)
 
     def close(self) -> None:
-        """Lets go of all blocks."""
+        """Free all blocks."""
         for image in self.images:
             image.close()
 
     def _blocks(self, index: int, backward: bool = False) -> Iterator[tuple[ImagePass, int]]:
-        """This rank's blocks, image by image; at each, what the next one reads begins to come."""
+        """Yield this rank's blocks, image by image; at each, what the next one reads begins to come."""
         every = [(image, block) for image in self.images for block in image.program.own]
         for (image, block), following in zip_longest(every, every[1:]):
             if following is not None:
@@ -111,25 +125,164 @@ class BlockPass:
             yield image, block
 
     def _complete(self, tensor: int) -> None:
-        """This rank has all its blocks of a tensor."""
+        """Swap and sum once this rank has all its blocks of a tensor. Collective."""
         for image in self.images:
-            image.complete(tensor)
+            image.values.swap(tensor, image.axes)
+            image.statistics.complete(tensor)
         self._norms.complete(tensor)
         self._shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
-        """All that this rank adds to a tensor's gradient has been added."""
+        """Swap and sum once all that this rank adds to a tensor's gradient has been added. Collective."""
         if self._wants[tensor]:
             for image in self.images:
-                image.complete_gradients(tensor)
+                image.gradients.swap(tensor, image.axes)
+                image.statistics.complete_gradients(tensor)
             self._norms.complete_gradients(tensor)
             self._shelf.rest()
 
     def _drop(self, tensor: int) -> None:
         for image in self.images:
-            image.drop(tensor)
+            image.values.drop(tensor)
 
-    def _last_taken(self, index: int) -> list[int]:
-        """The tensors that no segment after this one takes."""
-        later = {tensor for segment in self._segments[index + 1 :] for tensor in segment.entering}
-        return [tensor for tensor in self._segments[index].entering if tensor not in later]
+
+class ImagePass:
+    """This rank's blocks of one image. `compute` and `differentiate` take a segment, by its index, and a block; nothing
+    here communicates."""
+
+    def __init__(
+        self,
+        network: BlockNetwork,
+        image: Image,
+        shelf: Shelf,
+        wants: Sequence[bool],
+        cast: Cast,
+        bring: Bring | None,
+        axes: Axes,
+        joins: bool,
+    ) -> None:
+        self.program, self.axes = image.program, axes
+        self._network, self._wants, self._cast, self._begin = network, wants, cast, image.begin
+        self.values = BlockValues(self.program, shelf, image.x_BCHW, bring)
+        self.gradients = BlockGradients(self.program, shelf, self.values)
+        self.statistics = ImageStatistics(network, self.program, axes.image, cast, joins)
+        self._blocks = max(self.program.blocks, 2 if joins else 1)  # one that is all of its image still adds to sums
+
+    def begin(self) -> None:
+        """Prepare the network for a block of this image, maybe after one of another."""
+        turn = self._network.turn
+        if turn.sums is not self.statistics.sums:
+            turn.blocks, turn.sums = self._blocks, self.statistics.sums
+            self._begin()
+
+    def measure_input(self) -> None:
+        """Add the input's blocks to the statistics that layers take of it."""
+        self.begin()
+        for block in self.program.own if self.statistics.measures(INPUT) else ():
+            self.statistics.add(INPUT, block, self.values.own_input(block))
+
+    def compute(self, index: int, block: int) -> None:
+        """Run a segment that is not the last, and store the block that it gives."""
+        (tensor,) = self.program.segments[index].leaving
+        y_BCHW = self._run(index, block, self._windows(index, block))[tensor]
+        self.statistics.add(tensor, block, y_BCHW)
+        self.values.put(tensor, block, y_BCHW)
+
+    def outputs(self, block: int) -> Outputs:
+        """Return the network's outputs on a block, each its part of `output_box`, without gradients."""
+        self.begin()
+        with torch.no_grad():
+            last = len(self.program.segments) - 1
+            tensors = self._run(last, block, self._windows(last, block))
+        return tuple(tensors[tensor] for tensor in self._network.graph.results)
+
+    def output_box(self, block: int) -> Box:
+        """Return a block of the first output, in positions of the whole output."""
+        return self._network.output_box(self.program, block)
+
+    def input_gradient(self, block: int) -> torch.Tensor | None:
+        """Return the gradient of a block of the input, after the backward pass; once."""
+        self.begin()
+        x_BCHW = self.values.own_input(block)
+        return self.statistics.with_gradient(INPUT, block, x_BCHW, self.gradients.take(INPUT, block))
+
+    def close(self) -> None:
+        """Free all blocks."""
+        self.values.clear()
+        self.gradients.clear()
+
+    def ahead(self, index: int, block: int, backward: bool) -> None:
+        """Begin to fetch what the block reads."""
+        segment = self.program.segments[index]
+        for tensor, window in self.program.runs[index][block].windows.items():
+            self.values.ahead(tensor, block, window)
+        for tensor in (*segment.leaving, *segment.entering) if backward else ():
+            self.gradients.ahead(tensor, block)
+
+    def _windows(self, index: int, block: int) -> Tensors:
+        windows = self.program.runs[index][block].windows
+        return {tensor: self.values.read(tensor, block, window) for tensor, window in windows.items()}
+
+    def _run(self, index: int, block: int, tensors: Tensors) -> Tensors:
+        """Return what leaves a segment, of what enters it. Running statistics move the first time."""
+        segment, run, graph = self.program.segments[index], self.program.runs[index][block], self._network.graph
+        self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
+        for tensor in self._network.written_over(segment):
+            tensors[tensor] = tensors[tensor].clone()
+        with self._cast(), self.statistics.still(segment.nodes):
+            for number, (k, action) in enumerate(zip(segment.nodes, run.actions, strict=True)):
+                fill = self._network.layers[k].fill
+                brought = zip(action.inputs, graph.sources[k], strict=True)
+                windows = [bring.padded(bring.cut(tensors[source]), fill) for bring, source in brought]
+                tensors[k + 1] = self.statistics.compute(k, action.place, windows)
+                del windows
+                later = {source for node in segment.nodes[number + 1 :] for source in graph.sources[node]}
+                for tensor in {k + 1, *graph.sources[k]} - later - {*segment.leaving}:
+                    del tensors[tensor]
+        return {tensor: self._own(segment, run, tensor, block, tensors[tensor]) for tensor in segment.leaving}
+
+    def _own(self, segment: Segment, run: BlockRun, tensor: int, block: int, made_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the block of what leaves: nodes may have made more, for each other."""
+        inside = tensor - 1 in segment.nodes
+        given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
+        own = self.program.leaving_box(segment, tensor, block)
+        return made_BCHW if own == given else made_BCHW[(slice(None), slice(None), *own.relative_to(given).slices)]
+
+    def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
+        """Run a segment once more, and back; the last one by its `loss`."""
+        segment, run = self.program.segments[index], self.program.runs[index][block]
+        gradient = None if loss is not None else self.gradients.take(segment.leaving[0], block)
+        leaves = self._windows(index, block)
+        with torch.enable_grad():
+            for tensor, x_BCHW in leaves.items():
+                leaves[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
+            made = self._run(index, block, dict(leaves))
+            self._network.turn.doing = Doing.DIFFERENTIATE
+            if loss is not None:
+                self._start(block, tuple(made[tensor] for tensor in self._network.graph.results), loss)
+            else:
+                self._pull(segment.leaving[0], block, made.pop(segment.leaving[0]), gradient)
+        for tensor, leaf in leaves.items():
+            if leaf.grad is not None:
+                self.gradients.add(tensor, block, run.windows[tensor], leaf.grad)
+                leaf.grad = None
+
+    def _start(self, block: int, outputs: Outputs, loss: LossOf) -> None:
+        """Begin the backward pass at the loss. Blocks without a loss add zeros to what ranks sum."""
+        scalar = loss(block, outputs)
+        if scalar is not None and scalar.requires_grad:
+            scalar.backward()
+        elif self.program.ranks.size > 1:
+            made = [output_BKHW for output_BKHW in outputs if output_BKHW.requires_grad]
+            torch.autograd.backward(made, [torch.zeros_like(output_BKHW) for output_BKHW in made])
+
+    def _pull(self, tensor: int, block: int, y_BCHW: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Go back from a block of a stored tensor, which statistics may have been taken of."""
+        if not y_BCHW.requires_grad:
+            return
+        gradient = self.statistics.with_gradient(tensor, block, y_BCHW.detach(), gradient)
+        if gradient is None and self.program.ranks.size > 1:
+            gradient = torch.zeros_like(y_BCHW)
+        if gradient is not None:
+            self._network.turn.doing = Doing.DIFFERENTIATE
+            y_BCHW.backward(gradient)

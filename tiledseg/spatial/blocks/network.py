@@ -1,12 +1,21 @@
 """A network whose images are cut into blocks that a rank computes one after the other, segment by segment.
 
-A block stands in the place of a rank of `spatial.network`, and its layers are the same. `block_pass` runs them.
+Its layers are those of `spatial.network`; `block_pass` runs them. A layer that takes statistics of the image sums them
+over ranks by one call forward and one backward (see `models.normalise.Ranks`). Here the blocks of a rank stand in the
+place of ranks. They come one at a time, so a sum is made in two turns: first each block adds its part, then each gets
+the whole. Backward the first turn is that of the layer itself, which gets zeros for the sum of the others. What the sum
+adds to the gradient of its input follows when the segment before it is differentiated.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
 from torch import nn
 
+from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.receptive_field import parts
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -16,10 +25,65 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks, compile_program
-from tiledseg.spatial.blocks.sums import BlockRanks, Turn
 from tiledseg.spatial.convert import convert_layers
 
-Where = tuple[Box, Box]
+TilePlace = tuple[Box, Box]  # the whole image, and the tile in it
+
+
+class Doing(Enum):
+    """The turn of a block: it adds to the forward sums, or gets them; it adds to the backward sums, or gets them."""
+
+    MEASURE = "measure"
+    COMPUTE = "compute"
+    DIFFERENTIATE = "differentiate"
+    RETURN = "return"
+
+
+@dataclass
+class Sums:
+    """The sums over the blocks of an image, by the layer's node."""
+
+    forward: dict[int, torch.Tensor] = field(default_factory=dict)
+    backward: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Turn:
+    """The block at work, of how many, its turn, and its image's sums."""
+
+    block: int = 0
+    blocks: int = 1
+    doing: Doing = Doing.COMPUTE
+    sums: Sums = field(default_factory=Sums)
+
+
+@dataclass
+class BlockRanks:
+    """The blocks of an image, in the place of the ranks that the layer of node `k` sums over."""
+
+    turn: Turn
+    k: int
+
+    @property
+    def rank(self) -> int:
+        return self.turn.block
+
+    @property
+    def size(self) -> int:
+        return self.turn.blocks
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Add `tensor` to the sums, or put the sums into it: as the turn is."""
+        doing = self.turn.doing
+        forward = doing in (Doing.MEASURE, Doing.COMPUTE)
+        sums = self.turn.sums.forward if forward else self.turn.sums.backward
+        if doing in (Doing.COMPUTE, Doing.RETURN):
+            tensor.copy_(sums[self.k])  # all blocks have added to it
+            return DoneWork()
+        sums[self.k] = sums[self.k].add_(tensor) if self.k in sums else tensor.clone()
+        if doing is Doing.DIFFERENTIATE:
+            tensor.zero_()
+        return DoneWork()
 
 
 class BlockNetwork:
@@ -34,17 +98,17 @@ class BlockNetwork:
         self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
         converted = convert_layers(network, self._ranks_of_a_layer)
         self.layers, self.graph, self.along_columns = converted.layers, converted.rows, converted.cols
-        self.tracking = frozenset(k for k, module in enumerate(self.modules) if _tracks(module))
-        self._programs: dict[tuple[Partition, Partition, Where | None, ImageRanks, bool], BlockProgram] = {}
-        self._written: dict[Segment, tuple[int, ...]] = {}
+        self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
+        self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
+        self._written: dict[Segment, set[int]] = {}
 
     def _ranks_of_a_layer(self) -> BlockRanks:
         self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
         return self.ranks[-1]
 
     def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
-        """An input that ranks share along rows and columns, each one's part in so many rows and columns of blocks, or
-        fewer where it is too small."""
+        """Cut the part of each rank of an input, which ranks share along rows and columns, into `blocks` (rows, cols),
+        or fewer where it is too small."""
         dims = zip((self.graph, self.along_columns), shared, blocks, strict=True)
         rows, cols = (block_partition(graph, ranks, parts) for graph, ranks, parts in dims)
         return rows, cols
@@ -53,14 +117,13 @@ class BlockNetwork:
         self,
         rows: Partition,
         cols: Partition,
-        where: Where | None = None,
+        where: TilePlace | None = None,
         ranks: ImageRanks | None = None,
         together: bool = False,
     ) -> BlockProgram:
-        """What one of `ranks` is to do for an input so cut. Raises GeometryError where it cannot be.
+        """Return the program of one of `ranks` for an input so cut. Raises GeometryError where it cannot be.
 
-        `where` (the whole image, the input's place in it): of a tile, for layers that ask for their place. `together`:
-        it goes with others, in the same segments.
+        `where`: the tile's place, for layers that ask for it. `together`: it goes with others, in the same segments.
         """
         ranks = ranks or ImageRanks()
         where = where if any(layer.asks_place for layer in self.graph.layers) else None
@@ -75,25 +138,26 @@ class BlockNetwork:
         return self._programs[key]
 
     def output_box(self, program: BlockProgram, block: int) -> Box:
-        """A block of the first output, in positions of the whole output."""
+        """Return a block of the first output, in positions of the whole output."""
         return program.box(self.graph.results[0], block)
 
-    def written_over(self, segment: Segment) -> tuple[int, ...]:
-        """The tensors that enter a segment and that one of its nodes writes over."""
+    def written_over(self, segment: Segment) -> set[int]:
+        """Return the tensors that enter a segment and that one of its nodes writes over."""
         if segment not in self._written:
             origins = {tensor: tensor for tensor in segment.entering}
-            found = set()
+            self._written[segment] = set()
             for k in segment.nodes:
-                source = origins.get(self.graph.sources[k][0])
-                if source is not None and _writes_over(self.modules[k]):
-                    found.add(source)
-                if source is not None and (self.graph.layers[k].hands_on or _may_hand_on(self.modules[k])):
+                source, module = origins.get(self.graph.sources[k][0]), self.modules[k]
+                if source is not None and _any(module, "inplace"):
+                    self._written[segment].add(source)
+                if source is not None and (
+                    self.graph.layers[k].hands_on or isinstance(module, nn.Identity | ChannelDropout)
+                ):
                     origins[k + 1] = source
-            self._written[segment] = tuple(found)
         return self._written[segment]
 
     def wants_gradient(self, of_input: bool) -> list[bool]:
-        """Of each tensor whether the loss is differentiated by it."""
+        """Return for each tensor whether the loss is differentiated by it."""
 
         def step(k: int, given: list[bool]) -> bool:
             return self.graph.layers[k].gradient != "none" and (any(given) or is_trained(self.modules[k]))
@@ -101,13 +165,5 @@ class BlockNetwork:
         return self.graph.fold(of_input, step)
 
 
-def _writes_over(module: nn.Module) -> bool:
-    return any(getattr(each, "inplace", False) for each in module.modules())
-
-
-def _may_hand_on(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity | ChannelDropout)
-
-
-def _tracks(module: nn.Module) -> bool:
-    return any(getattr(each, "track_running_stats", False) for each in module.modules())
+def _any(module: nn.Module, flag: str) -> bool:
+    return any(getattr(each, flag, False) for each in module.modules())

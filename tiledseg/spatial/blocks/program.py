@@ -1,13 +1,14 @@
-"""What one rank does with an image cut into blocks: which segments, on which windows, and who needs what of whom.
+"""The integers of an image in blocks: the windows that each block reads, and the strips that other blocks own of them.
 
-Where several ranks share the image, each has a rectangle of its blocks. All of them compile the same integers, so that
-who sends what to whom needs no word between them.
+A block stands in the place of a rank of `spatial.network`: the windows are those of `layer_windows`, the actions those
+of `actions`. Only the exchange differs, since a segment reads its whole halo with its window. Where ranks share the
+image, each has a rectangle of its blocks. All of them compile the same integers, so both ends of a message know it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
@@ -20,28 +21,26 @@ from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.spatial.actions import Action, compile_actions
 
+ImageParts = tuple[Sequence[ContextPart], Sequence[ContextPart]]
 
-@dataclass(frozen=True)
-class WindowPart:
-    """What lies in a block: `there`, counted from the block's first pixel, `here` from the window's."""
+
+class Strip(NamedTuple):
+    """A part of a block that another block reads; boxes are in positions of the whole tensor."""
 
     block: int
-    there: Box
-    here: Box
+    box: Box
 
 
-@dataclass(frozen=True)
-class Window:
-    """What a block reads of a tensor: `own`, of its own block of it, and `others`, in the blocks' order."""
+class Window(NamedTuple):
+    """The box of a tensor that a block reads: `own` is the part that the block has itself, `others` the rest."""
 
     box: Box
-    own: WindowPart | None
-    others: tuple[WindowPart, ...]
+    own: Box | None
+    others: tuple[Strip, ...]
 
 
-@dataclass(frozen=True)
-class BlockRun:
-    """A segment on one block: the actions of its nodes, and what is read of each tensor that enters."""
+class BlockRun(NamedTuple):
+    """A segment on one block: the actions of its nodes, and the window of each tensor that enters."""
 
     actions: tuple[Action, ...]
     windows: Mapping[int, Window]
@@ -49,7 +48,7 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class ImageRanks:
-    """The ranks of an image: so many `rows` and `cols` of them, and the place of this one, `at` (row, col)."""
+    """The ranks of an image: `rows` x `cols` of them, and the place of this one, `at` (row, col)."""
 
     rows: int = 1
     cols: int = 1
@@ -61,31 +60,30 @@ class ImageRanks:
 
     @property
     def index(self) -> int:
-        """This rank's, of a row after the other."""
+        """This rank's number, row by row."""
         return self.at[0] * self.cols + self.at[1]
 
-
-class Strip(NamedTuple):
-    """A part of a block, counted from its first pixel, that another block reads."""
-
-    block: int
-    there: Box
+    def owner(self, at: tuple[int, int], blocks: tuple[int, int]) -> int:
+        """Return the rank of the block at (row, col) of `blocks`."""
+        return at[0] * self.rows // blocks[0] * self.cols + at[1] * self.cols // blocks[1]
 
 
 @dataclass(frozen=True)
 class BlockTraffic:
-    """Of one tensor, what this rank sends to and receives from each other one (by its `ImageRanks.index`), in an order
-    that both know. Gradients go the other way."""
+    """The strips of one tensor that this rank sends to and receives from each other rank (by `ImageRanks.index`), in an
+    order that both know. Gradients go the other way."""
 
-    sends: Mapping[int, tuple[Strip, ...]]
-    receives: Mapping[int, tuple[Strip, ...]]
+    sends: dict[int, list[Strip]] = field(default_factory=dict)
+    receives: dict[int, list[Strip]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """Of an image that `rows` x `cols` cut, each tensor by an entry: this rank's blocks, `own`; of each segment a run
-    on each of them; `strips[tensor, block]`, what other blocks read of that one; and what travels. Blocks count row by
-    row over the whole image."""
+    """The work of one rank on an image that `rows` x `cols` cut (a partition for each tensor).
+
+    `own`: this rank's blocks. `runs`: for each segment the run of each own block. `strips`: the boxes that others read
+    of (tensor, own block). `traffic`: for each tensor the strips between ranks. Blocks count row by row over the image.
+    """
 
     rows: tuple[Partition, ...]
     cols: tuple[Partition, ...]
@@ -98,33 +96,33 @@ class BlockProgram:
 
     @property
     def blocks(self) -> int:
-        """Of all ranks."""
+        """The number of blocks of all ranks."""
         return self.rows[0].parts * self.cols[0].parts
 
     @property
     def own_box(self) -> Box:
-        """What this rank owns of the input, in positions of the whole input."""
+        """This rank's part of the input, in positions of the whole input."""
         first, last = self.box(0, self.own[0]), self.box(0, self.own[-1])
         return Box(first.row.hull(last.row), first.col.hull(last.col))
 
     def box(self, tensor: int, block: int) -> Box:
-        """A block of a tensor, in positions of the whole tensor."""
-        row, col = self.position(block)
-        return Box(self.rows[tensor].owned(row), self.cols[tensor].owned(col))
+        """Return a block of a tensor, in positions of the whole tensor."""
+        return _box(self.rows[tensor], self.cols[tensor], divmod(block, self.cols[0].parts))
 
     def leaving_box(self, segment: Segment, tensor: int, block: int) -> Box:
-        """A block of a tensor that leaves a segment: outputs of one size cover the same."""
-        row, col = self.position(block)
+        """Return a block of a tensor that leaves a segment: outputs of one size cover the same."""
         rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.rows, self.cols))
-        return Box(rows.owned(row), cols.owned(col))
-
-    def position(self, block: int) -> tuple[int, int]:
-        return divmod(block, self.cols[0].parts)
+        return _box(rows, cols, divmod(block, self.cols[0].parts))
 
     def measuring_place(self, source: int, made: int, block: int) -> BlockPlace:
-        """Of a layer that takes statistics of `source` and makes `made`: a block of it, without any halo."""
-        row, col = self.position(block)
-        return BlockPlace(_own_place(self.rows, source, made, row), _own_place(self.cols, source, made, col))
+        """Return the place of a block without any halo, for a layer that measures `source` and gives `made`."""
+
+        def dim(cuts: Sequence[Partition], index: int) -> DimPlace:
+            read, given = cuts[source].owned(index), cuts[made].owned(index)
+            return DimPlace(read, given, read, (cuts[source].size, cuts[made].size), cuts[source].parts == 1)
+
+        row, col = divmod(block, self.cols[0].parts)
+        return BlockPlace(dim(self.rows, row), dim(self.cols, col))
 
 
 def compile_program(
@@ -132,144 +130,89 @@ def compile_program(
     cols_graph: Graph,
     rows: Partition,
     cols: Partition,
-    where: tuple[Sequence[ContextPart], Sequence[ContextPart]] | None = None,
+    where: ImageParts | None = None,
     ranks: ImageRanks | None = None,
     together: bool = False,
 ) -> BlockProgram:
-    """The program for an input that `rows` x `cols` cut, of which each of `ranks` has as many. Raises GeometryError
-    where a block of some tensor would be empty, or tensors that meet do not fit.
+    """Return the program for an input that `rows` x `cols` cut, of which each of `ranks` has as many blocks.
 
-    `where` the tensors lie in those of the whole image along rows and columns, where the input is a tile of one.
-    `together` with other inputs it goes through segments that do not depend on how it is cut.
+    `where`: the places of the tensors in those of the whole image, for a tile of one. `together` with other inputs the
+    segments do not depend on the cut. Raises GeometryError where a block of some tensor would be empty, or tensors that
+    meet do not fit.
     """
-    cuts = partitions_of(rows_graph, rows), partitions_of(cols_graph, cols)
+    cuts = tuple(partitions_of(rows_graph, rows)), tuple(partitions_of(cols_graph, cols))
     ranks = ranks or ImageRanks()
-    blocks = rows.parts, cols.parts
-    owner = [_owner(ranks, blocks, divmod(block, cols.parts)) for block in range(rows.parts * cols.parts)]
+    shape = rows.parts, cols.parts
+    owner = [ranks.owner(divmod(block, cols.parts), shape) for block in range(shape[0] * shape[1])]
     own = tuple(block for block, rank in enumerate(owner) if rank == ranks.index)
-    found = segments(rows_graph, blocks == (1, 1) and not together)
-    runs, windows = [], []
-    for segment in found:
-        each, read = _runs(rows_graph, cols_graph, cuts, segment, own)
-        if where is not None:
-            each = {block: _placed(run, rows_graph, segment, where) for block, run in each.items()}
-        runs.append(each)
-        windows.append(read)
-    whole = tuple(cuts[0]), tuple(cuts[1])
-    return BlockProgram(
-        *whole, ranks, own, found, tuple(runs), _strips(windows, set(own)), _traffic(windows, owner, ranks)
-    )
+    parts = segments(rows_graph, shape == (1, 1) and not together)
+    runs: list[dict[int, BlockRun]] = []
+    strips: dict[tuple[int, int], dict[Box, None]] = {}
+    traffic: dict[int, BlockTraffic] = {}
+    for segment in parts:
+        (row_nodes, row_reads), (col_nodes, col_reads) = (
+            segment_windows(graph, cut, segment) for graph, cut in zip((rows_graph, cols_graph), cuts, strict=True)
+        )
+        runs.append({})
+        for block in range(len(owner)):
+            row, col = at = divmod(block, cols.parts)
+            held = {tensor: Box(row_reads[tensor][row], col_reads[tensor][col]) for tensor in segment.entering}
+            windows = {tensor: _window(box, cuts[0][tensor], cuts[1][tensor], at) for tensor, box in held.items()}
+            if block in own:
+                actions = compile_actions(row_nodes, col_nodes, rows_graph.sources, at, held, segment.nodes)
+                actions = actions if where is None else _placed(actions, rows_graph, segment, where)
+                runs[-1][block] = BlockRun(actions, windows)
+            for tensor, strip in ((tensor, strip) for tensor, window in windows.items() for strip in window.others):
+                if strip.block in own:
+                    strips.setdefault((tensor, strip.block), {})[strip.box] = None
+                _add(traffic, tensor, strip, owner[strip.block], owner[block], ranks.index)
+    boxes = {key: tuple(each) for key, each in strips.items()}
+    return BlockProgram(*cuts, ranks, own, parts, tuple(runs), boxes, traffic)
 
 
-def _owner(ranks: ImageRanks, blocks: tuple[int, int], at: tuple[int, int]) -> int:
-    row, col = (
-        index * count // parts for index, count, parts in zip(at, (ranks.rows, ranks.cols), blocks, strict=True)
-    )
-    return row * ranks.cols + col
+def _add(traffic: dict[int, BlockTraffic], tensor: int, strip: Strip, giver: int, taker: int, rank: int) -> None:
+    """Add a strip to what travels. A tensor has an entry on all ranks, also on those that send none of it."""
+    if giver == taker:
+        return
+    own = traffic.setdefault(tensor, BlockTraffic())
+    for lists, here, peer in ((own.sends, giver, taker), (own.receives, taker, giver)):
+        if here == rank and strip not in lists.setdefault(peer, []):
+            lists[peer].append(strip)
 
 
-def _runs(
-    rows_graph: Graph,
-    cols_graph: Graph,
-    cuts: tuple[Sequence[Partition], Sequence[Partition]],
-    segment: Segment,
-    own: Sequence[int],
-) -> tuple[dict[int, BlockRun], list[dict[int, Window]]]:
-    """What is done on each block of `own`; what each block of all reads, by the tensor."""
-    (rows, row_reads), (cols, col_reads) = (
-        segment_windows(graph, cut, segment) for graph, cut in zip((rows_graph, cols_graph), cuts, strict=True)
-    )
-    runs, read = {}, []
-    for block in range(cuts[0][0].parts * cuts[1][0].parts):
-        row, col = at = divmod(block, cuts[1][0].parts)
-        held = {tensor: Box(row_reads[tensor][row], col_reads[tensor][col]) for tensor in segment.entering}
-        windows = {t: _window(box, cuts[0][t], cuts[1][t], at) for t, box in held.items()}
-        if block in own:
-            actions = compile_actions(rows, cols, rows_graph.sources, at, held, segment.nodes)
-            runs[block] = BlockRun(actions, windows)
-        read.append(windows)
-    return runs, read
+def _placed(actions: tuple[Action, ...], graph: Graph, segment: Segment, where: ImageParts) -> tuple[Action, ...]:
+    """Return the actions, in which layers that ask for their place have that in the whole image."""
 
+    def moved(dim: DimPlace, source: ContextPart, made: ContextPart) -> DimPlace:
+        read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
+        return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
 
-def _placed(
-    run: BlockRun, graph: Graph, segment: Segment, where: tuple[Sequence[ContextPart], Sequence[ContextPart]]
-) -> BlockRun:
-    """Layers that ask for their place are told that in the whole image."""
-    actions = list(run.actions)
+    result = list(actions)
     for index, k in enumerate(segment.nodes):
         if graph.layers[k].asks_place:
             at, source = actions[index].place, graph.sources[k][0]
-            dims = zip((at.row, at.col), where, strict=True)
-            place = BlockPlace(*(_moved(dim, parts[source], parts[k + 1]) for dim, parts in dims))
-            actions[index] = replace(actions[index], place=place)
-    return replace(run, actions=tuple(actions))
+            row, col = (
+                moved(dim, parts[source], parts[k + 1]) for dim, parts in zip((at.row, at.col), where, strict=True)
+            )
+            result[index] = replace(actions[index], place=BlockPlace(row, col))
+    return tuple(result)
 
 
-def _moved(dim: DimPlace, source: ContextPart, made: ContextPart) -> DimPlace:
-    read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
-    return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
+def _box(rows: Partition, cols: Partition, at: tuple[int, int]) -> Box:
+    return Box(rows.owned(at[0]), cols.owned(at[1]))
 
 
 def _window(box: Box, rows: Partition, cols: Partition, at: tuple[int, int]) -> Window:
-    pieces = {
-        (row, col): _piece(box, Box(rows.owned(row), cols.owned(col)), row * cols.parts + col)
+    parts = {
+        (row, col): _box(rows, cols, (row, col)).clip(box)
         for row in _meeting(box.row, rows)
         for col in _meeting(box.col, cols)
     }
-    own = pieces.pop(at, None)
-    return Window(box, own, tuple(pieces.values()))
+    own = parts.pop(at, None)
+    return Window(box, own, tuple(Strip(row * cols.parts + col, part) for (row, col), part in parts.items()))
 
 
-def _meeting(interval: Interval, partition: Partition) -> list[int]:
-    return [
-        index
-        for index, block in enumerate(partition.blocks)
-        if max(block.start, interval.start) < min(block.stop, interval.stop)
-    ]
-
-
-def _piece(window: Box, block: Box, number: int) -> WindowPart:
-    common = block.clip(window)
-    return WindowPart(number, common.relative_to(block), common.relative_to(window))
-
-
-Read = Sequence[Sequence[Mapping[int, Window]]]  # of each segment, of each block
-
-
-def _strips(windows: Read, own: Container[int]) -> dict[tuple[int, int], tuple[Box, ...]]:
-    found: dict[tuple[int, int], dict[Box, None]] = {}
-    for tensor, _, piece in _pieces(windows):
-        if piece.block in own:
-            found.setdefault((tensor, piece.block), {})[piece.there] = None
-    return {key: tuple(boxes) for key, boxes in found.items()}
-
-
-def _traffic(windows: Read, owner: Sequence[int], ranks: ImageRanks) -> dict[int, BlockTraffic]:
-    """Of the tensors of which something travels between any ranks, so that all of them take part in the same order."""
-    found: dict[int, tuple[dict[int, dict[Strip, None]], dict[int, dict[Strip, None]]]] = {}
-    for tensor, block, piece in _pieces(windows):
-        giver, taker = owner[piece.block], owner[block]
-        if giver == taker:
-            continue
-        sends, receives = found.setdefault(tensor, ({}, {}))
-        if ranks.index == giver:
-            sends.setdefault(taker, {})[Strip(piece.block, piece.there)] = None
-        if ranks.index == taker:
-            receives.setdefault(giver, {})[Strip(piece.block, piece.there)] = None
-    return {
-        tensor: BlockTraffic(*({peer: tuple(strips) for peer, strips in way.items()} for way in ways))
-        for tensor, ways in found.items()
-    }
-
-
-def _pieces(windows: Read) -> Iterator[tuple[int, int, WindowPart]]:
-    """Tensor, block, and what that reads of another block of it."""
-    for segment in windows:
-        for block, read in enumerate(segment):
-            for tensor, window in read.items():
-                yield from ((tensor, block, piece) for piece in window.others)
-
-
-def _own_place(cuts: Sequence[Partition], source: int, made: int, index: int) -> DimPlace:
-    read, given = cuts[source].owned(index), cuts[made].owned(index)
-    return DimPlace(read, given, read, (cuts[source].size, cuts[made].size), cuts[source].parts == 1)
+def _meeting(interval: Interval, partition: Partition) -> Iterator[int]:
+    for index, block in enumerate(partition.blocks):
+        if max(block.start, interval.start) < min(block.stop, interval.stop):
+            yield index

@@ -1,17 +1,17 @@
-"""What layers take of all pixels of images that are computed in blocks: norms, means, maxima over them.
+"""Statistics over all pixels of images that are computed in blocks: those of norms, means and maxima over an image.
 
-Statistics are summed as blocks are stored, and given to the segments that take them. How they change the loss is summed
-over all blocks of those segments too, and goes to the gradient of what was measured when its own segment's turn comes.
-Instance and group norms, means and maxima see one image (`ImageStatistics`), a batch norm that learns sees all that go
-together (`StepNorms`).
+They are summed as blocks are stored, and given to the segments that take them. The gradients of the statistics are
+summed over all blocks of those segments too. They go to the gradient of what was measured when its own segment's turn
+comes. Instance and group norms, means and maxima see one image (`ImageStatistics`), a batch norm that learns sees all
+that go together (`StepNorms`).
 
-Ranks that share an image add up what each has of its blocks, once forward and once backward for each layer that takes
-some; so do all ranks of a step for a batch norm. `block_pass` says why it cannot deadlock.
+Ranks that share an image add up their sums, once forward and once backward for each layer that takes some; so do all
+ranks of a step for a batch norm. `block_pass` says why it cannot deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -21,41 +21,40 @@ from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks
 from tiledseg.models.rerun.still import still_statistics
-from tiledseg.spatial.blocks.network import BlockNetwork
+from tiledseg.spatial.blocks.network import BlockNetwork, Doing, Sums
 from tiledseg.spatial.blocks.program import BlockProgram
-from tiledseg.spatial.blocks.sums import Doing, Sums
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 
 Cast = Callable[[], AbstractContextManager[object]]
 
 
 class Together(NamedTuple):
-    """All images of a step go together: of all these ranks. `device`: where one computes that has none."""
+    """All images of a step go together: of all these ranks. `device`: that of a rank without an image."""
 
     ranks: Communicator
     device: torch.device
 
 
 class ImageStatistics:
-    """Those of one image on its way through a network; `ranks`: those that share the image. `joins`: what batch norms
-    see is put together (`StepNorms`)."""
+    """The statistics of one image on its way through a network; `ranks`: those that share the image. `joins`: batch
+    norms see all images together (`StepNorms`)."""
 
     def __init__(
         self, network: BlockNetwork, program: BlockProgram, ranks: Communicator, cast: Cast, joins: bool
     ) -> None:
         self._network, self._program, self._ranks, self._cast = network, program, ranks, cast
-        self.parts: dict[int, list[Statistics]] = {}  # of each block, as long as not all are known
-        self.found: dict[int, Statistics] = {}
+        self.parts: dict[int, list[Statistics]] = {}  # of each block, until all are measured
+        self.measured: dict[int, Statistics] = {}
         self.sums = Sums()
         self._tracked: set[int] = set()
         self._nodes = measuring_nodes(network, joins, program.blocks > 1)
 
-    def wanted(self, tensor: int) -> bool:
-        """Whether some node takes statistics of it."""
+    def measures(self, tensor: int) -> bool:
+        """Return True if a node takes statistics of a tensor."""
         return tensor in self._nodes
 
     def add(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
-        """Adds a block to what nodes take of its tensor."""
+        """Add a block to what nodes take of its tensor."""
         for k in self._nodes.get(tensor, ()):
             layer = self._network.layers[k]
             if isinstance(layer, SpatialNorm):
@@ -66,37 +65,36 @@ class ImageStatistics:
                 layer(self._place(k, block), x_BCHW)
 
     def complete(self, tensor: int) -> None:
-        """All blocks of this rank have been added. Collective over the ranks of the image."""
+        """Sum over ranks once all blocks have been added. Collective over the ranks of the image."""
         for k in self._nodes.get(tensor, ()):
             layer = self._network.layers[k]
             if not isinstance(layer, SpatialNorm):
-                self._sum(self.sums.forward, k)
+                self._sum(self.sums.forward[k])
             elif not isinstance(layer, SpatialBatchNorm):
-                self.found[k] = over_ranks(joined(self.parts.pop(k)), self._ranks)
+                self.measured[k] = over_ranks(joined(self.parts.pop(k)), self._ranks)
 
     def complete_gradients(self, tensor: int) -> None:
-        """All blocks of this rank have been through the segments that take them. Collective as `complete`."""
+        """Sum over ranks once all blocks have been through the segments that take them. Collective as `complete`."""
         for k in self._nodes.get(tensor, ()):
-            if not isinstance(self._network.layers[k], SpatialBatchNorm):
-                self._sum(self.sums.backward, k)
+            if not isinstance(self._network.layers[k], SpatialBatchNorm) and self._ranks.size > 1:
+                self._sum(self.sums.backward[k])  # each rank of an image has a block, and each block adds to the sums
 
-    def _sum(self, sums: Mapping[int, torch.Tensor], k: int) -> None:
+    def _sum(self, sums: torch.Tensor) -> None:
         if self._ranks.size > 1:
-            assert k in sums, "each rank of an image has a block, and each block adds to the sums"
-            self._ranks.all_reduce_sum(sums[k]).wait()
+            self._ranks.all_reduce_sum(sums).wait()
 
     def compute(self, k: int, place: BlockPlace, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Node `k`, by what has been found."""
+        """Run node `k` by the statistics of the image."""
         layer = self._network.layers[k]
-        if k in self.found:
+        if k in self.measured:
             assert isinstance(layer, SpatialNorm), "others take their sums themselves"
-            return layer.of(self.found[k], inputs[0], self._network.ranks[k])
+            return layer.of(self.measured[k], inputs[0], self._network.ranks[k])
         return layer(place, *inputs)
 
     def with_gradient(
         self, tensor: int, block: int, x_BCHW: torch.Tensor, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """A block's gradient, and what goes to it through the statistics that nodes take of its tensor."""
+        """Return a block's gradient, with what goes to it through the statistics that nodes take of its tensor."""
         for k in self._nodes.get(tensor, ()):
             if k in self.sums.backward:
                 more = self._through(k, block, x_BCHW)
@@ -104,23 +102,23 @@ class ImageStatistics:
         return gradient
 
     def _through(self, k: int, block: int, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What goes to a block's gradient through the statistics that node k takes, by the sums of all blocks."""
+        """Return what goes to a block's gradient through the statistics of node k, by the sums of all blocks."""
         layer = self._network.layers[k]
         if isinstance(layer, SpatialNorm):
-            return layer.moment_gradient(self.found[k], self.sums.backward[k], x_BCHW)
+            return layer.moment_gradient(self.measured[k], self.sums.backward[k], x_BCHW)
         self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
         x_BCHW = x_BCHW.detach().requires_grad_()
         with torch.enable_grad(), self._cast(), self.still([k], True):
             made_BCHW = layer(self._place(k, block), x_BCHW)
         self._network.turn.doing = Doing.RETURN
-        (found,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))
-        return found
+        (gradient,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))
+        return gradient
 
     def _place(self, k: int, block: int) -> BlockPlace:
         return self._program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
 
     def still(self, nodes: Sequence[int], measuring: bool = False) -> AbstractContextManager[None]:
-        """Running statistics of nodes that have moved theirs stay; the others' are about to move."""
+        """Hold the running statistics of nodes that have moved theirs; the others move now."""
         tracking = [k for k in nodes if k in self._network.tracking]
         still = [k for k in tracking if measuring or k in self._tracked]
         if not measuring:
@@ -129,50 +127,45 @@ class ImageStatistics:
 
 
 class StepNorms:
-    """Batch norms that learn: their statistics are of all pixels of `images`, and of those of the other `ranks`."""
+    """Batch norms that learn: their statistics are of all pixels of `images`, and of those of the other ranks."""
 
     def __init__(
-        self,
-        network: BlockNetwork,
-        images: Sequence[ImageStatistics],
-        ranks: Communicator,
-        device: torch.device,
-        joins: bool,
+        self, network: BlockNetwork, images: Sequence[ImageStatistics], together: Together, joins: bool
     ) -> None:
-        self._network, self._images, self._ranks, self._device = network, images, ranks, device
-        self._found: dict[int, Statistics] = {}
+        self._network, self._images, self._together = network, images, together
+        self._measured: dict[int, Statistics] = {}
         self._nodes = measuring_nodes(network, joins, False)
 
     def complete(self, tensor: int) -> None:
-        """All blocks of this rank have been added. Collective over the ranks; one may have no image."""
+        """Join the statistics of all ranks once all blocks have been added. Collective; a rank may have no image."""
         for k in self._nodes.get(tensor, ()):
             layer = self._network.layers[k]
             assert isinstance(layer, SpatialBatchNorm), "a batch norm"
             parts = [part for image in self._images for part in image.parts.pop(k)]
-            self._found[k] = found = joined_over(parts, layer.module.num_features, self._ranks, self._device)
-            layer.track(found)
+            self._measured[k] = joined_over(parts, layer.module.num_features, *self._together)
+            layer.track(self._measured[k])
             for image in self._images:
-                image.found[k] = found
+                image.measured[k] = self._measured[k]
 
     def complete_gradients(self, tensor: int) -> None:
-        """All blocks of this rank have been through the segments that take them. Collective as `complete`."""
+        """Sum over ranks once all blocks have been through the segments that take them. Collective as `complete`."""
         for k in self._nodes.get(tensor, ()):
-            mean = self._found[k].mean_G
+            mean = self._measured[k].mean_G
             total = mean.new_zeros(2, len(mean))
             for image in self._images:
                 if k in image.sums.backward:  # else no block of it is in the loss
                     total += image.sums.backward[k]
-            if self._ranks.size > 1:
-                self._ranks.all_reduce_sum(total).wait()
+            if self._together.ranks.size > 1:
+                self._together.ranks.all_reduce_sum(total).wait()
             for image in self._images:
                 image.sums.backward[k] = total
 
 
 def measuring_nodes(network: BlockNetwork, batch_norms: bool, others: bool) -> dict[int, list[int]]:
-    """By the tensor, the nodes that take statistics of it now: such ones as are wanted."""
-    found: dict[int, list[int]] = {}
+    """Return, by the tensor, the nodes that take statistics of it now: `batch_norms` that learn, and `others`."""
+    nodes: dict[int, list[int]] = {}
     for k, layer in enumerate(network.layers):
         measures = layer.measures if isinstance(layer, SpatialNorm) else network.graph.layers[k].statistics
         if measures and (batch_norms if isinstance(layer, SpatialBatchNorm) else others):
-            found.setdefault(network.graph.sources[k][0], []).append(k)
-    return found
+            nodes.setdefault(network.graph.sources[k][0], []).append(k)
+    return nodes
