@@ -67,8 +67,6 @@ class Action:
         only = self.inputs[0]
         if overlap and only.exchange is not None and only.pads is None and layer.can_overlap(self.place):
             return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.exchange)
-        if layer.form is not None and only.exchange is not None and only.pads is None:
-            return exchangers[0].activated(only.cut(inputs[0]), only.exchange, layer.form)
         brought, owned = zip(self.inputs, inputs, exchangers, strict=True), layer.descriptions[0].owns_gradient
         return layer(self.place, *(bring.window(x, exchanger, layer.fill, owned) for bring, x, exchanger in brought))
 

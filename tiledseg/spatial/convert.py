@@ -31,7 +31,6 @@ from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
-from tiledseg.spatial.written import Written, is_watched, written
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
 # torch differentiates them by their output, so they can write it over their input.
@@ -58,13 +57,8 @@ class Pointwise(SpatialLayer):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.module = module
-        self._form = written(module)
         description = _pointwise(module)
         self.descriptions = description, description
-
-    @property
-    def form(self) -> Written | None:
-        return None if is_watched(self.module) else self._form
 
     def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)

@@ -11,7 +11,6 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.sharing.block_exchange import BlockExchange
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.written import Written
 
 
 class SpatialLayer:
@@ -22,11 +21,6 @@ class SpatialLayer:
 
     fill = 0.0
     descriptions: tuple[Layer, Layer]
-
-    @property
-    def form(self) -> Written | None:
-        """Of an activation by which a window may be made, in place of writing over that; None of another layer."""
-        return None
 
     def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         """The outputs `place.given` from what is read of each input: `place.read` of the first."""

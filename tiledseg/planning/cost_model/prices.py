@@ -17,7 +17,6 @@ from tiledseg.planning.step.halo_traffic import (
     TensorAt,
     given_back_in_place,
     inputs_by_node,
-    made_by_activation,
     tensors_of,
 )
 from tiledseg.planning.step.rank_steps import RankSteps
@@ -169,7 +168,7 @@ def windows_copied(graph: Graph, bands: int, width: int, row: RankSteps, col: Ra
     copies the block's: tensor and pixels of each."""
     found = []
     for k, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, width)):
-        if (r.moves or c.moves) and not made_by_activation(graph, k, r, c):
+        if r.moves or c.moves:
             back = tensor.has_gradient and not given_back_in_place(graph, k, r, c)
             found += [(tensor, r.window * c.window)] * (1 + back)
     return found

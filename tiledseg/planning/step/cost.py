@@ -28,7 +28,7 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.step.halo_traffic import area, given_back_in_place, made_by_activation, received
+from tiledseg.planning.step.halo_traffic import area, given_back_in_place, received
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
 from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
@@ -85,13 +85,11 @@ class Tensor:
 class MovedLayer(Layer):
     """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a norm over all ranks.
 
-    `allocated`: bytes that its backward pass allocates for the gradient of its input; `held`: those it then holds, all
-    of the input's where None. `weights`: of a norm.
+    `allocated`: bytes that its backward pass allocates for the gradient of its input. `weights`: of a norm.
     """
 
     allocated: int
     weights: int = 0
-    held: int | None = None
 
     def parameters(self, channels: int) -> int:
         return self.weights
@@ -99,19 +97,14 @@ class MovedLayer(Layer):
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.allocated
 
-    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return input_bytes if self.held is None else self.held
-
 
 @dataclass(frozen=True)
 class Passed(Layer):
-    """A window whose gradient is handed on as it is, or as a part of it, a view."""
-
-    is_part: bool
+    """A window of whose gradient a part is handed on, a view."""
 
     @property
     def gradient(self) -> str:
-        return "parts" if self.is_part else "same"
+        return "parts"
 
 
 class Ran(NamedTuple):
@@ -192,9 +185,6 @@ class ForwardWalk:
         if any(r.source < r.held or c.source < c.held for r, c in zip(row.inputs, col.inputs, strict=True)):
             layer = layer.uncropped
         measured = node.measured
-        if made_by_activation(self.graph, k, row.inputs[0], col.inputs[0]):
-            size = before[0] // (brought[0].size[0] * brought[0].size[1]) * row.inputs[0].source * col.inputs[0].source
-            layer, measured = MovedLayer(size, held=size), None
         walked = replace(node, layer=layer, cols=None, inputs=tuple(b.name for b in brought), measured=measured)
         self._add(walked, shape, before, parameters, work, tensor, kept)
         fresh = self._fresh + unfolded_bytes(layer, self.costs[-1], self.value_bytes)
@@ -229,8 +219,7 @@ class ForwardWalk:
             pixel = channels * made.tensor.value_bytes
             self._noted += pixel * area(received(row.swap, col.swap))
             is_part = given_back_in_place(self.graph, k, row, col)
-            passed = is_part or made_by_activation(self.graph, k, row, col)
-            layer = Passed(is_part) if passed else MovedLayer(pixel * row.source * col.source)
+            layer = Passed() if is_part else MovedLayer(pixel * row.source * col.source)
             made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):
             back = MovedLayer(_bytes(made, channels))

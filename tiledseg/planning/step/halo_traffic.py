@@ -119,12 +119,6 @@ def inputs_by_node(
             yield k, of_row, of_col, tensors[source]
 
 
-def made_by_activation(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
-    """True if the activation `k` writes the window of an exchange in place of copying the block into it, and the
-    gradient of the block in place of the window's."""
-    return graph.overwrites[k] and (row.moves or col.moves) and (row.read, col.read) == (row.window, col.window)
-
-
 def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
     """True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
     stays = row.source == row.swap.kept and col.source == col.swap.kept
@@ -182,21 +176,11 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
 def strip_bytes(
     graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
 ) -> int:
-    """Return the bytes of the strips that a rank's exchanges hold between steps: parts of a block that are no single
-    piece of memory, or are made of others."""
-    inputs = inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))
+    """Return the bytes of the strips that a rank's exchanges hold between steps: one for each message."""
+    inputs = inputs_of(graph, row, col, tensors_of(graph, bands, value_bytes))
     return sum(
-        _strip_pixels(r, c, training and t.has_gradient, made_by_activation(graph, k, r, c)) * t.pixel_bytes
-        for k, r, c, t in inputs
+        (area(sent(r.swap, c.swap)) + area(received(r.swap, c.swap)))
+        * (1 + (training and t.has_gradient))
+        * t.pixel_bytes
+        for r, c, t in inputs
     )
-
-
-def _strip_pixels(row: InputStep, col: InputStep, comes_back: bool, is_made: bool) -> int:
-    """Count the pixels of strips. Channels last, whole rows and parts of one row are sent in place. Parts that are
-    added to others, or `is_made` of a gradient, are not."""
-    out = sent(row.swap, col.swap)
-    lying = [(height, width) for height, width in out if height == 1 or width == col.held]
-    taken = [(height, width) for height, width in received(row.swap, col.swap) if height > 1 and width != col.window]
-    forward = area(out) - area(lying) + area(taken)
-    back = received(row.swap, col.swap) if is_made else taken
-    return forward + (area(out) + area(back)) * comes_back
