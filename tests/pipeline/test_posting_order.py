@@ -20,7 +20,7 @@ from tiledseg.pipeline.simulation import simulate
 
 FORWARD, BACKWARD = 1.0, 2.0
 # Least time of the same program where messages have a queue of their own and are buffered, as a multiple.
-BOUNDS = {"gpipe": 1.0, "1f1b": 1.3, "folded": 1.6}
+BOUNDS = {"gpipe": 1.0, "1f1b": 1.3, "folded": 1.8}
 
 
 def queue_of(moves: tuple[Move, ...], rank: int) -> list[object]:

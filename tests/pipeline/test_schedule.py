@@ -77,7 +77,7 @@ def test_folding_costs_no_more_than_a_third_of_a_turn(stages: int, micro_batches
     made = program("folded", chained(chunk_ranks("folded", stages)), micro_batches)
     forward = [2 if chunk == stages - 1 else 1 for chunk in range(2 * stages - 1)]
     line = simulate(made, forward, [2 * f for f in forward])
-    assert 0 <= line.makespan - 6 * (micro_batches + stages - 1) <= 2
+    assert line.makespan <= 6 * (micro_batches + stages - 1) + 2
 
 
 @law
