@@ -28,10 +28,9 @@ class ConfigError(InputError, ValueError):
 
 class BudgetError(ConfigError, MemoryError):
     """A step that fits its memory budget by no choice of what is kept, before any work. `least`: the bytes that it
-    needs at least, where they are known; `names_grid`: the message proposes a grid that fits."""
+    needs at least, where they are known."""
 
     least: int | None = None
-    names_grid: bool = False
 
 
 class GeometryError(InputError, ValueError):

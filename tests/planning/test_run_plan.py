@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from tiledseg.planning.answer.report import plan
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import fusion_word
 from tiledseg.planning.question import Question
-from tiledseg.planning.run.fit import why_alone
+from tiledseg.planning.run.memory import why_alone
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run
@@ -205,26 +204,13 @@ def test_of_tiles_that_run_at_once_is_counted_what_they_keep() -> None:
         plan_run(replace(named, tiles_per_batch=4, memory=fixed + one))
 
 
-def test_a_budget_that_is_too_small_names_a_grid_that_fits() -> None:
+def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     whole = replace(question(ranks=1), grid=(1, 1), budgeted=True)
-    with pytest.raises(BudgetError, match=r"needs \d+, and \d+ with all .* use tiling.grid \[\d,\d\]") as found:
-        plan_run(replace(whole, memory=plan_run(replace(whole, memory=1 << 40)).memory // 3))
-    asked = int(re.findall(r"memory.budget is (\d+)", str(found.value))[0])
-    rows, cols = map(int, re.findall(r"tiling.grid \[(\d),(\d)\]", str(found.value))[0])
-    told = plan_run(replace(whole, memory=asked, grid=(rows, cols)))
-    assert told.rebuilt is None
-    assert told.memory <= asked
-    asked_at_once = replace(whole, grid=(2, 2), tiles_per_batch=4, memory=asked)
-    with pytest.raises(BudgetError) as found:
-        plan_run(asked_at_once)
-    rows, cols = map(int, re.findall(r"tiling.grid \[(\d+),(\d+)\]", str(found.value))[0])
-    told = plan_run(replace(asked_at_once, grid=(rows, cols)))
-    assert told.rebuilt is None
-    assert told.memory <= asked
-    normed = replace(whole, network=UNet(3, 1, base_channels=8, norm="instance"))
-    with pytest.raises(BudgetError) as found:
-        plan_run(replace(normed, memory=asked))
-    assert "tiling.grid" not in str(found.value), "the norm must see the whole image"
+    budget = plan_run(replace(whole, memory=1 << 40)).memory // 3
+    with pytest.raises(BudgetError, match=r"needs \d+, and \d+ with all .* use a finer tiling.grid") as refused:
+        plan_run(replace(whole, memory=budget))
+    assert refused.value.least is not None
+    assert plan_run(replace(whole, memory=refused.value.least)).rebuilt is not None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import finest_grid, make_tiling
-from tiledseg.planning.run.grids.grid import choose_grid
+from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.walk.step_memory import training_memory
 
 UNETS = [

@@ -16,7 +16,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.planning.run.grids.grid import usual_grids
+from tiledseg.planning.run.grid import usual_grids
 from tiledseg.training.preparing.preparation import Preparation, prepare
 from tiledseg.training.start import few_steps
 

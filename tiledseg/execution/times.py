@@ -9,7 +9,7 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.planning.run.pipeline import MeasuredTimes
-from tiledseg.planning.run.plan import RunPlan, balanced, naming_a_remedy
+from tiledseg.planning.run.plan import RunPlan, balanced
 from tiledseg.planning.run.question import RunQuestion
 
 if TYPE_CHECKING:
@@ -27,16 +27,14 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
     from tiledseg.pipeline.link_time import slowest_link
 
     if not can_be_measured(question.graph):
-        with naming_a_remedy(question):
-            return balanced(question, plan)
+        return balanced(question, plan)
 
     link = slowest_link(mesh.communicator, plan.spread.mesh, mesh.device)
 
     def decide() -> RunPlan:
         times = _layer_times(question, plan, mesh.device)
         measured = MeasuredTimes([time.forward for time in times], [time.backward for time in times], link.seconds)
-        with naming_a_remedy(question):
-            return balanced(question, plan, measured)
+        return balanced(question, plan, measured)
 
     return mesh.on_root(decide)
 

@@ -33,8 +33,7 @@ class BalancePrices:
     """What a stage pays for runs of layers.
 
     `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
-    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need; `limits`:
-    those of each chunk's stage, where they differ.
+    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need.
     """
 
     times: Sequence[float]
@@ -43,7 +42,6 @@ class BalancePrices:
     traffic: ReceivedBytes | None = None
     again: Sequence[float] = ()
     recomputing: frozenset[int] = frozenset()
-    limits: Sequence[int] = ()
 
     @cached_property
     def _once(self) -> tuple[float, ...]:
@@ -65,8 +63,7 @@ class BalancePrices:
         return 0 if self.memory is None else sum(self.memory(*run) for run in runs)
 
     def fits(self, runs: Sequence[ChunkRun]) -> bool:
-        limit = self.limits[runs[0][2]] if self.limits else self.limit
-        return limit is None or self.bytes(runs) <= limit
+        return self.limit is None or self.bytes(runs) <= self.limit
 
     def received(self, runs: Sequence[ChunkRun]) -> int:
         return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in runs)

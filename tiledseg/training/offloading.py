@@ -23,7 +23,7 @@ from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
-from tiledseg.planning.run.plan import RunPlan, plan_run, setting_that_fits
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.system.freed_memory import held_below, keep_no_more, own_bytes
 
@@ -196,8 +196,7 @@ def _planned(question: RunQuestion, plan: RunPlan) -> int:
 
 
 def _remedy(question: RunQuestion, plan: RunPlan) -> str:
-    """A smaller budget that the plan can meet with these settings, or else settings that meet it."""
-
+    """Return a smaller budget that the plan can meet with these settings, else settings that need less."""
     planned = _planned(question, plan)
     alike = replace(question, budgeted=True, parallel=replace(question.parallel, timed=False))
     for share in _LESS:
@@ -207,9 +206,7 @@ def _remedy(question: RunQuestion, plan: RunPlan) -> str:
                 return f"memory.budget {budget}"
         except InputError:
             continue
-    budget = int(_LESS[0] * planned)
-    setting = setting_that_fits(question, budget)
-    return f"memory.budget {budget} with {setting}" if setting else "a smaller model, or more memory"
+    return "a finer tiling.grid, memory.blocks auto with memory.store, more ranks, or a smaller model"
 
 
 def first_touch() -> float:

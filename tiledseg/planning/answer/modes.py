@@ -14,7 +14,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import choose_mode, fusion_word, mode_words
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, gradient_bytes
 from tiledseg.planning.question import Question, run_question
-from tiledseg.planning.run.grids.grid import finer_grid
+from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run

@@ -28,7 +28,7 @@ from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
 from tiledseg.planning.answer.windows import windows_part
 from tiledseg.planning.question import Question, run_question
-from tiledseg.planning.run.grids.grid import check_tiles, finer_grid
+from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import run_grid

@@ -28,11 +28,6 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     return replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
 
 
-def stages_without(case: PipelineCase, balance: Sequence[int], budget: int) -> set[int]:
-    """Return the ranks that have no choice of at most `budget` bytes."""
-    return {rank for rank, choice in _choices(case, balance, budget) if choice is None}
-
-
 def _choices(case: PipelineCase, balance: Sequence[int], budget: int) -> Iterator[tuple[int, MemoryChoice | None]]:
     """Yield each chunk's rank and its choice."""
     memory, needed = case.memory(), case.rank_bytes(balance)

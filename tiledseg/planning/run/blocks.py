@@ -1,11 +1,10 @@
-"""True if a rank computes its tiles in blocks, how many, and what they take of its memory."""
+"""Blocks of a tile: how many, and their bytes on a rank."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
@@ -19,18 +18,17 @@ from tiledseg.planning.step.tensor_limit import MOST_VALUES, check_countable
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store
-    from tiledseg.planning.walk.segment_memory import SegmentMemory
 
 MOST_TRIED = 64  # blocks a side
-MOST_WORSE = 4  # shapes, each of which needs more than one before, until no better one is looked for
+MOST_WORSE = 4  # shapes in a row that need more than one before, after which no better one is looked for
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class BlocksAsked:
-    """`shape`: at most so many rows and columns of blocks, None for the fewest that fit; `in_file`: they lie in a file
-    between segments, not in memory, whose rates are those of `store` where they are known. `if_needed`: tiles stay
-    whole unless that does not fit."""
+    """The settings of blocks. `shape`: at most so many rows and columns, None for the fewest that fit; `in_file`: they
+    lie in a file between segments, not in memory, whose rates are those of `store` where they are known. `if_needed`:
+    tiles stay whole unless that does not fit."""
 
     shape: tuple[int, int] | None
     in_file: bool = False
@@ -53,7 +51,7 @@ class BlockPlan:
 
     @property
     def in_words(self) -> str:
-        """For the user."""
+        """The plan as a line of the log."""
         where = "in a file" if self.in_file else "in memory"
         cut = f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.4g} GiB of them {where}"
         if not self.trains:
@@ -61,17 +59,14 @@ class BlockPlan:
         return f"{cut}: {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time"
 
     def note(self, memory: int) -> str | None:
-        """What the user should know where a step needs more than the `memory` that a rank has."""
+        """Return a warning where a step needs more than the `memory` of a rank."""
         if self.memory <= memory:
             return None
-        what = "a training step" if self.trains else "a map"
-        return (
-            f"{what} in blocks needs up to {self.memory / GIB:.1f} GiB, but {memory / GIB:.1f} GiB are to be "
-            f"had; use {self._remedy}"
-        )
+        needs = f"{'a training step' if self.trains else 'a map'} in blocks needs up to {self.memory / GIB:.1f} GiB"
+        return f"{needs}, but {memory / GIB:.1f} GiB are to be had; use {self._remedy}"
 
     def check_budget(self, budget: int) -> None:
-        """Raise BudgetError where a step needs more than the bytes that the user has said it may."""
+        """Raise BudgetError where a step needs more than the budget of the user."""
         if self.memory > budget:
             raise BudgetError(
                 f"memory.budget is {budget} bytes, but a training step in at most {self.shape[0]} x {self.shape[1]} "
@@ -94,29 +89,25 @@ def choose_blocks(
     trains: bool = True,
     together: int | None = None,
 ) -> BlockPlan:
-    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes, to train or to map; so many of
-    its images may go `together`.
-
-    Raises ConfigError where ranks hold halos of tiles, or some of the layers.
-    """
+    """Plan the blocks of images cut by `tilings`, where a rank has `memory` bytes, to train or to map; so many of its
+    images may go `together`. Raises ConfigError where ranks hold halos of tiles, or some of the layers."""
+    conflict = None
     if spread.shares_images and not spread.shares_layers:
-        raise ConfigError(
-            f"memory.blocks is set, but with parallel.halo {spread.mode} a rank has halos of whole tiles; use "
-            "parallel.halo layer or read, or leave it out"
-        )
-    if spread.overlap or spread.fusion > 1:
+        conflict = f"halo {spread.mode} a rank has halos of whole tiles; use parallel.halo layer or read"
+    elif spread.overlap or spread.fusion > 1:
         word = "overlap true" if spread.overlap else f"fusion {fusion_word(spread.fusion)}"
-        raise ConfigError(
-            f"memory.blocks is set, but parallel.{word} is for tensors that are computed whole; with blocks halos "
-            "travel between segments: leave one of them out"
-        )
-    if spread.mesh.stages > 1:
-        raise ConfigError(
-            f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
-            "whole image passes through it; use parallel.stages 1, or leave it out"
-        )
-    context, shared = _largest(spread, graph, tilings)
-    return blocks_of(asked, graph, bands, context, value, memory, trains, shared, together)
+        conflict = f"{word} tensors are computed whole; leave one of them out"
+    elif spread.mesh.stages > 1:
+        conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
+    if conflict is not None:
+        raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
+    if not spread.shares_layers:
+        context = max((tiling.context_max for tiling in tilings), key=math.prod)
+        return blocks_of(asked, graph, bands, context, value, memory, trains, None, together)
+    largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
+    image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
+    shared = image.rows, image.cols
+    return blocks_of(asked, graph, bands, image.whole.shape, value, memory, trains, shared, together)
 
 
 def blocks_of(
@@ -130,16 +121,24 @@ def blocks_of(
     shared: tuple[Partition, Partition] | None = None,
     together: int | None = None,
 ) -> BlockPlan:
-    """The same of one context of (height, width), which ranks may own as `shared` says."""
+    """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
+    fits, else the one that needs least. Of many small blocks halos need more memory again."""
     from tiledseg.planning.walk.segment_memory import segment_memory
 
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
-    shapes = [asked.shape] if asked.shape else _shapes(own)
-    needs = partial(
-        segment_memory, graph, bands, context, bytes_per_value=value, trains=trains, shared=shared, together=together
-    )
-    shape, found = _fewest(shapes, needs, asked.in_file, memory)
-    check_countable([found.largest], "use more memory.blocks")
+    best, worse = None, 0
+    for shape in [asked.shape] if asked.shape else _shapes(own):
+        needs = segment_memory(graph, bands, context, shape, value, trains=trains, shared=shared, together=together)
+        needed, countable = needs.total(asked.in_file), needs.largest.values <= MOST_VALUES
+        if best is None or needed < best[1].total(asked.in_file) or best[1].largest.values > MOST_VALUES:
+            best, worse = (shape, needs), 0
+        else:
+            worse += 1
+        if countable and (needed <= memory or worse == MOST_WORSE or needs.least(asked.in_file) > memory):
+            break
+    assert best is not None, "some shape was looked at"
+    shape, needs = best
+    check_countable([needs.largest], "use more memory.blocks")
     extra = 0.0
     if trains:
         from tiledseg.planning.memory.segment_time import more_time
@@ -147,37 +146,7 @@ def blocks_of(
 
         rates = asked.store or ASSUMED_STORE
         extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared, together is not None)
-    return BlockPlan(shape, found.total(asked.in_file), found.stored, asked.in_file, trains, extra)
-
-
-def _fewest(
-    shapes: Iterable[tuple[int, int]], needs: Callable[[tuple[int, int]], SegmentMemory], in_file: bool, memory: int
-) -> tuple[tuple[int, int], SegmentMemory]:
-    """The first shape that fits; where none does, that which needs least of those looked at: of many small blocks more
-    lies there again, for what they read of each other."""
-    best, worse = None, 0
-    for shape in shapes:
-        found = needs(shape)
-        countable, needed = found.largest.values <= MOST_VALUES, found.total(in_file)
-        if best is None or needed < best[1].total(in_file) or best[1].largest.values > MOST_VALUES:
-            best, worse = (shape, found), 0
-        else:
-            worse += 1
-        if countable and (needed <= memory or worse == MOST_WORSE or found.least(in_file) > memory):
-            break
-    assert best is not None, "some shape was looked at"
-    return best
-
-
-def _largest(
-    spread: Spread, graph: Graph, tilings: Sequence[Tiling]
-) -> tuple[tuple[int, int], tuple[Partition, Partition] | None]:
-    """Height and width of what the network reads at once, and how ranks own it where they share it."""
-    if not spread.shares_layers:
-        return max((tiling.context_max for tiling in tilings), key=math.prod), None
-    largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
-    image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
-    return image.whole.shape, (image.rows, image.cols)
+    return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
 
 
 def _longest(cut: Partition) -> int:
@@ -185,7 +154,7 @@ def _longest(cut: Partition) -> int:
 
 
 def _shapes(context: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """From few blocks to many, about as long as wide."""
+    """Yield shapes from few blocks to many, about as long as wide."""
     longer = max(context) / min(context)
     for side in range(1, MOST_TRIED + 1):
         other = max(1, math.ceil(side / longer))

@@ -1,110 +1,29 @@
-"""A training step that needs more memory than a rank has: tensors that are recomputed or offloaded so that it fits."""
+"""A training step in the memory of a rank: tiles that run at once, and tensors that are recomputed or offloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tiledseg.errors import BudgetError
+from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.modes.mode_cost import Task
+from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.pipeline import MicroBatchSize
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
-    from tiledseg.planning.memory.store import Store
 
 MIB = 2**20
 _TRIES = 4  # choices for the largest step, each with less room, where another step needs more
-
-
-def memory_choices(
-    spread: Spread, task: Task, tilings: Sequence[Tiling], store: Store | None = None
-) -> list[StepChoices]:
-    """Return the steps on all contexts of `tilings`, or, where ranks share layers, those of each kind of rank on the
-    largest image. Tensors may be offloaded to `store`."""
-    from tiledseg.planning.memory.choice import block_choices, step_choices
-
-    if spread.shares_layers:
-        return block_choices(task, spread.fusion, spread.overlap, store)
-    contexts = {tiling.context_max for tiling in tilings}
-    return [step_choices(task.graph, task.bands, context, task.value_bytes, store) for context in contexts]
-
-
-def choose_memory(
-    spread: Spread,
-    every: Sequence[StepChoices],
-    needed: int,
-    fixed: int,
-    images: int,
-    budget: int,
-    asked: bool,
-    finer: Callable[[], tuple[int, int] | None],
-) -> MemoryChoice | None:
-    """Choose the tensors that are recomputed or offloaded: one choice for `every` step.
-
-    `needed`: bytes of a step that keeps everything, of `images` at once, which share `fixed` bytes. Return None where
-    no choice fits the `budget`. Where the user `asked` for that budget, raise BudgetError, which names the `finer` grid
-    that fits.
-    """
-    largest = max(every, key=lambda step: step.kept)
-    besides = needed - images * (largest.kept - fixed)
-    choice = _fitting(every, largest, fixed + (budget - besides) // images)
-    if choice is not None:
-        return replace(choice, kept=needed, peak=besides + images * (choice.peak - fixed))
-    if asked:
-        raise _too_small(spread, needed, besides + images * (largest.least - fixed), images, budget, finer())
-    return None
-
-
-def _fitting(every: Sequence[StepChoices], largest: StepChoices, room: int) -> MemoryChoice | None:
-    """Return the choice for the largest step by which all others fit too."""
-    left = room
-    for _ in range(_TRIES):
-        choice = largest.choose(left)
-        if choice is None:
-            return None
-        peak = max(step.peak(choice.policy) for step in every)
-        if peak <= room:
-            return replace(choice, peak=peak)
-        left -= peak - room
-    return None
-
-
-def check_budget(recompute: str, needed: int, budget: int) -> None:
-    """Raise BudgetError where a step does not fit with the recomputation that the user has set."""
-    if needed > budget:
-        raise BudgetError(
-            f"memory.budget is {budget} bytes, but with memory.recompute {recompute} a step needs {needed}; leave "
-            "recompute out, or use a finer tiling.grid"
-        )
-
-
-def _too_small(
-    spread: Spread, needed: int, least: int, images: int, budget: int, finer: tuple[int, int] | None
-) -> BudgetError:
-    what, use = "tile", "a smaller model, train.precision bf16, or parallel.halo layer on more ranks"
-    if finer is not None:
-        use = f"tiling.grid [{finer[0]},{finer[1]}], which fits with all kept, {use}"
-    elif spread.shares_images:
-        use = f"a finer tiling.grid, {use}"
-    if spread.shares_layers:
-        what, use = "block of an image", "more ranks an image, memory.blocks, a smaller model, or train.precision bf16"
-    if images > 1:
-        use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
-    error = BudgetError(
-        f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
-        f"all rebuilt that helps; use {use}"
-    )
-    error.least, error.names_grid = least, finer is not None
-    return error
 
 
 @dataclass(frozen=True)
@@ -133,6 +52,136 @@ class OffloadPlan:
         return replace(self, kept=self.kept * tiles, staying=self.staying * tiles, small=self.small * tiles)
 
 
+def tiles_at_once(question: RunQuestion, spread: Spread, in_step: int) -> int:
+    """Return the tiles of a step of `in_step` that run at once. Raises ConfigError where several are set and cannot.
+
+    A batch is what the user sets, never what ranks, memory or a device would make it: below float64 a kernel rounds the
+    sums of a batch otherwise.
+    """
+    tiles = question.tiles_per_batch
+    if tiles in (None, 1):
+        return 1
+    alone = why_alone(question.graph, spread, question.precision == "fp64")
+    if alone is not None:
+        raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
+    return min(tiles, in_step)
+
+
+def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
+    """Return why no tile can run with another, and the remedy; None where tiles can. `wide`: in float64."""
+    if spread.mesh.stages > 1:
+        return "in stages each tile is a micro-batch by itself; use parallel.stages 1"
+    if spread.shares_layers:
+        return "in parallel.halo layer a rank has no tiles, but a block of an image; use parallel.halo read"
+    if spread.shares_images and not wide:
+        return (
+            "in parallel.halo exchange a rank has the tiles of its block, so the number of ranks would round the "
+            "gradients' sums; use parallel.halo read"
+        )
+    placed = next((node.name for node in graph.nodes if node.layer.asks_place), None)
+    if placed is not None:
+        return f"'{placed}' resizes with align_corners, and each tile has a place of its own; set align_corners=False"
+    measured = of_steps(graph)
+    if measured:
+        return (
+            f"{measured[0].name} takes its statistics over a batch, which would be others; use model.freeze_norm, or "
+            "another norm"
+        )
+    return None
+
+
+def plan_rebuilt(
+    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], needed: int, images: int
+) -> MemoryChoice | None:
+    """Choose the tensors that are recomputed or offloaded so that a step fits the memory: one choice for the steps on
+    all `tilings`.
+
+    `needed`: bytes of a step of `images` or tiles at once that keeps everything. Return None where everything fits, no
+    choice does, or the user has set what is recomputed. Raises BudgetError where a budget of the user does not suffice.
+    """
+    budget = question.memory
+    if spread.mesh.stages > 1:  # each stage has a choice of its own: see `plan.balanced`
+        if question.store is not None:
+            raise ConfigError(
+                f"memory.offload is auto, but parallel.stages is {spread.mesh.stages}, where tensors are recomputed "
+                "only; leave offload out, or give all"
+            )
+        return None
+    if needed <= budget:
+        return None
+    if question.recompute != "auto":
+        if question.budgeted:
+            raise BudgetError(
+                f"memory.budget is {budget} bytes, but with memory.recompute {question.recompute} a step needs "
+                f"{needed}; leave recompute out, or use a finer tiling.grid"
+            )
+        return None
+    every = _step_choices(question, spread, task, tilings)
+    largest = max(every, key=lambda step: step.kept)
+    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
+    besides = needed - images * (largest.kept - fixed)
+    choice = _fitting(every, largest, fixed + (budget - besides) // images)
+    if choice is not None:
+        return replace(choice, kept=needed, peak=besides + images * (choice.peak - fixed))
+    if question.budgeted:
+        raise _too_small(spread, needed, besides + images * (largest.least - fixed), images, budget)
+    return None
+
+
+def _step_choices(question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling]) -> list[StepChoices]:
+    """Return the steps on all contexts of `tilings`, or those of each kind of rank on the largest image."""
+    from tiledseg.planning.memory.choice import block_choices, step_choices
+
+    if spread.shares_layers:
+        return block_choices(task, spread.fusion, spread.overlap, question.store)
+    contexts = {tiling.context_max for tiling in tilings}
+    return [step_choices(task.graph, task.bands, size, task.value_bytes, question.store) for size in contexts]
+
+
+def _fitting(every: Sequence[StepChoices], largest: StepChoices, room: int) -> MemoryChoice | None:
+    """Return the choice for the largest step by which all others fit too."""
+    left = room
+    for _ in range(_TRIES):
+        choice = largest.choose(left)
+        if choice is None:
+            return None
+        peak = max(step.peak(choice.policy) for step in every)
+        if peak <= room:
+            return replace(choice, peak=peak)
+        left -= peak - room
+    return None
+
+
+def _too_small(spread: Spread, needed: int, least: int, images: int, budget: int) -> BudgetError:
+    what, use = "tile", "a finer tiling.grid, memory.blocks"
+    if spread.shares_layers:
+        what, use = "block of an image", "more ranks an image, memory.blocks"
+    if images > 1:
+        use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
+    error = BudgetError(
+        f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
+        f"all rebuilt that helps; use {use}, a smaller model, or train.precision bf16"
+    )
+    error.least = least
+    return error
+
+
+def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | None:
+    """Return a warning where a training step of whole tiles needs more `memory` than a rank has."""
+    if not question.trains or question.parallel.stages > 1 or memory <= question.memory:
+        return None
+    what, use = "a training step on the largest tile", "a finer tiling.grid"
+    if question.windows is not None:
+        what = "all windows of a step at once" if spread.together else "a step on the largest window or tile"
+        fewer = "fewer train.windows_per_step, or " if spread.together else ""
+        use = f"{fewer}a smaller train.window, and for the validation a finer tiling.grid"
+    elif spread.shares_layers:
+        what = "with parallel.halo layer the whole block of a rank"
+        use = "more ranks an image, or mode exchange or read with a finer tiling.grid"
+    had = f"{question.memory / 2**30:.1f} GiB are to be had"
+    return f"{what} needs about {memory / 2**30:.1f} GiB, but {had}; use {use}"
+
+
 def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
     """Return the plan of the tensors that a choice offloads; None where it offloads none."""
     if choice is None or not choice.away:
@@ -144,24 +193,19 @@ def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
 
 
 def plan_offload(
-    spread: Spread,
-    graph: Graph,
-    bands: int,
-    largest: MicroBatchSize,
-    needed: int,
-    budget: int | None,
-    tiles: int = 1,
+    question: RunQuestion, spread: Spread, largest: MicroBatchSize, needed: int, tiles: int = 1
 ) -> OffloadPlan:
     """Plan steps that offload all that the backward pass needs, of `tiles` micro-batches at once.
 
     `needed`: bytes of a step on one that keeps everything. That is also the plan where ranks share layers, in stages,
-    and where tensors are recomputed: the step then needs less. Raises BudgetError where `budget` is too small.
+    and where tensors are recomputed: the step then needs less. Raises BudgetError where a budget of the user is too
+    small.
     """
     from tiledseg.planning.memory.store import LEAST, STAYING
     from tiledseg.planning.walk.items import price
     from tiledseg.planning.walk.network_walk import network_walk
 
-    context, value = largest.pixels, largest.value_bytes
+    graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
     forward = tile_walk(graph, bands, context, value)
     walk = network_walk(forward).walk
     words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.asked else REBUILD for i in walk.items]
@@ -175,9 +219,9 @@ def plan_offload(
         peak = staying + max(price(walk, words).peak, alive)
         memory = min(needed, max(needed, step.total) - step.activations - step.backward + peak)
     memory += (tiles - 1) * (memory - fixed_memory(graph, bands, value))
-    if budget is not None and memory > budget:
+    if question.budgeted and memory > question.memory:
         raise BudgetError(
-            f"memory.budget is {budget} bytes, but with memory.offload all a step needs {memory}; use a finer "
+            f"memory.budget is {question.memory} bytes, but with memory.offload all a step needs {memory}; use a finer "
             "tiling.grid, a smaller model, or train.precision bf16"
         )
     return OffloadPlan(kept, staying, memory, small=small)

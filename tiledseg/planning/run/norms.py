@@ -14,7 +14,7 @@ Still: by `model.freeze_norm`. Several images: in mode `layer`, or where each is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError
@@ -24,47 +24,42 @@ from tiledseg.geometry.tiling import Tiling
 
 
 def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
-    """The nodes that take statistics over the pixels of an image, where the network is trained or else mapped: then
-    running ones are constants."""
+    """Return the nodes that take statistics over the pixels of an image, where the network is trained or else mapped:
+    then running ones are constants."""
     return tuple(node for node in graph.nodes if node.layer.statistics and (trains or not node.layer.tracks))
 
 
 def of_steps(graph: Graph) -> tuple[Node, ...]:
-    """The nodes that, where the network is trained, take statistics over all images of a step."""
+    """Return the nodes that, where the network is trained, take statistics over all images of a step."""
     return tuple(node for node in graph.nodes if node.layer.statistics == "batch")
 
 
 def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
-    """The halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
+    """Return the halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
     return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
 
 
 def norm_fault(
     graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True, keyed: bool = True
 ) -> str | None:
-    """Why a norm would not be that of the undivided run, and what to do; None where it is.
+    """Return why a norm would differ from that of the undivided run, and the remedy; None where it does not.
 
     `tiles`: the most of an image; `at_once`: images that a step may take, each of which moves the running statistics of
-    a batch norm by itself. `keyed`: whether a key of the configuration names the norms, or else the network's author.
+    a batch norm by itself. `keyed`: a key of the configuration names the norms, else the network's author.
     """
-    nodes = measuring(graph, trains)
+    nodes, several = measuring(graph, trains), of_steps(graph)
     if mode not in exact_modes(graph, tiles, trains):
-        still = ", model.freeze_norm" if any(node.layer.tracks for node in nodes) else ""
-        others = ", norm none or pixel" if trains and keyed else ""
-        return (
-            f"{said(nodes[0], keyed)}: its statistics would be those of a tile, not of the whole image; use "
-            f"parallel.halo layer{still}{others}, or tiling.grid 1"
-        )
-    several = of_steps(graph)
-    if trains and at_once > 1 and several:
-        still = ", model.freeze_norm" if any(node.layer.tracks for node in several) else ""
-        others = ", or norm none, pixel, instance or group" if keyed else ""
-        blocks = " or memory.blocks," if mode == "read" and tiles == 1 else ""
-        return (
-            f"{said(several[0], keyed)}: {at_once} images at once would each take, and move, statistics by "
-            f"themselves; use one image a step, parallel.halo layer{blocks} without stages{still}{others}"
-        )
-    return None
+        fault = "its statistics would be those of a tile, not of the whole image; use parallel.halo layer"
+        others, last = ", norm none or pixel" if trains and keyed else "", ", or tiling.grid 1"
+    elif trains and at_once > 1 and several:
+        nodes, blocks = several, " or memory.blocks," if mode == "read" and tiles == 1 else ""
+        fault = f"{at_once} images at once would each take, and move, statistics by themselves; use one image a step, "
+        fault += f"parallel.halo layer{blocks} without stages"
+        others, last = ", or norm none, pixel, instance or group" if keyed else "", ""
+    else:
+        return None
+    still = ", model.freeze_norm" if any(node.layer.tracks for node in nodes) else ""
+    return f"{said(nodes[0], keyed)}: {fault}{still}{others}{last}"
 
 
 def check_statistics(
@@ -87,12 +82,12 @@ def check_statistics(
 
 
 def said(node: Node, keyed: bool) -> str:
-    """A node that takes statistics, for the user: by the key that names its kind, or by its author's name."""
+    """Return the name of a node that takes statistics: the key that sets its kind, or its author's name."""
     return node.layer.in_words(None if keyed else node.name)
 
 
-def _sizes(tiling: Tiling, whole: bool) -> Sequence[tuple[int, int]]:
-    """(height, width) of what a norm sees at once, at the network's input."""
+def _sizes(tiling: Tiling, whole: bool) -> list[tuple[int, int]]:
+    """Return (height, width) of what a norm sees at once, at the network's input."""
     contexts = [tile.context for tile in tiling.tiles]
     if not whole:
         return [context.shape for context in contexts]

@@ -1,4 +1,4 @@
-"""How the work of a run is asked to be spread: the configuration's group `parallel`, read once."""
+"""The configuration's group `parallel` as values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiledseg.config.parallel import ParallelConfig
 
 @dataclass(frozen=True)
 class Parallelism:
-    """What is asked for; what is left to the plan is None.
+    """The settings of how a run is spread; None where the plan decides.
 
     `mesh`: (rows, cols) of ranks an image; `fusion`: layers an exchange; `balance`: layers of each chunk, where None by
     times that are measured if `timed`, else by multiply-adds; `recompute`: one mode for each stage; `idle_ranks`: a
@@ -36,8 +36,8 @@ class Parallelism:
 
 
 def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None) -> Parallelism:
-    """What the group `parallel` asks for. `recompute`: a mode for each stage, where `memory.recompute` says it. Raises
-    ConfigError for a list that is none."""
+    """Return the settings of the group `parallel`. `recompute`: a mode for each stage, where `memory.recompute` sets
+    it. Raises ConfigError for a list that is none."""
     return Parallelism(
         config.exact,
         config.halo,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError, GeometryError
@@ -24,18 +23,17 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import backward_passes, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 
-if TYPE_CHECKING:  # what most runs do without
+if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
     from tiledseg.planning.stages.cost import StagePrices
-    from tiledseg.planning.stages.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
+    from tiledseg.planning.stages.staged_pipeline import MessageTime, StagedPipeline
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
-_TIGHTER = 12  # balances that are tried with less for the stages that have no choice
 
 
 @dataclass(frozen=True)
 class PipelinePlan(Settings):
-    """How the pipeline runs, and the micro-batches between two flushes (None: all of a step).
+    """The settings of a pipeline, and the micro-batches between two flushes (None: all of a step).
 
     `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were measured.
     """
@@ -45,17 +43,16 @@ class PipelinePlan(Settings):
 
     @property
     def in_words(self) -> str:
-        """For the user, who may have left the choice to the program."""
-        recompute = sorted(set(self.recompute))
-        again = "" if recompute == ["never"] else f", recompute {'/'.join(self.recompute)}"
+        """The settings as a line of the log."""
+        again = "" if set(self.recompute) == {"never"} else f", recompute {'/'.join(self.recompute)}"
         stages = len(self.recompute)
         return f"{stages} stages, balance [{','.join(map(str, self.balance))}], {self.schedule}{again}"
 
 
 @dataclass(frozen=True)
 class MicroBatchSize:
-    """What goes through a pipeline at once at most: its pixels, the most of them in a step of one pipeline, and what a
-    value takes."""
+    """The largest micro-batch of a pipeline: its pixels, the most of them in a step of one pipeline, and the bytes of a
+    value."""
 
     pixels: tuple[int, int]
     count: int
@@ -77,7 +74,7 @@ class MeasuredTimes:
 
 
 def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> MeasuredTimes:
-    """The same by what is known of the machine, of which `ranks` are at work, in place of measured ones."""
+    """Predict the times by the profile of a machine, of which `ranks` are at work."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
     turns, alone = machine.taking_turns(ranks), not machine.has_free_core(ranks)
@@ -92,7 +89,7 @@ def micro_batch_size(
     images_per_step: int,
     value_bytes: int,
 ) -> MicroBatchSize:
-    """The largest micro-batch of rasters cut by `tilings`, and the most of them that a pipeline has in a step."""
+    """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
     images = -(-images_per_step // spread.mesh.replicas)
     if spread.shares_layers:
         return MicroBatchSize(_largest_block(spread, graph, tilings), images, value_bytes)
@@ -106,16 +103,16 @@ def micro_batch_size(
 
 
 def _largest_block(spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> tuple[int, int]:
-    found = []
+    sizes = []
     for tiling in tilings:
         blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
         rows, cols = (max(dim.owned(i).size for i in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
-        found.append((_legal(graph, rows), _legal(graph, cols)))
-    return max(found, key=lambda size: size[0] * size[1])
+        sizes.append((_legal(graph, rows), _legal(graph, cols)))
+    return max(sizes, key=lambda size: size[0] * size[1])
 
 
 def _legal(graph: Graph, side: int) -> int:
-    """The first side from `side` on that the network takes by itself: a block of an unpadded one may be none."""
+    """Return the first side from `side` on that is a legal input: a block of an unpadded network may be none."""
     while True:
         try:
             output_size(graph, side)
@@ -133,35 +130,37 @@ def plan_pipeline(
     memory_bytes: int | None,
     measured: MeasuredTimes | None = None,
 ) -> PipelinePlan | None:
-    """The pipeline that `parallel` asks for; None for one stage.
+    """Plan the pipeline that `parallel` sets; None for one stage.
 
-    `memory_bytes`: what a rank may use for a training step (None: nothing is trained). Raises ConfigError as
-    `balanced_pipeline`, and where a stage needs more than that.
+    `memory_bytes`: of a rank for a training step (None: nothing is trained). Raises ConfigError as `balanced_pipeline`,
+    and where a stage needs more than that.
     """
     if parallel.stages == 1:
         return None
     staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes, measured)
-    case = staged.case
-    if parallel.balance is not None:
-        check_memory(case, staged.balance)
+    if parallel.balance is not None and memory_bytes is not None:
+        needed = staged.case.rank_bytes(staged.balance)
+        rank = next((rank for rank, size in enumerate(needed) if size > memory_bytes), None)
+        if rank is not None:
+            raise BudgetError(
+                f"stage {rank} of parallel.balance [{','.join(map(str, staged.balance))}] needs about "
+                f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are to be had; move layers to "
+                "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
+            )
     return _planned(parallel, staged, largest, measured)
 
 
 def _planned(
     parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: MeasuredTimes | None
 ) -> PipelinePlan:
-    case = staged.case
-    flushes = -(-largest.count // case.micro_batches)
-    seconds = flushes * _flush_seconds(staged, measured) if measured else None
+    """Return the plan of a balance. Its seconds are those of all flushes of a step: as simulated, with messages where
+    the ranks' own cores carry them, or as long as cores that ranks take turns on are busy."""
+    case, seconds = staged.case, None
+    if measured:
+        spoken = case.micro_batches * max(staged.messages) if measured.speaks_alone else 0.0
+        busy = measured.takes_turns * case.alone / case.stages
+        seconds = -(-largest.count // case.micro_batches) * (max(staged.timeline().makespan, busy) + spoken)
     return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
-
-
-def _flush_seconds(staged: StagedPipeline, measured: MeasuredTimes) -> float:
-    """Of the micro-batches between two flushes: as simulated, with messages where the ranks' own cores carry them, or
-    as long as cores that ranks take turns on are busy."""
-    case = staged.case
-    spoken = case.micro_batches * max(staged.messages) if measured.speaks_alone else 0.0
-    return max(staged.timeline().makespan, measured.takes_turns * case.alone / case.stages) + spoken
 
 
 def rebuilt_pipeline(
@@ -172,53 +171,21 @@ def rebuilt_pipeline(
     memory_bytes: int,
     measured: MeasuredTimes | None,
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
-    """Plan a pipeline where no balance fits the memory with everything kept: a balance that nearly does, and what its
-    stages recompute so that they do. Return None where there is none."""
+    """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
+    whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
     from tiledseg.planning.memory.stage_choice import choose_stages
 
-    @cache
-    def balanced(memory: int) -> StagedPipeline | None:
+    for percent in _OVER:
         try:
-            return balanced_pipeline(parallel, graph, bands, largest, memory, measured)
+            memory = memory_bytes * percent // 100
+            staged = balanced_pipeline(parallel, graph, bands, largest, memory, measured)
         except ConfigError:
-            return None
-
-    limits = [memory_bytes * over // 100 for over in _OVER]
-    enough = bisect_left(limits, True, key=lambda memory: balanced(memory) is not None)  # more memory fits too
-    for memory in limits[enough:]:
-        staged = balanced(memory)
-        assert staged is not None, "there is one from `enough` on"
+            continue
         choice = choose_stages(staged.case, staged.balance, memory_bytes)
         if choice is not None:
             return _planned(parallel, staged, largest, measured), choice
         if parallel.balance is not None:
-            return None
-    widest = balanced(limits[-1])
-    found = _tightened(widest.case, memory_bytes) if widest else None
-    return (_planned(parallel, found[0], largest, measured), found[1]) if found else None
-
-
-def _tightened(case: PipelineCase, memory_bytes: int) -> tuple[StagedPipeline, MemoryChoice] | None:
-    """Return a balance and its choice: as long as stages have none, they get fewer bytes than they needed."""
-    from tiledseg.planning.memory.stage_choice import choose_stages, stages_without
-    from tiledseg.planning.stages.staged_pipeline import choose
-
-    assert case.limit is not None, "a balance within a limit"
-    limits = [case.limit] * case.stages
-    for _ in range(_TIGHTER):
-        try:
-            staged = choose(replace(case, limits=tuple(limits)))
-        except ConfigError:
-            return None
-        choice = choose_stages(staged.case, staged.balance, memory_bytes)
-        if choice is not None:
-            return staged, choice
-        needed = case.rank_bytes(staged.balance)
-        short = stages_without(case, staged.balance, memory_bytes)
-        for stage in short:
-            limits[stage] = needed[stage] * 9 // 10
-        if not short:
-            return None
+            break
     return None
 
 
@@ -255,14 +222,14 @@ def balanced_pipeline(
     )
     if parallel.balance is None:
         return choose(case)
-    given = parse_balance(parallel.balance, len(graph))
-    check_skips(case, given, name)
-    return stage(case, given)
+    balance = parse_balance(parallel.balance, len(graph))
+    check_skips(case, balance, name)
+    return stage(case, balance)
 
 
 @lru_cache(maxsize=32)
 def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
-    """What is worked out for one pipeline serves all others on micro-batches of that size."""
+    """Return the prices of a pipeline's stages, which serve all pipelines on micro-batches of that size."""
     from tiledseg.planning.stages.cost import StagePrices
 
     return StagePrices(tile_walk(graph, bands, pixels, value_bytes))
@@ -271,22 +238,13 @@ def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes
 def pipeline_bytes(
     parallel: Parallelism, graph: Graph, bands: int, largest: MicroBatchSize, balance: Sequence[int]
 ) -> int:
-    """Bytes of a training step on the rank that needs most, of a pipeline with that balance."""
+    """Return the bytes of a training step on the rank that needs most, of a pipeline with that balance."""
     staged = balanced_pipeline(replace(parallel, balance=tuple(balance)), graph, bands, largest, None, None)
     return max(staged.case.rank_bytes(staged.balance))
 
 
-def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
-    """Raise ConfigError for the first stage whose layers need more than the case's limit, where there is one."""
-    if case.limit is None:
-        return
-    for rank, needed in enumerate(case.rank_bytes(balance)):
-        if needed > case.limit:
-            raise BudgetError(_too_large(rank, needed, case.limit, balance))
-
-
 def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
-    """What the user should know where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
+    """Return a warning where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
     if mesh.stages == 1:
         return None
     for first in range(0, mesh.ranks, mesh.stages):
@@ -299,11 +257,3 @@ def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
                 "order of hosts"
             )
     return None
-
-
-def _too_large(rank: int, needed: int, memory: int, balance: Sequence[int]) -> str:
-    return (
-        f"stage {rank} of parallel.balance [{','.join(map(str, balance))}] needs about {needed / 2**30:.2f} GiB, but "
-        f"{memory / 2**30:.2f} GiB are to be had; move layers to other stages, use more stages, a finer tiling.grid, "
-        "parallel.recompute always, or balance auto"
-    )

@@ -1,13 +1,11 @@
 """The plan of a run: all that is decided before a rank starts, by one function, for every command.
 
-Training with its validation, prediction and `plan` ask it. It needs no torch: what only a device can tell, the memory
-that is free and the times of layers and messages, it is given. Who runs a plan decides nothing any more.
+It needs no torch. The free memory, and the times of layers and messages, are handed to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,11 +20,9 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, mode_cost
-from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked
-from tiledseg.planning.run.fit import Fitting, images_at_once
-from tiledseg.planning.run.grids.grid import choose_grid
-from tiledseg.planning.run.grids.quick_grid import quickest_grid
-from tiledseg.planning.run.memory import OffloadPlan
+from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
+from tiledseg.planning.run.grid import choose_grid, map_tiles
+from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, tiles_at_once
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import (
     MeasuredTimes,
@@ -38,28 +34,25 @@ from tiledseg.planning.run.pipeline import (
     rebuilt_pipeline,
 )
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, idle_note, read_spread
+from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, goes_together, idle_note
 from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
 
-_FINER = 2, 3, 4, 6, 8  # times the tiles along each dim
-_RANKS = 2, 4, 8  # times the ranks that there are
-
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run does, the same on all ranks: a value that one of them computes.
+    """The decisions on a run, the same on all ranks: a value that one of them computes.
 
     `tilings` of the question's rasters, then of those that are turned too, rows for columns; `held_out` of those
     validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
     `seconds`: of a step on the largest rasters, None where `has_seconds` is not so, or where images go through the
     network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
     that it waits for. Of windows `tilings` are what a step computes (see `Windows.tilings`), and `validation` is how
-    the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: what is computed
-    once more in the backward pass so that a step fits the memory, None where everything is kept. `offloaded`: how much
-    of it stays in memory, None where all does.
+    the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that are
+    recomputed so that a step fits the memory, None where everything is kept. `offloaded`: how much of it stays in
+    memory, None where all does.
     """
 
     network: Network
@@ -84,151 +77,146 @@ class RunPlan:
 
 
 def plan_run(question: RunQuestion) -> RunPlan:
-    """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
+    """Plan a run; where blocks are allowed if needed, in blocks if no plan of whole tiles fits the memory. Raises
+    ConfigError or GeometryError for the first thing that cannot be."""
     if question.blocks is None or not question.blocks.if_needed:
         return _plan(question)
-    whole = replace(question, blocks=None)
-    return _plan(whole) if question.parallel.stages > 1 else _whole_or_in_blocks(question, whole)
-
-
-def _whole_or_in_blocks(question: RunQuestion, whole: RunQuestion) -> RunPlan:
-    """Plan blocks where no plan of `whole` tiles fits. Raises BudgetError or GeometryError where nothing does."""
-    plan, refused = None, None
+    whole, plan, refused = replace(question, blocks=None), None, None
+    if question.parallel.stages > 1:
+        return _plan(whole)
     try:
         plan = _plan(whole)
     except (BudgetError, GeometryError) as error:
         refused = error
     if plan is not None and plan.memory <= question.memory:
         return plan
-    assert question.blocks is not None, "blocks are set"
     try:
         in_blocks = _plan(replace(question, blocks=replace(question.blocks, if_needed=False)))
+        if in_blocks.memory <= question.memory:
+            return in_blocks
     except InputError:
-        in_blocks = None
-    if in_blocks is not None and in_blocks.blocks is not None and in_blocks.memory <= question.memory:
-        return in_blocks
+        pass  # the plan of whole tiles says what is wrong
     if refused is not None:
         raise refused
     assert plan is not None, "a plan, or an error"
     return plan
 
 
-@contextmanager
-def naming_a_remedy(question: RunQuestion) -> Iterator[None]:
-    """Add a setting that fits to a budget that is refused within, unless the error names a grid that does."""
-    try:
-        yield
-    except BudgetError as refused:
-        fits = None if refused.names_grid else setting_that_fits(question, question.memory)
-        if fits is None:
-            raise
-        error = BudgetError(f"{refused}. By the plan this budget fits {fits}")
-        error.least = refused.least
-        raise error from None
-
-
-def setting_that_fits(question: RunQuestion, memory: int) -> str | None:
-    """Return the first of some settings, in words, under which a step takes at most `memory` bytes by its plan. None of
-    them changes the result."""
-    parallel = replace(question.parallel, timed=False)
-    base = replace(question, memory=memory, budgeted=False, parallel=parallel)
-    return next((words for words, each in _other_settings(base) if _fits(each)), None)
-
-
-def _fits(question: RunQuestion) -> bool:
-    try:
-        return plan_run(question).memory <= question.memory or question.parallel.stages > 1
-    except InputError:
-        return False
-
-
-def _other_settings(base: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
-    """Yield settings and their questions: finer grids, or more ranks for an image that ranks share; then recomputation
-    of whole stages, or blocks in a file."""
-    parallel = base.parallel
-    if base.grid is not None and base.windows is None and parallel.halo != "layer":
-        for times in _FINER:
-            rows, cols = base.grid[0] * times, base.grid[1] * times
-            yield f"tiling.grid [{rows},{cols}]", replace(base, grid=(rows, cols))
-    if parallel.halo == "layer" and parallel.mesh is None:
-        for times in _RANKS:
-            yield f"{base.ranks * times} ranks", replace(base, ranks=base.ranks * times)
-    if parallel.stages > 1:
-        always = replace(parallel, recompute=("always",) * parallel.stages)
-        yield "parallel.recompute always", replace(base, parallel=always)
-    elif not (base.blocks and base.blocks.in_file):
-        blocks = BlocksAsked(None, in_file=True)
-        yield "memory.blocks auto with memory.store", replace(base, blocks=blocks, offload=False)
-
-
 def _plan(question: RunQuestion) -> RunPlan:
-    """With tiles whole, or in blocks."""
-    plan = plan_unbalanced(question)
+    """Plan a run with tiles whole, or in blocks."""
+    network, parallel, value = question.network, question.parallel, question.value_bytes
+    graph, bands, machine = question.graph, network.bands, question.machine or Machine()
+    images, in_blocks = question.images_per_step, question.blocks is not None
+    footprint = network_footprint(graph, question.halo, parallel.exact)
+    cut, held_out = _cut(question, footprint)
+    tilings = cut if question.validates_alone else (*cut, *held_out)
+    batch = min(question.tiles_per_batch or 1, images) if _images_at_once(question) else 1
+
+    items = question.items_per_step if parallel.halo == "read" else images
+    spread = choose_spread(parallel, graph, tilings, question.ranks, items, bands, value, machine, not in_blocks, batch)
+    check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
+    mesh = spread.mesh
+    if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
+        mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
+    validation = _validation(question, held_out, spread)
+
+    cost = step_cost(spread, mesh, graph, cut, bands, value, images, machine, batch)
+    most = cost.memory
+    if held_out:
+        alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
+        other = step_cost(validation, alone, graph, held_out, bands, value, images, machine, batch)
+        most = max(most, other.memory)
+    in_step = question.tiles_per_step or max(map(len, cut)) * images
+    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
+    seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
+    idle = idle_note(spread, question.ranks, images, batch, question.trains)
+    if idle and not parallel.idle_ranks:
+        raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
+    inexact = _inexact(question, tilings, footprint, spread)
+    draft = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, (), validation)
+    task = _step_task(mesh, graph, cut, bands, value, images, batch)
+    plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
+    short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
+    plan = replace(plan, warnings=tuple(note for note in (short, idle, inexact) if note))
     waits = question.waits_for_times and not question.is_profiled
     return plan if waits else balanced(question, plan)
 
 
-def plan_unbalanced(question: RunQuestion) -> RunPlan:
-    """The same but for the balance of a pipeline. Raises as `plan_run` does for all else."""
-    network, parallel, value = question.network, question.parallel, question.value_bytes
-    images, speed = question.images_per_step, question.machine or Machine()
-    graph = question.graph
-    footprint = network_footprint(graph, question.halo, parallel.exact)
-    cut, held_out = _cut(question, footprint)
-    tilings = cut if question.validates_alone else (*cut, *held_out)
-    batch, in_blocks = images_at_once(question, graph), question.blocks is not None
-    in_step = question.items_per_step if parallel.halo == "read" else images
-    asked = question.ranks, in_step, network.bands, value, speed, not in_blocks, batch
-    spread = choose_spread(parallel, graph, tilings, *asked)
-    check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
-    mesh = spread.mesh
-    if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
-        mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
-    validation = _validation(question, graph, held_out, spread)
-    costs = [step_cost(spread, mesh, graph, cut, network.bands, value, images, speed, batch)]
-    if held_out:
-        alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed, batch))
-    in_step = question.tiles_per_step or max(map(len, cut)) * images
-    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
-    task = step_task(mesh, graph, cut, network.bands, value, images, batch)
-    fitting = Fitting(question, spread, task, cut, tilings, largest, in_step, batch)
-    fit = fitting.fit(costs[0].memory, max(cost.memory for cost in costs))
-    cost = replace(costs[0], memory=fit.memory)
-    idle = idle_note(spread, question.ranks, images, batch, question.trains)
-    if idle and not parallel.idle_ranks:
-        raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
-    notes = (
-        fitting.note(fit),
-        idle,
-        _inexact(question, graph, tilings, footprint, spread),
+def _images_at_once(question: RunQuestion) -> bool:
+    """Return True if several images of a step may go through the network together."""
+    return question.trains and goes_together(question.parallel, question.graph, question.images_per_step)
+
+
+def _in_blocks(
+    question: RunQuestion, plan: RunPlan, task: Task, tilings: Sequence[Tiling], in_step: int
+) -> RunPlan | None:
+    """Return the plan with its blocks, if any. Raises ConfigError for settings that blocks exclude."""
+    if question.blocks is None:
+        return None
+    if question.tiles_per_batch not in (None, 1):
+        raise ConfigError(
+            f"train.tiles_per_batch is {question.tiles_per_batch}, but with memory.blocks one tile alone is too much "
+            "at once; leave it out"
+        )
+    together = None  # images of a rank that go through the network together
+    if plan.spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
+        together = task.images if plan.spread.shares_images else -(-in_step // question.ranks)
+    limits = question.value_bytes, question.memory, question.trains, together
+    blocks = choose_blocks(question.blocks, plan.spread, task.graph, task.bands, tilings, *limits)
+    if question.budgeted:
+        blocks.check_budget(question.memory)
+    return replace(plan, cost=replace(plan.cost, memory=blocks.memory), blocks=blocks)
+
+
+def _fitted(question: RunQuestion, plan: RunPlan, task: Task, most: int, in_step: int, batch: int) -> RunPlan:
+    """Return the plan with its tiles at once, and the tensors that are recomputed or offloaded so that it fits the
+    memory. `most`: bytes of a step that keeps everything, the validation included; `batch`: images at once where they
+    go through the network together."""
+    spread, needed = plan.spread, plan.memory
+    tiles = 1 if spread.together or not question.trains else tiles_at_once(question, spread, in_step)
+    at_once, further = batch if spread.together else tiles, 0
+    if tiles > 1:
+        tile = training_memory(task.graph, task.bands, plan.micro_batch.pixels, task.value_bytes)
+        further = (tiles - 1) * (tile.activations + tile.backward)
+    memory, rebuilt, offloaded = most + further, None, None
+    if question.offload:
+        offloaded = plan_offload(question, spread, plan.micro_batch, needed, tiles)
+        memory = offloaded.memory
+    elif question.trains:
+        images = task.images if spread.together else tiles
+        rebuilt = plan_rebuilt(question, spread, task, plan.tilings, needed + further, images)
+        memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
+    return replace(
+        plan,
+        cost=replace(plan.cost, memory=memory),
+        tiles_per_batch=at_once,
+        rebuilt=rebuilt,
+        offloaded=offloaded and offloaded.of_batch(at_once),
     )
-    warnings = tuple(filter(None, notes))
-    seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
-    decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    return RunPlan(*decided, fit.tiles, fit.blocks, fit.rebuilt, fit.offloaded)
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
-    """The plan with the balance of its pipeline, by times that were `measured`, else by what is known of the machine,
-    else by multiply-adds."""
-    network, graph, machine = plan.network, question.graph, question.machine
-    known = machine if question.trains and question.parallel.stages > 1 and question.is_profiled else None
-    if measured is None and known:
-        measured = modelled(known, graph, network.bands, plan.micro_batch, question.ranks)
-    limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
-    asked = question.parallel, graph, network.bands, plan.micro_batch
-    try:
-        pipeline = plan_pipeline(*asked, limit, measured)
-    except ConfigError:
-        may_rebuild = question.recompute == "auto" and not question.offload
-        found = rebuilt_pipeline(*asked, limit, measured) if limit and may_rebuild else None
-        if found is None:
-            raise
-        pipeline, rebuilt = found
-    if pipeline is None:
+    """Return the plan with the balance of its pipeline: by times that were `measured`, else by the machine's profile,
+    else by multiply-adds. Raises ConfigError where no stages fit the memory."""
+    if question.parallel.stages == 1:
         return plan
-    once = once_a_step(graph, network.bands, question.value_bytes, known, plan.spread.mesh) if known else 0.0
+    graph, bands, once = question.graph, plan.network.bands, 0.0
+    if question.machine is not None and question.machine.known and question.trains:
+        measured = measured or modelled(question.machine, graph, bands, plan.micro_batch, question.ranks)
+        ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
+        prices = Prices(graph, bands, question.value_bytes, question.machine, ranks // stages)
+        once = prices.step(NO_TIME, 0, 0.0).seconds / stages  # after the passes; stages have about as many weights each
+    limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
+    of_pipeline = question.parallel, graph, bands, plan.micro_batch
+    try:
+        pipeline = plan_pipeline(*of_pipeline, limit, measured)
+    except ConfigError:
+        may_rebuild = limit is not None and question.recompute == "auto" and not question.offload
+        again = rebuilt_pipeline(*of_pipeline, limit, measured) if limit and may_rebuild else None
+        if again is None:
+            raise
+        pipeline, rebuilt = again
+    assert pipeline is not None, "several stages"
     seconds = None if pipeline.seconds is None else pipeline.seconds + once
     return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
 
@@ -249,7 +237,7 @@ def step_cost(
     `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
     at once.
     """
-    task = step_task(mesh, graph, tilings, bands, value_bytes, images_per_step, batch)
+    task = _step_task(mesh, graph, tilings, bands, value_bytes, images_per_step, batch)
     largest, images = task.decomposition.tiling, task.images
     cost = mode_cost(task, machine, spread.mode, spread.fusion)
     if spread.together:
@@ -261,20 +249,14 @@ def step_cost(
     return replace(cost, memory=max([cost.memory, *needed]))
 
 
-def once_a_step(graph: Graph, bands: int, value_bytes: int, machine: Machine, mesh: MeshShape) -> float:
-    """Return the seconds after the passes of a pipeline, whose stages hold about as many weights each."""
-    prices = Prices(graph, bands, value_bytes, machine, mesh.ranks // mesh.stages)
-    return prices.step(NO_TIME, 0, 0.0).seconds / mesh.stages
-
-
-def step_task(
+def _step_task(
     mesh: MeshShape,
     graph: Graph,
     tilings: Sequence[Tiling],
     bands: int,
     value_bytes: int,
     images_per_step: int,
-    batch: int = 1,
+    batch: int,
 ) -> Task:
     """Return the step on the largest of `tilings`."""
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
@@ -283,7 +265,7 @@ def step_task(
 
 
 def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
-    """The tilings of what is trained on, and of what is held out."""
+    """Return the tilings of the rasters that are trained on or mapped, and of those held out."""
     cut, held_out = (
         tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
         for extents in (() if question.windows else question.rasters, question.held_out)
@@ -294,58 +276,53 @@ def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...
     return (*cut, *turned), held_out
 
 
-def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling], spread: Spread) -> Spread:
-    """How rasters held out are spread: as the training is, or, beside windows that are images, tiles dealt out. Raises
-    ConfigError where a norm would see less than its image then."""
+def _validation(question: RunQuestion, held_out: Sequence[Tiling], spread: Spread) -> Spread:
+    """Return how rasters held out are spread: as the training is, or, beside windows that are images, tiles dealt out.
+    Raises ConfigError where a norm would see less than its image then."""
     if not question.validates_alone:
         return spread
-    bands, tiles = question.network.bands, max(map(len, held_out), default=1)
-    found = read_spread(question.parallel, graph, held_out, question.ranks, bands, question.blocks is None)
-    check_statistics(graph, bands, held_out, found.mode, False, question.keyed)
-    fault = norm_fault(graph, found.mode, tiles, 1, False, question.keyed)
+    graph, bands, tiles = question.graph, question.network.bands, max(map(len, held_out), default=1)
+    read, whole = replace(question.parallel, halo="read"), question.blocks is None
+    dealt = choose_spread(read, graph, held_out, question.ranks, 1, bands, 1, whole_tiles=whole)
+    check_statistics(graph, bands, held_out, dealt.mode, False, question.keyed)
+    fault = norm_fault(graph, dealt.mode, tiles, 1, False, question.keyed)
     if fault and question.parallel.exact:
         raise ConfigError(f"of the validation: {fault}, or accept it with parallel.exact false")
-    return found
+    return dealt
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
-    """Rows and columns of tiles of a raster: as asked for, as the raster has been cut, or auto: the fewest that fit, or
-    on a machine with a profile those that it is quickest with.
+    """Return rows and columns of tiles of a raster: as set, as the raster has been cut, or auto: the fewest that fit.
 
     Auto leaves the image whole where a norm would see less of it than it must, and where blocks take its place.
     """
-    given, parallel = question.grid or extent.grid, question.parallel
-    if given is not None:
-        return given
-    graph = question.graph
+    preset, parallel, graph = question.grid or extent.grid, question.parallel, question.graph
+    if preset is not None:
+        return preset
     halo, trains = ("read", False) if question.validates_alone else (parallel.halo, question.trains)
     if parallel.exact and halo not in exact_modes(graph, tiles=2, trains=trains):
         return 1, 1
-    pipelines = max(1, question.ranks // parallel.stages)
     if question.blocks is not None and halo != "layer":
         return 1, 1
+    tiles = max(1, question.ranks // parallel.stages)
+    if question.is_profiled and question.machine and not (question.machine.has_devices or question.trains):
+        tiles = max(tiles, map_tiles(extent.shape, footprint))
     bands, value = question.network.bands, question.value_bytes
-    fewest = choose_grid(extent.shape, graph, footprint, question.memory, value, pipelines, bands)
-    if question.machine is None or not question.machine.known or halo == "layer":
-        return fewest
-    asked = extent.shape, footprint, graph, bands, value, question.machine, pipelines, question.trains
-    return quickest_grid(fewest, *asked)
+    return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 
 
-def _inexact(
-    question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread
-) -> str | None:
-    """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
+def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread) -> str | None:
+    """Return a warning on what tiling would change, where `parallel.exact` is false; else raise ConfigError."""
+    graph, windows, tiles = question.graph, question.windows, max(map(len, tilings))
+    if windows:
+        tiles = max(tiles, windows.parts([extent.shape for extent in question.rasters], footprint))
     at_once = 1 if spread.together else question.items_per_step
-    tiles = max(map(len, tilings))
-    if question.windows:
-        tiles = max(tiles, question.windows.parts([extent.shape for extent in question.rasters], footprint))
     fault = norm_fault(graph, spread.mode, tiles, at_once, question.trains, question.keyed)
-    if fault and question.windows and question.windows.exact:
-        fault = "a norm over windows with halos would see a part of the image; use train.window_halo none" + (
-            " with parallel.halo layer or memory.blocks, or norm none or pixel"
-            if of_steps(graph)
-            else ", or norm none or pixel"
+    if fault and windows and windows.exact:
+        shared = " with parallel.halo layer or memory.blocks" if of_steps(graph) else ""
+        fault = (
+            "a norm over windows with halos would see a part of the image; use train.window_halo "
+            f"none{shared}, or norm none or pixel"
         )
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")

@@ -41,10 +41,9 @@ class Windows:
     def tilings(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> tuple[Tiling, ...]:
         """Return a tiling of one tile for each image that is computed: the largest exact window of each raster, or all
         windows of a step."""
+        sizes = [(self.side, self.side)] * self.per_step
         if self.exact:
             sizes = [largest_window(raster, self.side, footprint) for raster in rasters]
-        else:
-            sizes = [(self.side, self.side)] * self.per_step
         return tuple(make_tiling(size, (1, 1), footprint) for size in sizes)
 
     def parts(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> int:

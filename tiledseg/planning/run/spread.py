@@ -1,9 +1,9 @@
-"""How the pixels and layers of a run spread over its ranks, decided and checked before any of them starts."""
+"""The spread of a run's pixels and layers over its ranks, checked before any of them starts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
@@ -14,7 +14,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import choose_fusion, fusion_word
 from tiledseg.planning.modes.mode_cost import check_blocks
-from tiledseg.planning.run.grids.grid import check_tiles
+from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism
 
@@ -43,7 +43,7 @@ class Spread:
 
     @property
     def in_words(self) -> str:
-        """For the user, who may have left the choice to the program."""
+        """The spread as a line of the log."""
         fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.shares_layers else ""
         return f"{self.mode}, ranks {self.mesh}{fused}"
 
@@ -60,7 +60,8 @@ def choose_spread(
     whole_tiles: bool = True,
     batch: int = 1,
 ) -> Spread:
-    """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`; fusion auto looks at `machine`.
+    """Spread a job of `ranks` ranks on rasters cut by `tilings`, as `parallel` sets; fusion auto depends on `machine`.
+
     `images_per_step`: where tiles are dealt out, it may be tiles. `whole_tiles`: a tile is computed at once, and not in
     blocks. `batch`: images that run at once where they go through the network together: a replica takes so many.
 
@@ -88,11 +89,9 @@ def choose_spread(
             for tiling in tilings:
                 decompose(tiling, shape)
             return Spread(parallel.halo, mesh)
-        first = layer_blocks(tilings[0], graph, shape)
-        fusion = parallel.fusion
-        if fusion is None and not whole_tiles:
-            fusion = 1
+        fusion = parallel.fusion or (None if whole_tiles else 1)
         if fusion is None:
+            first = layer_blocks(tilings[0], graph, shape)
             fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, machine or Machine())
         for tiling in tilings:
             blocks = layer_blocks(tiling, graph, shape, fusion)
@@ -111,58 +110,46 @@ def goes_together(
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 
 
-def read_spread(
-    parallel: Parallelism, graph: Graph, tilings: Sequence[Tiling], ranks: int, bands: int, whole_tiles: bool = True
-) -> Spread:
-    """That of tiles which are dealt out, to ranks or to pipelines. Raises ConfigError as `choose_spread`."""
-    return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1, whole_tiles=whole_tiles)
-
-
 def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1, trains: bool = True) -> str | None:
-    """Return what is wrong where ranks own nothing, and what would do; `batch`: images that run at once."""
-    mesh = spread.mesh
+    """Return the fault and the remedy where ranks own nothing; `batch`: images that run at once."""
+    mesh, trained = spread.mesh, trains and spread.shares_images
     if mesh.ranks >= ranks or (not spread.shares_images and mesh.stages == 1):
         return None
-    batches = f" in batches of {batch}" if batch > 1 else ""
-    images = f" with steps of {images_per_step} images{batches}" if trains and spread.shares_images else ""
-    ways = ["a smaller train.tiles_per_batch"] * (batch > 1) + ["a finer tiling.grid"] * spread.shares_images
-    ways += ["more train.images_per_step"] * (trains and spread.shares_images)
+    images = f" with steps of {images_per_step} images{f' in batches of {batch}' * (batch > 1)}" if trained else ""
     start = f"{mesh.ranks} ranks" if spread.shares_images else f"{mesh.ranks} or {mesh.ranks + mesh.stages} ranks"
-    take = ", ".join([f"start {start}", *ways])
-    return f"{ranks - mesh.ranks} of {ranks} ranks own nothing: the mesh is {mesh}{images}; {take}"
+    ways = ", a smaller train.tiles_per_batch" * (batch > 1) + ", a finer tiling.grid" * spread.shares_images
+    ways += ", more train.images_per_step" * trained
+    return f"{ranks - mesh.ranks} of {ranks} ranks own nothing: the mesh is {mesh}{images}; start {start}{ways}"
 
 
 def choose_mesh(
-    asked: tuple[int, int] | None, tilings: Sequence[Tiling], ranks: int, images_per_step: int = 1, stages: int = 1
+    shape: tuple[int, int] | None, tilings: Sequence[Tiling], ranks: int, images_per_step: int = 1, stages: int = 1
 ) -> MeshShape:
-    """The axes for a job of `ranks` ranks in pipelines of `stages`, which there are enough for, steps of
-    `images_per_step` images, and rasters cut by `tilings`.
+    """Return the axes for a job of `ranks` ranks in pipelines of `stages`, steps of `images_per_step` images, and
+    rasters cut by `tilings`.
 
-    `asked`: rows and columns of ranks an image, or None for auto. Auto keeps the most ranks busy; then it takes the
+    `shape`: rows and columns of ranks an image, or None for auto. Auto keeps the most ranks busy; then it takes the
     fewest ranks an image (several images in flight exchange less), then the shortest edges between blocks. Depends on
-    nothing but its arguments. Raises ConfigError where the mesh asked for has more ranks than the job.
+    nothing but its arguments. Raises ConfigError where the mesh has more ranks than the job.
     """
-    if asked is not None:
-        needed = asked[0] * asked[1] * stages
+
+    def mesh(rows: int, cols: int) -> MeshShape:
+        return MeshShape(min(images_per_step, ranks // (rows * cols * stages)), rows, cols, stages)
+
+    if shape is not None:
+        needed = shape[0] * shape[1] * stages
         if needed > ranks:
             split = f" in {stages} stages" if stages > 1 else ""
             raise ConfigError(
-                f"parallel.mesh is [{asked[0]}, {asked[1]}], {needed} ranks an image{split}, but the job has "
+                f"parallel.mesh is [{shape[0]}, {shape[1]}], {needed} ranks an image{split}, but the job has "
                 f"{ranks}; start more ranks, or use a smaller mesh"
             )
-        return _shape(asked, ranks, images_per_step, stages)
+        return mesh(*shape)
     rows, cols = (min(tiling.grid[dim] for tiling in tilings) for dim in (0, 1))
     height, width = tilings[0].raster
     pipelines = ranks // stages
-    found = [
-        (-_shape((r, c), ranks, images_per_step, stages).ranks, r * c, (r - 1) * width + (c - 1) * height, r, c)
-        for r in range(1, min(rows, pipelines) + 1)
-        for c in range(1, min(cols, pipelines // r) + 1)
-    ]
-    best = min(found)
-    return _shape((best[3], best[4]), ranks, images_per_step, stages)
-
-
-def _shape(rows_cols: tuple[int, int], ranks: int, images_per_step: int, stages: int) -> MeshShape:
-    images = ranks // (rows_cols[0] * rows_cols[1] * stages)
-    return MeshShape(min(images_per_step, images), *rows_cols, stages)
+    meshes = [mesh(r, c) for r in range(1, min(rows, pipelines) + 1) for c in range(1, min(cols, pipelines // r) + 1)]
+    return min(
+        meshes,
+        key=lambda m: (-m.ranks, m.rows * m.cols, (m.rows - 1) * width + (m.cols - 1) * height, m.rows, m.cols),
+    )

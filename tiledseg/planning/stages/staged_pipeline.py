@@ -26,8 +26,7 @@ class PipelineCase:
     """What a balance is chosen for: how the pipeline runs, and what its layers cost.
 
     `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
-    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need;
-    `limits`: what each may, where they differ.
+    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
     """
 
     schedule: str
@@ -38,7 +37,6 @@ class PipelineCase:
     backward: Sequence[float]
     message: MessageTime | None
     limit: int | None
-    limits: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -151,8 +149,6 @@ def _balances(case: PipelineCase) -> list[tuple[int, ...]]:
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
     traffic = case.prices.handed_on if case.folds else case.prices.received
     prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
-    if case.limits:
-        prices = replace(prices, limits=tuple(case.limits[rank] for rank in case.ranks))
     if case.folds:
         found = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
     else:

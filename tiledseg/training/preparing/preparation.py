@@ -29,10 +29,10 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.grids.grid import usual_grids
+from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.plan import RunPlan, naming_a_remedy, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, Windows
 from tiledseg.raster.finding.sources import (
     HELD_OUT,
@@ -171,8 +171,7 @@ def prepare(
     chosen, question = usual is not question, usual
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
-    with naming_a_remedy(question):
-        plan = plan_run(question)
+    plan = plan_run(question)
     tilings = () if windows else plan.tilings[: len(found.images)]
     split, split_notes = _split(config, plan, question.graph, found.images)
     trained, validated = split.parts() if split else ((), ())

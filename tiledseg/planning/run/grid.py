@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -18,69 +17,64 @@ from tiledseg.planning.walk.step_memory import training_memory
 
 USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
 ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
+MAP_SIDE, MAP_HALOS = 2048, 16  # of a tile of a map on a CPU, at most: a larger one clears more memory than it saves
 MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
 LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
 
-
-@dataclass(frozen=True)
-class _Cut:
-    """One dim cut into tiles: the largest context, and the contexts of all of them together, in pixels."""
-
-    largest: int
-    total: int
+Grid = tuple[int, int]
 
 
 def choose_grid(
-    raster: tuple[int, int],
+    raster: Grid,
     graph: Graph,
     footprint: Footprint,
     memory_bytes: int,
     bytes_per_value: int,
-    ranks: int,
+    least_tiles: int,
     bands: int = 4,
-) -> tuple[int, int]:
-    """The grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step, and has no
-    tensor too large for a kernel.
+) -> Grid:
+    """Return the grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step, and has
+    no tensor too large for a kernel.
 
-    At least as many tiles as ranks, where the alignment allows so many. No tile is longer than twice its width, or
-    than the raster is in proportion. Among equally many tiles: the fewest pixels computed, then the fewest columns.
-    Depends on nothing but its arguments, so every rank chooses the same.
-
-    Raises GeometryError, with both values, where not even the smallest context fits.
+    At least `least_tiles`, where the alignment allows so many. No tile is longer than twice its width, or than the
+    raster is in proportion. Among equally many tiles: the fewest pixels computed, then the fewest columns. Depends on
+    nothing but its arguments, so every rank chooses the same. Raises GeometryError where not even the smallest context
+    fits.
     """
     finest = finest_grid(raster, footprint)
+    too_many = GeometryError(
+        f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
+        "memory; give a grid in place of auto"
+    )
     if max(finest) > MOST_TILES_A_SIDE:
-        raise _too_many(raster, memory_bytes)
+        raise too_many
     longest = max(LONGEST_TILE, max(raster) / max(1, min(raster)))
-
     trials = itertools.count()
 
-    @functools.cache
-    def cut(dim: int, parts: int) -> _Cut:
+    @cache
+    def contexts(dim: int, parts: int) -> tuple[int, int]:
+        """Return the largest context along a dim, and the pixels of all of them."""
         sizes = context_sizes(raster[dim], parts, footprint)
-        return _Cut(max(sizes), sum(sizes))
+        return max(sizes), sum(sizes)
 
-    @functools.cache
+    @cache
     def step_bytes(height: int, width: int) -> int:
         return training_memory(graph, bands, (height, width), bytes_per_value).total
 
-    @functools.cache
-    def fits(height: int, width: int) -> bool:
-        return is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
-
-    def price(rows: int, cols: int) -> int | None:
-        """Pixels that this grid computes in all; None where it is not acceptable."""
+    def pixels(rows: int, cols: int) -> int | None:
+        """Return the pixels that a grid computes in all; None where it is not acceptable."""
         if next(trials) > MOST_TRIALS or step_bytes.cache_info().misses > MOST_STEPS:
-            raise _too_many(raster, memory_bytes)
+            raise too_many
         sides = raster[0] / rows, raster[1] / cols
         if max(sides) > longest * min(sides):
             return None
-        row, col = cut(0, rows), cut(1, cols)
-        return row.total * col.total if fits(row.largest, col.largest) else None
+        (height, along), (width, across) = contexts(0, rows), contexts(1, cols)
+        fits = is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
+        return along * across if fits else None
 
     # Every tile of a coarser grid contains one of the finest, and its context that one's context.
-    height, width = cut(0, finest[0]).largest, cut(1, finest[1]).largest
+    height, width = contexts(0, finest[0])[0], contexts(1, finest[1])[0]
     check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
         raise GeometryError(
@@ -88,14 +82,23 @@ def choose_grid(
             f"{step_bytes(height, width)} bytes, but the memory is {memory_bytes} bytes; use a smaller network, a "
             "lower precision, or a device with more memory"
         )
-    return _fewest(finest, min(ranks, finest[0] * finest[1]), price)
+    wanted, most = min(least_tiles, math.prod(finest)), math.prod(finest)
+    best, grid = (most + 1, 0, 0), finest
+    for rows in range(1, finest[0] + 1):
+        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows) + 1):
+            computed = pixels(rows, cols)
+            if computed is not None:
+                if (rows * cols, computed, cols) < best:
+                    best, grid = (rows * cols, computed, cols), (rows, cols)
+                break
+    return grid
 
 
-def usual_grids(rasters: Sequence[tuple[int, int]], footprint: Footprint) -> list[tuple[int, int]]:
-    """The grids (rows, cols) that a network learns from where nobody says another: see the constants above. They depend
-    on the rasters and on the halo alone, and so does the result of the training."""
+def usual_grids(rasters: Sequence[Grid], footprint: Footprint) -> list[Grid]:
+    """Return the grids (rows, cols) that a network learns from where the user sets none. They depend on the rasters and
+    on the halo alone, and so does the result of the training."""
 
-    def cut(side: int) -> list[tuple[int, int]]:
+    def cut(side: int) -> list[Grid]:
         return [
             (min(finest[0], max(1, round(shape[0] / side))), min(finest[1], max(1, round(shape[1] / side))))
             for shape, finest in ((shape, finest_grid(shape, footprint)) for shape in rasters)
@@ -106,11 +109,10 @@ def usual_grids(rasters: Sequence[tuple[int, int]], footprint: Footprint) -> lis
     return grids if sum(rows * cols for rows, cols in grids) >= ENOUGH_TILES else cut(side // 2)
 
 
-def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
-    return GeometryError(
-        f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
-        "memory; give a grid in place of auto"
-    )
+def map_tiles(raster: Grid, footprint: Footprint) -> int:
+    """Return the fewest tiles of a map on a CPU."""
+    side = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
+    return math.ceil(raster[0] / side) * math.ceil(raster[1] / side)
 
 
 def finer_grid(tiling: Tiling, graph: Graph, bands: int, memory_bytes: int, bytes_per_value: int) -> str:
@@ -127,27 +129,9 @@ def check_tiles(
 ) -> None:
     """Raise GeometryError, with a grid that would do (and fit the memory, where it is known), where a tensor of a tile
     is too large for a kernel."""
-    largest = largest_tensor(graph, bands, tiling.context_max)
     if is_countable(graph, bands, tiling.context_max):
         return
-    rows, cols = choose_grid(
-        tiling.raster, graph, tiling.footprint, memory_bytes or sys.maxsize, bytes_per_value, 1, bands
-    )
-    given = f"{tiling.grid[0]} x {tiling.grid[1]}"
-    check_countable(
-        [largest], f"use a finer grid than {given}: [{rows},{cols}] does, or parallel.halo layer on more ranks"
-    )
-
-
-def _fewest(finest: tuple[int, int], wanted: int, price: Callable[[int, int], int | None]) -> tuple[int, int]:
-    """The acceptable grid of the fewest tiles, `wanted` or more; the finest grid must be acceptable."""
-    best, grid = (finest[0] * finest[1] + 1, 0, 0), finest
-    for rows in range(1, finest[0] + 1):
-        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows) + 1):
-            pixels = price(rows, cols)
-            if pixels is not None:
-                found = rows * cols, pixels, cols
-                if found < best:
-                    best, grid = found, (rows, cols)
-                break
-    return grid
+    memory = memory_bytes or sys.maxsize
+    rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, memory, bytes_per_value, 1, bands)
+    use = f"use a finer grid than {tiling.grid[0]} x {tiling.grid[1]}: [{rows},{cols}] does, or parallel.halo layer on "
+    check_countable([largest_tensor(graph, bands, tiling.context_max)], f"{use}more ranks")
