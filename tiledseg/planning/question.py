@@ -10,7 +10,6 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import MOST, Range
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -24,10 +23,9 @@ class Question:
 
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
     `gpu_memory` in bytes, None where not known; `gpus` in all, None for as many as an image has tiles, and of a node,
-    None for those of the machine; `mesh` (rows, cols) of ranks that share an image, None for one a tile; `machine`:
-    what a rank is assumed to reach. `window`: side of random windows, None without. `memory_budget`: bytes that a step
-    may take, tensors being rebuilt if need be; `recompute`: what is computed once more whatever the memory, as
-    `memory.recompute` has it for nodes.
+    None for those of the machine; `mesh` (rows, cols) of ranks that share an image, None for one a tile; `machine`: the
+    speed of a rank. `window`: side of random windows, None without. `memory_budget`: bytes that a step may take,
+    tensors being recomputed if need be; `recompute`: as `memory.recompute` for nodes, whatever the memory.
     """
 
     size: tuple[int, int]
@@ -47,21 +45,12 @@ class Question:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machine", self.machine.computing(self.precision))
-        for flag, most, *values in (
-            ("--size", MOST, *self.size),
-            ("--grid", MOST, *(self.grid or ())),
-            ("--stride", MOST, self.stride),
-            ("--gpus-per-node", MOST, self.gpus_per_node),
-            ("--images", MOST, self.images),
-            ("--gpus", MOST, self.gpus),
-            ("--mesh", MOST, *(self.mesh or ())),
-            ("--window", MOST, self.window),
-            ("--gpu-memory", MOST_BYTES, self.gpu_memory),
-            ("--memory-budget", MOST_BYTES, self.memory_budget),
-        ):
-            for value in values:
-                if value is not None:
-                    Range(1, most).check(flag, value)
+        for name in ("size", "grid", "stride", "gpus_per_node", "images", "gpus", "mesh", "window"):
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                self._check(name, number, MOST)
+        for name in ("gpu_memory", "memory_budget"):
+            self._check(name, getattr(self, name), MOST_BYTES)
         if self.stride != 1:
             self._check_paper()
         if self.recompute != "auto" and self.memory_budget is not None:
@@ -75,6 +64,10 @@ class Question:
             )
         if self.window is not None and self.window > min(self.size):
             raise ConfigError(f"--window is {self.window}, but the raster has {min(self.size)} px along one side")
+
+    def _check(self, name: str, value: int | None, most: int) -> None:
+        if value is not None:
+            Range(1, most).check(f"--{name.replace('_', '-')}", value)
 
     def _check_paper(self) -> None:
         """Raise ConfigError for what only exact plans have, where the stride is another than 1."""
@@ -100,32 +93,28 @@ class Question:
     @property
     def graph(self) -> Graph:
         """The network's graph, with what is recomputed."""
-        graph = self.network.graph()
-        named = self.recompute in ("compact", "all")
-        return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if named else graph
+        return self.run(Parallelism(), 1).graph
 
     @property
     def bytes_per_value(self) -> int:
         return ACTIVATION_BYTES[self.precision]
 
-
-def run_question(
-    question: Question, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None
-) -> RunQuestion:
-    """Return the training run of a step an image; memory that is not given is no limit."""
-    memory = MOST_BYTES if question.gpu_memory is None else question.gpu_memory
-    network, precision, machine = question.network, question.precision, question.machine
-    return RunQuestion(
-        network,
-        (Extent(question.size),),
-        ranks,
-        memory,
-        parallel,
-        precision,
-        grid=grid,
-        machine=machine,
-        recompute=question.recompute,
-    )
+    def run(
+        self, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None, images: int = 1
+    ) -> RunQuestion:
+        """Return the training run of a step of so many images; memory that is not known is no limit."""
+        return RunQuestion(
+            self.network,
+            (Extent(self.size),),
+            ranks,
+            MOST_BYTES if self.gpu_memory is None else self.gpu_memory,
+            parallel,
+            self.precision,
+            grid=grid,
+            images_per_step=images,
+            machine=self.machine,
+            recompute=self.recompute,
+        )
 
 
 def check_exact(stride: int, flags: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import CopyRates, LayerWork, Link, Machine, Pass
 from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
@@ -153,7 +153,7 @@ def test_unknown_machines_are_refused(tmp_path: Path) -> None:
 def test_a_v100_is_quicker_in_fp16() -> None:
     def seconds(precision: str) -> float:
         asked = Question((2048, 2048), UNet(4), (2, 2), precision=precision, machine=find_machine("summit"))
-        assert asked.machine == run_question(asked, Parallelism(), 1).machine
+        assert asked.machine == asked.run(Parallelism(), 1).machine
         prices = Prices(asked.network.graph(), 4, asked.bytes_per_value, asked.machine, 1)
         return sum(node.forward for node in prices.nodes((1024, 1024)))
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import (
-    Footprint,
     minimum_halo,
     network_footprint,
     paper_efficiency,
@@ -22,12 +21,11 @@ from tiledseg.geometry.halo import (
     paper_halo,
     paper_shrink,
 )
-from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
+from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.modes import modes_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
-from tiledseg.planning.answer.windows import windows_part
-from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
@@ -38,10 +36,13 @@ from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.walk.step_memory import training_memory
 
 Answer = dict[str, Any]
+MOST_TILES = 2**15  # some 0.3 ms each
+_OF_LAYER = "name", "kind", "shape", "parameters", "multiply_adds"
+_SUMMED = "parameters", "multiply_adds", "activation_bytes"
 
 
 class Planned(NamedTuple):
-    """The answer, the tiling that it is about, and the pipeline if one was asked for."""
+    """The answer, the tiling that it is about, and the pipeline if there is one."""
 
     answer: Answer
     tiling: Tiling | None
@@ -49,7 +50,7 @@ class Planned(NamedTuple):
 
 
 def plan(question: Question, stages: Parallelism | None = None) -> Planned:
-    """The plan; with `stages`, a pipeline's part too.
+    """Answer the question; with `stages`, with a pipeline's part too.
 
     A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no
     network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
@@ -60,33 +61,32 @@ def plan(question: Question, stages: Parallelism | None = None) -> Planned:
         parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
         return Planned(parts | {"cluster": cluster_part(question, question.grid)}, None, None)
     tiling = plan_tiling(question)
-    staged, pipeline = None, {}
-    if stages is not None:
-        staged = stage_pipeline(question, tiling, stages)
-        pipeline = {"stages": stages_part(question, tiling, stages, staged)}
+    staged = None if stages is None else stage_pipeline(question, tiling, stages)
     answer = {
         "paper": paper_part(question, tiling.grid),
-        "exact": exact_part(question, tiling),
-        "network": network_part(question, tiling),
-        "memory": memory_part(question, tiling),
+        "exact": _exact_part(question, tiling),
+        "network": _network_part(question, tiling),
+        "memory": _memory_part(question, tiling),
         "modes": modes_part(question, tiling),
-        **pipeline,
-        **({"windows": windows_part(question)} if question.window is not None else {}),
-        **({"rebuilding": rebuilding_part(question, tiling)} if question.memory_budget is not None else {}),
-        "cluster": cluster_part(question, tiling.grid),
     }
-    return Planned(answer, tiling, staged)
-
-
-MOST_TILES = 2**15  # some 0.3 ms each
+    if stages is not None and staged is not None:
+        answer["stages"] = stages_part(question, tiling, stages, staged)
+    if question.window is not None:
+        answer["windows"] = _windows_part(question, question.window)
+    if question.memory_budget is not None:
+        answer["rebuilding"] = rebuilding_part(question, tiling)
+    return Planned(answer | {"cluster": cluster_part(question, tiling.grid)}, tiling, staged)
 
 
 def plan_tiling(question: Question) -> Tiling:
-    """The tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the budget
-    of a step takes them in blocks."""
-    layers = question.network.graph()
-    footprint = network_footprint(layers)
-    grid = question.grid or _auto_grid(question, footprint)
+    """Return the tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the
+    budget of a step takes them in blocks."""
+    graph = question.network.graph()
+    footprint, grid = network_footprint(graph), question.grid
+    if grid is None:  # of a run in the first of the halo modes that can be exact on several tiles
+        halo = exact_modes(graph, tiles=2)[0]
+        ranks = -(-(question.gpus or 1) // question.images)  # tiles of an image that give every GPU one
+        grid = run_grid(question.run(Parallelism(halo=halo), ranks), footprint, Extent(question.size))
     finest = finest_grid(question.size, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
@@ -95,39 +95,31 @@ def plan_tiling(question: Question) -> Tiling:
         )
     tiling = make_tiling(question.size, grid, footprint)
     if not goes_in_blocks(question, tiling):
-        check_tiles(tiling, layers, question.network.bands, question.gpu_memory, question.bytes_per_value)
+        check_tiles(tiling, graph, question.network.bands, question.gpu_memory, question.bytes_per_value)
     return tiling
 
 
-def _auto_grid(question: Question, footprint: Footprint) -> tuple[int, int]:
-    """Of a run in the first of the halo modes that can be exact on several tiles."""
-    mode = exact_modes(question.network.graph(), tiles=2)[0]
-    ranks = -(-(question.gpus or 1) // question.images)  # tiles of an image that give every GPU one
-    return run_grid(run_question(question, Parallelism(halo=mode), ranks), footprint, Extent(question.size))
-
-
 def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:
-    """The paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]. None where
-    the network is no U-Net of the paper's kind: its formula is about nothing else."""
+    """Return the paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]. None
+    where the network is no U-Net of the paper's kind: its formula is about nothing else."""
     network, size = question.network, question.size
     if not isinstance(network, UNet):
         return None
     shrink = paper_shrink(network.kernel, question.stride, size=max(size))
     halo = paper_halo(network.levels, network.convs_per_level, shrink)
     tile = size[0] / grid[0], size[1] / grid[1]
-    context = tile[0] + 2 * halo, tile[1] + 2 * halo
     return {
         "shrink": _number(shrink),
         "halo": _number(halo),
         "tile": _one_or_both(tile),
-        "context": _one_or_both(context),
+        "context": _one_or_both((tile[0] + 2 * halo, tile[1] + 2 * halo)),
         "efficiency": round(paper_efficiency(size, grid, halo), 4),
         "efficiency_linear": round(paper_efficiency_linear(size, grid, halo), 4),
     }
 
 
-def exact_part(question: Question, tiling: Tiling) -> Answer:
-    """What tiles really get: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
+def _exact_part(question: Question, tiling: Tiling) -> Answer:
+    """Return the real tiles: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
     footprint = tiling.footprint
     before, after = minimum_halo(question.network.graph())
     return {
@@ -146,46 +138,54 @@ def exact_part(question: Question, tiling: Tiling) -> Answer:
     }
 
 
-def network_part(question: Question, tiling: Tiling) -> Answer:
-    """Parameters, multiply-adds of a forward pass, and each layer on the largest context."""
-    network = question.network
-    layers = network.graph()
-    costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
-    contexts = Counter(t.context.shape for t in tiling.tiles)
-    image = sum(
-        count * sum(c.multiply_adds for c in layer_costs(layers, network.bands, shape))
-        for shape, count in contexts.items()
-    )
+def _network_part(question: Question, tiling: Tiling) -> Answer:
+    """Return parameters, multiply-adds of a forward pass, and each layer on the largest context."""
+    network, graph = question.network, question.network.graph()
+    costs = layer_costs(graph, network.bands, tiling.context_max, question.bytes_per_value)
+    contexts = Counter(tile.context.shape for tile in tiling.tiles)
     return {
-        "layers": len(layers),
-        "parameters": sum(c.parameters for c in costs),
-        "multiply_adds_context": sum(c.multiply_adds for c in costs),
-        "multiply_adds_image": image,
+        "layers": len(graph),
+        "parameters": sum(cost.parameters for cost in costs),
+        "multiply_adds_context": sum(cost.multiply_adds for cost in costs),
+        "multiply_adds_image": sum(
+            count * sum(cost.multiply_adds for cost in layer_costs(graph, network.bands, shape))
+            for shape, count in contexts.items()
+        ),
         "by_layer": [
-            {
-                "name": c.name,
-                "kind": c.kind,
-                "shape": list(c.shape),
-                "parameters": c.parameters,
-                "multiply_adds": c.multiply_adds,
-                "activation_bytes": c.kept_bytes,
-            }
-            for c in costs
+            {key: getattr(cost, key) for key in _OF_LAYER}
+            | {"shape": list(cost.shape), "activation_bytes": cost.kept_bytes}
+            for cost in costs
         ],
     }
 
 
-def memory_part(question: Question, tiling: Tiling) -> Answer:
-    """Bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
-    network = question.network
-    memory = training_memory(question.graph, network.bands, tiling.context_max, question.bytes_per_value)
+def _memory_part(question: Question, tiling: Tiling) -> Answer:
+    """Return bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
+    network, value, gpu = question.network, question.bytes_per_value, question.gpu_memory
+    memory = training_memory(question.graph, network.bands, tiling.context_max, value)
     answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
-    if question.gpu_memory is not None:
-        answer |= {"gpu": question.gpu_memory, "fits": memory.total <= question.gpu_memory}
+    if gpu is not None:
+        answer |= {"gpu": gpu, "fits": memory.total <= gpu}
         if not answer["fits"]:
-            graph, bands = network.graph(), network.bands
-            answer["remedy"] = finer_grid(tiling, graph, bands, question.gpu_memory, question.bytes_per_value)
+            answer["remedy"] = finer_grid(tiling, network.graph(), network.bands, gpu, value)
     return answer
+
+
+def _windows_part(question: Question, side: int) -> Answer:
+    """Return the cost of a random window with its exact halo, and as a small image of its own: the largest context, its
+    pixels over those of the window, and bytes of a training step on it; and the windows of an epoch, which cover the
+    raster's pixels once."""
+    graph = question.graph
+    footprint = network_footprint(graph)
+    kinds: Answer = {}
+    for kind, raster in (("exact", largest_window(question.size, side, footprint)), ("none", (side, side))):
+        context = make_tiling(raster, (1, 1), footprint).context_max
+        kinds[kind] = {
+            "context": list(context),
+            "efficiency": round(math.prod(context) / side**2, 4),
+            "bytes": training_memory(graph, question.network.bands, context, question.bytes_per_value).total,
+        }
+    return {"side": side, "epoch": math.ceil(math.prod(question.size) / side**2), **kinds}
 
 
 def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
@@ -208,19 +208,17 @@ def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
 
 
 def by_stage(by_layer: list[Mapping[str, Any]]) -> list[Answer]:
-    """Layers of one level and side taken together: what stands before the dot of their names."""
+    """Sum layers of one level and side: the word before the dot of their names."""
     stages: dict[str, Answer] = {}
     for layer in by_layer:
         name = layer["name"].split(".")[0]
-        stage = stages.setdefault(name, {"name": name, "parameters": 0, "multiply_adds": 0, "activation_bytes": 0})
-        for key in ("parameters", "multiply_adds", "activation_bytes"):
-            stage[key] += layer[key]
-        stage["shape"] = layer["shape"]
+        stage = stages.setdefault(name, {"name": name} | dict.fromkeys(_SUMMED, 0))
+        stage |= {key: stage[key] + layer[key] for key in _SUMMED} | {"shape": layer["shape"]}
     return list(stages.values())
 
 
 def _number(value: float) -> int | float:
-    """A whole number as an int, any other to two decimals."""
+    """Return a whole number as an int, any other to two decimals."""
     return int(value) if value == int(value) else round(value, 2)
 
 

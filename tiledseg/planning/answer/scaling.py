@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 from typing import Any
 
 from tiledseg.planning.answer.search import steps, with_stores
 from tiledseg.planning.answer.table import heading
-from tiledseg.planning.answer.text import columns, wrapped
-from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.answer.text import columns, figures_basis, wrapped
+from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.search.scaling import Point, quicker, strong, weak
 
 _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
+_HEAD = ("", "GPUs", "images a step", "step", "epoch", "efficiency", "limited by", "settings")
+_STUDIES = (
+    "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch; "
+    "both in the mode that is quickest on the first number"
+)
 
 
 def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> dict[str, Any]:
-    """Seconds of a step and of an epoch; efficiency 1 at the first number."""
-    asked = run_question(question, Parallelism(), numbers[0], question.grid)
-    asked = with_stores(replace(asked, images_per_step=images_per_step))
+    """Return seconds of a step and of an epoch; efficiency 1 at the first number."""
+    run = with_stores(question.run(Parallelism(), numbers[0], question.grid, images_per_step))
     machine = question.machine
-    same_step = strong(asked, numbers, machine.ranks_per_host)
-    studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced, question.images)}
+    same_step = strong(run, numbers, machine.ranks_per_host)
+    studies = {"strong": same_step, "weak": weak(run, numbers, same_step[0].priced, question.images)}
     rows = [_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1]
-    other = quicker(asked, same_step[-1], machine.ranks_per_host)
+    other = quicker(run, same_step[-1], machine.ranks_per_host)
     return {
         "size": list(question.size),
         "images": question.images,
@@ -43,8 +46,7 @@ def _row(question: Question, name: str, point: Point) -> dict[str, Any]:
 
 
 def scaling_table(part: dict[str, Any]) -> str:
-    """Strong, then weak scaling: a row for each number."""
-    head = ("", "GPUs", "images a step", "step", "epoch", "efficiency", "limited by", "settings")
+    """Return strong, then weak scaling: a row for each number."""
     rows = [
         (
             row["scaling"],
@@ -58,32 +60,23 @@ def scaling_table(part: dict[str, Any]) -> str:
         )
         for row in part["points"]
     ]
-    machine, height_width = part["machine"], " x ".join(map(str, part["size"]))
-    basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
-    other = part["quicker"]
-    step = other and f"{other['settings']}, {1000 * other['step_seconds']:.4g} ms a step"
-    return "\n".join(
-        [
-            f"scaling: {part['images']} images of {height_width} px an epoch; efficiency 1 is that of the first number",
-            columns([head, *rows]),
-            wrapped(f"machine: {machine['profile']}, {basis}"),
-            wrapped(
-                "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those "
-                "of an epoch; both in the mode that is quickest on the first number"
-            ),
-            *([wrapped(f"on {other['gpus']:,} GPUs another mode is quicker: {step}")] if other else []),
-        ]
-    )
+    images = f"{part['images']} images of {' x '.join(map(str, part['size']))} px"
+    remarks, other = [f"machine: {figures_basis(part['machine'])}", _STUDIES], part["quicker"]
+    if other:
+        step = f"{other['settings']}, {1000 * other['step_seconds']:.4g} ms a step"
+        remarks.append(f"on {other['gpus']:,} GPUs another mode is quicker: {step}")
+    title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
+    return "\n".join([title, columns([_HEAD, *rows]), *map(wrapped, remarks)])
 
 
 def scaling_title(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> str:
-    """What was run, for a figure: a line or two."""
+    """Return the title of a figure: a line or two."""
     images = f"{images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
     return f"images of {heading(question)}; {images}"
 
 
 def scaling_csv(part: dict[str, Any]) -> str:
-    """With a head; seconds, and efficiency as a share of 1."""
+    """Return the points with a head; seconds, and efficiency as a share of 1."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _KEYS, lineterminator="\n")
     writer.writeheader()

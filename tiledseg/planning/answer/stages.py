@@ -5,8 +5,7 @@ Times are the multiply-adds of the layers at the machine's speed; a step is so m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from tiledseg.config.checks import counts_of
@@ -16,7 +15,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
-from tiledseg.planning.answer.text import columns
+from tiledseg.planning.answer.text import columns, milliseconds, size
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, balanced_pipeline, modelled
@@ -34,11 +33,9 @@ def ask_stages(
     schedule: str = "1f1b",
     recompute: tuple[str, ...] = ("never",),
 ) -> Parallelism:
-    """A pipeline of `stages` ranks; no `balance` for an automatic one, no `micro_batches` for 4 a stage.
-
-    Without `micro_batches` there are at most as many as an image has tiles. `recompute`: one mode, or one a stage.
-    Raises ConfigError for what cannot be.
-    """
+    """Return the settings of a pipeline of `stages` ranks; no `balance` for an automatic one. No `micro_batches` stand
+    for 4 a stage, or the tiles of an image where these are fewer. `recompute`: one mode, or one a stage. Raises
+    ConfigError for what cannot be."""
     if not 1 <= stages <= MOST_STAGES:
         raise ConfigError(f"--stages is {stages}; give 1 to {MOST_STAGES}")
     if micro_batches is not None and not 1 <= micro_batches <= MOST_MICRO_BATCHES:
@@ -59,76 +56,41 @@ def ask_stages(
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
-    """Recompute modes of 'always' or '[always,never]'. Raises ConfigError for others."""
+    """Parse 'always' or '[always,never]' into recompute modes. Raises ConfigError for others."""
     modes = tuple(word.strip() for word in text.strip().strip("[]").split(","))
-    for mode in modes:
-        if mode not in RECOMPUTE:
-            raise ConfigError(
-                f"--recompute is '{text}'; give one of auto, none, compact, all, {', '.join(RECOMPUTE)}, or a list "
-                "of one a stage: [always,never]"
-            )
+    if not set(modes) <= set(RECOMPUTE):
+        raise ConfigError(
+            f"--recompute is '{text}'; give one of auto, none, compact, all, {', '.join(RECOMPUTE)}, or a list "
+            "of one a stage: [always,never]"
+        )
     return modes
 
 
 def parse_counts(text: str) -> tuple[int, ...] | None:
-    """Layer counts of '[14,24,30]', '{14,24,30}' or '14,24,30'; None for 'auto'. Raises ConfigError for others."""
-    if text.strip() == "auto":
-        return None
-    counts = counts_of(text)
-    if counts is None:
+    """Parse '[14,24,30]', '{14,24,30}' or '14,24,30' into layer counts, 'auto' into None. Raises ConfigError else."""
+    counts = None if text.strip() == "auto" else counts_of(text)
+    if counts is None and text.strip() != "auto":
         raise ConfigError(f"--balance is '{text}'; give auto, or counts of layers: [14,24,30,22,12,7]")
     return counts
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A pipeline with its balance."""
-
-    asked: Parallelism
-    staged: StagedPipeline
-    held: tuple[int, ...]  # micro-batches that each chunk keeps at once
-
-    @property
-    def work(self) -> tuple[int, ...]:
-        costs = self.staged.case.prices.costs
-        return tuple(sum(cost.multiply_adds for cost in costs[a:b]) for a, b in cuts(self.staged.balance))
-
-    def of_rank(self, rank: int) -> list[int]:
-        """The chunks of a rank, in order of layers."""
-        return [chunk for chunk, place in enumerate(self.staged.pipeline.ranks) if place == rank]
-
-    def rank_work(self, rank: int) -> int:
-        return sum(self.work[chunk] for chunk in self.of_rank(rank))
-
-    def computing(self, rank: int) -> float:
-        """Seconds of a micro-batch, forward and backward, without recomputation."""
-        case, runs = self.staged.case, cuts(self.staged.balance)
-        own = [runs[chunk] for chunk in self.of_rank(rank)]
-        return sum(sum(case.forward[a:b]) + sum(case.backward[a:b]) for a, b in own)
-
-    def seconds(self, rank: int) -> float:
-        """Of a micro-batch, forward and backward, with recomputation."""
-        times = self.staged.times
-        return sum(times.forward[chunk] + times.backward[chunk] for chunk in self.of_rank(rank))
-
-
 def stage_pipeline(question: Question, tiling: Tiling, asked: Parallelism) -> StagedPipeline:
-    """The pipeline asked for, with its balance.
-
-    Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
-    """
-    network, layers = question.network, question.graph
+    """Return the pipeline with its balance. Raises ConfigError for a balance that does not fit the network or the
+    schedule, or where none fits the memory."""
+    graph, bands = question.graph, question.network.bands
     tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.bytes_per_value)
-    times = modelled(question.machine, layers, network.bands, largest, asked.stages)
-    return balanced_pipeline(asked, layers, network.bands, largest, question.gpu_memory, times, "--balance")
+    times = modelled(question.machine, graph, bands, largest, asked.stages)
+    return balanced_pipeline(asked, graph, bands, largest, question.gpu_memory, times, "--balance")
 
 
 def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> dict[str, Any]:
-    """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1."""
+    """Return the pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
-    found = _Plan(asked, staged, held)
-    by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
+    by_stage = [_stage(staged, rank, held, question.gpu_memory) for rank in range(asked.stages)]
+    work = [row["multiply_adds"] for row in by_stage]
+    for row in by_stage:
+        row["share"] = round(row["multiply_adds"] / sum(work), 4)
     return {
         "stages": asked.stages,
         "schedule": asked.schedule,
@@ -138,105 +100,87 @@ def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: 
         "balance": list(staged.balance),
         "automatic": asked.balance is None,
         "by_stage": by_stage,
-        "cap": round(sum(found.work) / max(found.rank_work(rank) for rank in range(asked.stages)), 4),
-        "step": _step(found),
-        "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
+        "cap": round(sum(work) / max(work), 4),
+        "step": _step(staged),
+        "bytes_step": sum(row["bytes_step"] for row in by_stage),
         "drawing": draw(staged.actions, staged.pipeline).splitlines(),
     }
 
 
-def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
-    chunks, staged = found.of_rank(rank), found.staged
-    prices = staged.case.prices
-    runs = [cuts(staged.balance)[chunk] for chunk in chunks]
-    memories = [prices.memory(*run) for run in runs]
-    kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.recompute[rank]) for chunk in chunks]
-    work = found.rank_work(rank)
-    memory = {
-        "weights": sum(m.weights for m in memories),
-        "gradients": sum(m.gradients for m in memories),
-        "optimizer": sum(m.optimizer for m in memories),
-        "activations": sum(m.kept(*counts) for m, counts in zip(memories, kept, strict=True)),
-        "backward": max(m.backward for m in memories),
-    }
+def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:
+    case, times, every = staged.case, staged.times, cuts(staged.balance)
+    chunks = [chunk for chunk, place in enumerate(staged.pipeline.ranks) if place == rank]
+    runs = [every[chunk] for chunk in chunks]
+    memories = [case.prices.memory(*run) for run in runs]
+    kept = [kept_of(case.schedule, held[chunk], case.modes[rank]) for chunk in chunks]
+    memory = {key: sum(getattr(each, key) for each in memories) for key in ("weights", "gradients", "optimizer")}
+    memory["activations"] = sum(each.kept(*counts) for each, counts in zip(memories, kept, strict=True))
+    memory["backward"] = max(each.backward for each in memories)
     memory["total"] = sum(memory.values())
-    activation, skips = (_sent(found, chunks, of_skips) for of_skips in (False, True))
-    back = [route for route in staged.pipeline.routes if route.target in chunks and route.returns]
-    gradients = sum(map(staged.route_bytes, back))
-    names = prices.graph.names[1:]
+    routes = staged.pipeline.routes
+    own = [route for route in routes if route.source in chunks]
+    activation, skips = (
+        sum(staged.route_bytes(route) for route in own if is_skip(route, every) == of_skips)
+        for of_skips in (False, True)
+    )
+    gradients = sum(staged.route_bytes(route) for route in routes if route.target in chunks and route.returns)
+    names = case.prices.graph.names[1:]
     row: dict[str, Any] = {
         "stage": rank,
         "layers": [list(run) for run in runs],
         "names": [[names[first], names[stop - 1]] for first, stop in runs],
-        "multiply_adds": work,
-        "share": round(work / sum(found.work), 4),
-        "forward_milliseconds": _milliseconds(sum(sum(staged.case.forward[a:b]) for a, b in runs)),
-        "milliseconds": _milliseconds(found.seconds(rank)),
-        "recompute": found.asked.recompute[rank],
-        "in_flight": [found.held[chunk] for chunk in chunks],
+        "multiply_adds": sum(cost.multiply_adds for a, b in runs for cost in case.prices.costs[a:b]),
+        "share": 0.0,  # of all stages' work: see `stages_part`
+        "forward_milliseconds": milliseconds(sum(sum(case.forward[a:b]) for a, b in runs)),
+        "milliseconds": milliseconds(sum(times.forward[chunk] + times.backward[chunk] for chunk in chunks)),
+        "recompute": case.modes[rank],
+        "in_flight": [held[chunk] for chunk in chunks],
         "memory": memory,
         "activation_bytes": activation,
         "skip_bytes": skips,
         "gradient_bytes": gradients,
-        "bytes_step": staged.case.micro_batches * (activation + skips + gradients),
+        "bytes_step": case.micro_batches * (activation + skips + gradients),
     }
     return row if limit is None else row | {"fits": memory["total"] <= limit}
 
 
-def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
-    """Bytes that a rank's chunks send on in a forward pass of one micro-batch."""
-    runs = cuts(found.staged.balance)
-    routes = [r for r in found.staged.pipeline.routes if r.source in chunks and is_skip(r, runs) == of_skips]
-    return sum(found.staged.route_bytes(route) for route in routes)
-
-
-def _step(found: _Plan) -> dict[str, float]:
-    """Where the time of a step goes: five parts that sum to it, then what follows from them."""
-    ranks, micro_batches = found.asked.stages, found.staged.case.micro_batches
-    alone = found.staged.case.alone
-    slowest = max(map(found.computing, range(ranks))) * micro_batches
-    busiest = max(map(found.seconds, range(ranks))) * micro_batches
-    free, real = found.staged.timeline(transfers=False), found.staged.timeline()
+def _step(staged: StagedPipeline) -> dict[str, float]:
+    """Return the parts of a step's time: five that sum to it, then what follows from them."""
+    case, times = staged.case, staged.times
+    once, all_passes = [0.0] * case.stages, [0.0] * case.stages  # of a micro-batch: without recomputation, and with it
+    for chunk, (rank, (a, b)) in enumerate(zip(staged.pipeline.ranks, cuts(staged.balance), strict=True)):
+        once[rank] += sum(case.forward[a:b]) + sum(case.backward[a:b])
+        all_passes[rank] += times.forward[chunk] + times.backward[chunk]
+    slowest, busiest = case.micro_batches * max(once), case.micro_batches * max(all_passes)
+    free, real, mean = staged.timeline(transfers=False), staged.timeline(), case.alone / case.stages
     return {
-        "work_milliseconds": _milliseconds(alone / ranks),
-        "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
-        "recompute_milliseconds": _milliseconds(busiest - slowest),
-        "bubble_milliseconds": _milliseconds(free.makespan - busiest),
-        "transfer_milliseconds": _milliseconds(real.makespan - free.makespan),
-        "milliseconds": _milliseconds(real.makespan),
-        "one_rank_milliseconds": _milliseconds(alone),
-        "speed_up": round(alone / real.makespan, 4),
+        "work_milliseconds": milliseconds(mean),
+        "imbalance_milliseconds": milliseconds(slowest - mean),
+        "recompute_milliseconds": milliseconds(busiest - slowest),
+        "bubble_milliseconds": milliseconds(free.makespan - busiest),
+        "transfer_milliseconds": milliseconds(real.makespan - free.makespan),
+        "milliseconds": milliseconds(real.makespan),
+        "one_rank_milliseconds": milliseconds(case.alone),
+        "speed_up": round(case.alone / real.makespan, 4),
         "busy_share": round(real.busy_share, 4),
         "bubble_share": round((free.makespan - busiest) / real.makespan, 4),
     }
 
 
-def _milliseconds(seconds: float) -> float:
-    return round(1000 * seconds, 4)
-
-
-def stages_title(part: dict[str, Any]) -> str:
-    rows, cols = part["context"]
-    modes = part["recompute"]
+def stages_text(part: dict[str, Any]) -> str:
+    """Return a title, a row a stage, the balance, the parts of the time, and the schedule drawn."""
+    (rows, cols), modes, step = part["context"], part["recompute"], part["step"]
     again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"
-    return (
-        f"stages: a step of {part['micro_batches']} micro-batches of {rows} x {cols} px, {part['stages']} stages, "
-        f"schedule {part['schedule']}{'' if again == 'never' else f', recompute {again}'}"
-    )
-
-
-def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
-    """A row a stage, the balance, where the time goes, and the schedule drawn. `size` writes bytes."""
-    lines = [columns([_HEAD, *(_cells(row, size) for row in part["by_stage"])])]
-    step = part["step"]
     kind = "automatic" if part["automatic"] else "given"
-    lines += [
+    parts = ("work", "imbalance", *(["recompute"] if step["recompute_milliseconds"] else []), "bubble", "transfer")
+    shown = " + ".join(f"{name}{'s' * (name == 'transfer')} {step[f'{name}_milliseconds']:.4g}" for name in parts)
+    lines = [
+        f"stages: a step of {part['micro_batches']} micro-batches of {rows} x {cols} px, {part['stages']} stages, "
+        f"schedule {part['schedule']}{'' if again == 'never' else f', recompute {again}'}",
+        columns([_HEAD, *map(_cells, part["by_stage"])]),
         f"  balance, {kind}: [{','.join(map(str, part['balance']))}]",
         f"  the slowest stage has {100 / part['cap']:.1f} % of the work, so the cap is {part['cap']:.2f} x",
-        f"  step {step['milliseconds']:.4g} ms = work {step['work_milliseconds']:.4g} + imbalance "
-        f"{step['imbalance_milliseconds']:.4g} + "
-        + (f"recompute {step['recompute_milliseconds']:.4g} + " if step["recompute_milliseconds"] else "")
-        + f"bubble {step['bubble_milliseconds']:.4g} + transfers {step['transfer_milliseconds']:.4g}",
+        f"  step {step['milliseconds']:.4g} ms = {shown}",
         f"  predicted speed-up {step['speed_up']:.2f} x over one GPU, {100 * step['busy_share']:.1f} % busy, "
         f"{size(part['bytes_step'])} sent a step",
         "  drawn for equal stages: F forward, B backward (two slots), . waiting"
@@ -246,7 +190,7 @@ def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any], size: Callable[[int], str]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["stage"]),
         ", ".join(f"{first}-{stop - 1}" for first, stop in row["layers"]),

@@ -13,37 +13,49 @@ Row = tuple[str, str, str]  # label, value, unit or remark
 
 
 def aligned(rows: Sequence[Row]) -> str:
-    """A line a row: labels to the left, values to the right, remarks after them."""
+    """Return a line a row: labels to the left, values to the right, remarks after them."""
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(f"  {a.ljust(widths[0])}  {b.rjust(widths[1])}  {c}".rstrip() for a, b, c in rows)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is its head: the first column and remarks, which have no head, to the left."""
+    """Return a table whose first row is its head: the first column and remarks, which have no head, to the left."""
     widths = [max(map(len, column)) if column[0] else 0 for column in zip(*rows, strict=True)]
     lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
     return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
 
 
 def wrapped(text: str) -> str:
-    """A long remark in lines."""
+    """Break a long remark into lines."""
     return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def words(value: Any) -> str:
-    """A number, or the numbers of a list as '8 x 8'."""
+    """Return a number, or the numbers of a list as '8 x 8'."""
     return " x ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def size(count: int) -> str:
-    """Bytes in the largest fitting unit, '5.39 GiB'."""
+    """Return bytes in the largest fitting unit, '5.39 GiB'."""
     return " ".join(size_parts(count))
 
 
 def size_parts(count: int) -> tuple[str, str]:
+    """Return bytes as ('5.39', 'GiB')."""
     return next(((f"{count / unit:.2f}", word) for unit, word in _UNITS if count >= unit), (str(count), "B"))
 
 
 def count_parts(value: int) -> tuple[str, str]:
-    """A number with the largest fitting prefix, ('1.53', 'T')."""
+    """Return a number with the largest fitting prefix, ('1.53', 'T')."""
     return next(((f"{value / unit:.2f}", word) for unit, word in _COUNTS if value >= unit), (str(value), ""))
+
+
+def milliseconds(seconds: float) -> float:
+    """Return milliseconds to four decimals."""
+    return round(1000 * seconds, 4)
+
+
+def figures_basis(machine: dict[str, Any]) -> str:
+    """Return the source of a machine's figures."""
+    basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
+    return f"{machine['profile']}, {basis}"

@@ -1,4 +1,4 @@
-"""What a plan starts: how many ranks on how many nodes, and the keys by which `train` does what was planned."""
+"""The job that a plan starts: how many ranks on how many nodes, and the keys by which `train` does what was planned."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ if TYPE_CHECKING:
     from tiledseg.planning.search.price import Priced
 
 
-def job_of(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:
-    """Return the job of so many ranks, no more and no fewer: nodes have as many each, at most their GPUs."""
-    most = node_gpus(question, site)
-    per_node = next(each for each in range(min(most, ranks), 0, -1) if ranks % each == 0)
-    nodes = ranks // per_node
-    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{what}"
-    return Job(nodes, per_node, minutes, tuple(flags), title)
-
-
-def node_gpus(question: Question, site: Site) -> int:
-    """Return the GPUs of a node: as given, of the site, or of the machine."""
-    return question.gpus_per_node or site.gpus or question.node_gpus
-
-
 def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
-    """The job of the pipelines that were asked for, or of a halo mode: `halo`, or the one that the plan chose.
+    """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose.
 
     Of the GPUs that were given (one for each tile unless said) as many are taken as share images, or pipelines, evenly
     and fill nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
     """
     if planned.tiling is None:
         raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
-    per_node, gpus = node_gpus(question, site), question.gpus or math.prod(planned.tiling.grid)
-    flags = [f"--tiling.grid {shell_word(planned.tiling.grid)}"]
-    if question.precision != "fp32":
-        flags.append(f"--train.precision {question.precision}")
+    grid = planned.tiling.grid
+    per_node, gpus = _node_gpus(question, site), question.gpus or math.prod(grid)
+    flags = [f"--tiling.grid {_shell_word(grid)}", *_precision(question)]
     if question.memory_budget is not None:
         flags.append(f"--memory.budget {question.memory_budget}")
     if question.recompute != "auto":
         flags.append(f"--memory.recompute {question.recompute}")
-    if planned.pipeline is not None:
-        if halo not in (None, "read"):
-            raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")
+    if planned.pipeline is None:
+        ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
+    elif halo in (None, "read"):
         ranks, more, what = _pipelines(planned.pipeline, gpus, per_node)
     else:
-        ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
-    grid = planned.tiling.grid
-    what = f": {grid[0]} x {grid[1]} tiles an image, {what}."
-    return job_of(ranks, question, site, minutes, (*flags, *more), what)
+        raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")
+    return _job(ranks, question, site, minutes, [*flags, *more], f": {grid[0]} x {grid[1]} tiles an image, {what}.")
 
 
 def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
-    """A job of the winner on the GPUs that it keeps busy."""
+    """Return the job of the winner of a search, on the GPUs that it keeps busy."""
     from tiledseg.planning.answer.search import memory_keys
 
     candidate = priced.candidate
-    flags = [f"--tiling.grid {shell_word(candidate.grid)}"]
-    flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
-    if question.precision != "fp32":
-        flags.append(f"--train.precision {question.precision}")
+    flags = [f"--tiling.grid {_shell_word(candidate.grid)}"]
+    flags += [f"--parallel.{key} {_shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
+    flags += _precision(question)
     kept = memory_keys(question, priced)
-    flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
+    flags += [f"--memory.{key} {_shell_word(value)}" for key, value in kept.items()]
     flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
     if priced.plan.rebuilt is not None:
         flags.append(f"--memory.budget {priced.limit}")
     flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
     what = f", {images_per_step} images a step: {priced.in_words}."
-    return job_of(priced.ranks, question, site, minutes, flags, what)
+    return _job(priced.ranks, question, site, minutes, flags, what)
+
+
+def _job(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:
+    """Return the job of so many ranks, no more and no fewer: nodes have as many each, at most their GPUs."""
+    most = min(_node_gpus(question, site), ranks)
+    per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
+    nodes = ranks // per_node
+    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{what}"
+    return Job(nodes, per_node, minutes, tuple(flags), title)
+
+
+def _node_gpus(question: Question, site: Site) -> int:
+    """Return the GPUs of a node: as set, of the site, or of the machine."""
+    return question.gpus_per_node or site.gpus or question.node_gpus
+
+
+def _precision(question: Question) -> list[str]:
+    return [f"--train.precision {question.precision}"] if question.precision != "fp32" else []
 
 
 def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, list[str], str]:
-    """Ranks, flags and what they do, of a run in that mode, or the one that was chosen."""
-    chosen = modes["choice"]
+    """Return ranks, flags and a description of a run in that mode, or the one that was chosen."""
+    chosen, image = modes["choice"], modes["ranks"]
     mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
     if mode is None:
         raise ConfigError(f"--emit needs a halo mode that fits, but {chosen['reason']}")
@@ -93,24 +93,22 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
     if mode == "read":
         ranks = _full(gpus, 1, per_node)
         return ranks, [f"--train.tiles_per_step {ranks}"], "one a GPU"
-    image = modes["ranks"]
     ranks = _full(gpus, image, per_node)
-    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {shell_word(modes['mesh'])}"]
-    if fusion not in (None, 1):
-        flags.append(f"--parallel.fusion {fusion}")
+    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {_shell_word(modes['mesh'])}"]
+    flags += [f"--parallel.fusion {fusion}"] if fusion not in (None, 1) else []
     flags += ["--train.tiles_per_step null", f"--train.images_per_step {ranks // image}"]
     return ranks, flags, f"{image} GPUs share one in mode {mode}"
 
 
 def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, list[str], str]:
+    """Return ranks, flags and a description of a run in pipelines."""
     case = pipeline.case
     ranks = _full(gpus, case.stages, per_node)
-    modes = case.modes[0] if len(set(case.modes)) == 1 else shell_word(case.modes)
     flags = [
         f"--parallel.stages {case.stages}",
         f"--parallel.schedule {case.schedule}",
-        f"--parallel.balance {shell_word(pipeline.balance)}",
-        f"--parallel.recompute {modes}",
+        f"--parallel.balance {_shell_word(pipeline.balance)}",
+        f"--parallel.recompute {case.modes[0] if len(set(case.modes)) == 1 else _shell_word(case.modes)}",
         f"--parallel.micro_batches {case.micro_batches}",
         f"--train.tiles_per_step {ranks // case.stages * case.micro_batches}",
     ]
@@ -118,7 +116,7 @@ def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int,
 
 
 def _full(gpus: int, group: int, per_node: int) -> int:
-    """The most ranks in groups of that size that fill nodes; those of less than a node as they are."""
+    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are."""
     together = math.lcm(group, per_node) if gpus > per_node else group
     ranks = gpus // together * together
     if ranks:
@@ -129,6 +127,6 @@ def _full(gpus: int, group: int, per_node: int) -> int:
     )
 
 
-def shell_word(value: Any) -> str:
-    """A flag's value as a shell takes it: brackets are the shell's."""
+def _shell_word(value: Any) -> str:
+    """Return a flag's value as a shell takes it: brackets are the shell's."""
     return f"'[{','.join(map(str, value))}]'" if isinstance(value, list | tuple) else str(value)

@@ -15,6 +15,8 @@ from importlib.resources import files
 from tiledseg.errors import ConfigError
 
 SYSTEMS = ("slurm", "lsf")
+_MOST_MINUTES = 7 * 24 * 60
+_OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
 
 
 @dataclass(frozen=True)
@@ -35,55 +37,30 @@ class Site:
     exports: tuple[str, ...] = ()
 
 
+_FRONTIER = (
+    "NCCL_SOCKET_IFNAME=hsn0",
+    'MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID"',  # not on the file system that all ranks share
+    'MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"',
+)
+_PERLMUTTER = ("--constraint=gpu", "--qos=regular")
 _SITES = (
-    Site("generic", "slurm", launcher="srun", local="/tmp/$(id -un)-tiledseg", cores=7),
+    Site("generic", "slurm", "srun", _OWN_FOLDER, 7),
     # 8 halves of 4 MI250X a node; 56 of 64 cores, since the system keeps the first of each group of 8.
-    Site(
-        "frontier",
-        "slurm",
-        launcher="srun",
-        local="/mnt/bb/$(id -un)",
-        cores=7,
-        gpus=8,
-        directives=("--constraint=nvme",),
-        exports=(
-            "NCCL_SOCKET_IFNAME=hsn0",
-            'MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID"',  # not on the file system that all ranks share
-            'MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"',
-        ),
-    ),
+    Site("frontier", "slurm", "srun", "/mnt/bb/$(id -un)", 7, 8, ("--constraint=nvme",), _FRONTIER),
     # 4 A100 a node, and 128 threads of 64 cores; /tmp is memory.
-    Site(
-        "perlmutter",
-        "slurm",
-        launcher="srun",
-        local="/tmp/$(id -un)-tiledseg",
-        cores=32,
-        gpus=4,
-        directives=("--constraint=gpu", "--qos=regular"),
-        exports=("NCCL_SOCKET_IFNAME=hsn",),
-    ),
-    Site("generic", "lsf", launcher="mpirun", local="/tmp/$(id -un)-tiledseg", cores=7),
+    Site("perlmutter", "slurm", "srun", _OWN_FOLDER, 32, 4, _PERLMUTTER, ("NCCL_SOCKET_IFNAME=hsn",)),
+    Site("generic", "lsf", "mpirun", _OWN_FOLDER, 7),
     # 6 V100 and 42 cores a node.
-    Site(
-        "summit",
-        "lsf",
-        launcher="jsrun",
-        local="/mnt/bb/$(id -un)",
-        cores=7,
-        gpus=6,
-        directives=('-alloc_flags "smt1 nvme"',),
-    ),
+    Site("summit", "lsf", "jsrun", "/mnt/bb/$(id -un)", 7, 6, ('-alloc_flags "smt1 nvme"',)),
 )
 
 
 def find_site(system: str, name: str) -> Site:
-    """Raises ConfigError for a machine that is not known under that batch system."""
-    for site in _SITES:
-        if (site.system, site.name) == (system, name):
-            return site
-    known = ", ".join(site.name for site in _SITES if site.system == system)
-    raise ConfigError(f"--site is '{name}', but --emit {system} knows {known}; give one of them")
+    """Return the site. Raises ConfigError for a machine that is not known under that batch system."""
+    sites = {site.name: site for site in _SITES if site.system == system}
+    if name not in sites:
+        raise ConfigError(f"--site is '{name}', but --emit {system} knows {', '.join(sites)}; give one of them")
+    return sites[name]
 
 
 @dataclass(frozen=True)
@@ -97,9 +74,7 @@ class Job:
     title: str
 
 
-_MOST_MINUTES = 7 * 24 * 60
-
-# What the batch systems call things, for the part that all scripts have (`run.sh`).
+# The words of the batch systems, for the part that all scripts have (`run.sh`).
 _SLURM = {
     "directive": "#SBATCH",
     "job": "SLURM_JOB_ID",
@@ -120,22 +95,22 @@ _LSF = {
 # USR2 comes five minutes before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75, at
 # which LSF submits the job again (-Q 75). After TERM (bkill) it does not.""",
 }
-_NAMES = {"slurm": _SLURM, "lsf": _LSF}
 
-# What Open MPI's mpirun hands to ranks on other nodes only if told.
+# The variables that Open MPI's mpirun hands to ranks on other nodes only if named.
 _HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"
 
 
 def batch_script(site: Site, job: Job) -> str:
-    """A script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
-    names = _NAMES[site.system]
+    """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
+    names = {"slurm": _SLURM, "lsf": _LSF}[site.system]
+    hours, minutes = divmod(job.minutes, 60)
     words = names | {
         "title": job.title,
         "nodes": str(job.nodes),
         "per_node": str(job.per_node),
         "cores": str(site.cores),
         "minutes": str(job.minutes),
-        "time": _time(site.system, job.minutes),
+        "time": f"{hours:02}:{minutes:02}:00" if site.system == "slurm" else f"{hours}:{minutes:02}",
         "local": site.local,
         "launcher": site.launcher,
         "flags": "\n".join(f"    {each}" for each in job.flags),
@@ -145,8 +120,10 @@ def batch_script(site: Site, job: Job) -> str:
     }
     text = _template(site.system).replace("@run@\n", _template("run"))
     if site.system == "lsf":
-        words["nodes_directive"] = _lsf_nodes(site, job)
         text = text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
+        lines = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
+        lines = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else lines
+        words["nodes_directive"] = "\n".join(f"#BSUB {line}" for line in lines)
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()
@@ -156,22 +133,10 @@ def _template(name: str) -> str:
     return files("tiledseg.planning.jobs").joinpath(f"{name}.sh").read_text(encoding="utf-8")
 
 
-def _lsf_nodes(site: Site, job: Job) -> str:
-    if site.launcher == "jsrun":
-        return f"#BSUB -nnodes {job.nodes}"
-    lines = (f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"')
-    return "\n".join(f"#BSUB {line}" for line in lines)
-
-
-def _time(system: str, minutes: int) -> str:
-    hours, rest = divmod(minutes, 60)
-    return f"{hours:02}:{rest:02}:00" if system == "slurm" else f"{hours}:{rest:02}"
-
-
 def parse_minutes(text: str) -> int:
-    """Minutes of '2:00' (hours, minutes), at most seven days. Raises ConfigError for anything else."""
-    found = re.fullmatch(r"(\d{1,3}):([0-5]\d)", text)
-    minutes = int(found[1]) * 60 + int(found[2]) if found else 0
+    """Parse '2:00' (hours, minutes), at most seven days, into minutes. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"(\d{1,3}):([0-5]\d)", text)
+    minutes = int(match[1]) * 60 + int(match[2]) if match else 0
     if not 10 <= minutes <= _MOST_MINUTES:
         raise ConfigError(f"--time is '{text}'; give hours and minutes from 0:10 to {_MOST_MINUTES // 60}:00, 2:00 say")
     return minutes
