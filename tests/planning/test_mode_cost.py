@@ -24,11 +24,9 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_cost import (
     Task,
     block_work,
-    exchange_cost,
     gradient_bytes,
     layer_cost,
     mode_cost,
-    read_cost,
     settled,
 )
 from tiledseg.planning.step.cost import layer_costs
@@ -78,7 +76,7 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
 def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
     """An interior tile: c_in ((q + 2h)^2 - q^2) values, once."""
     q, h = 512, 96
-    cost = exchange_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE)
+    cost = mode_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE, "exchange")
     assert cost.busiest == Traffic(SentBytes(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), SentBytes())
 
 
@@ -86,7 +84,7 @@ def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
 def test_extra_work_of_an_interior_tile_is_that_of_the_table(q: int, percent: int) -> None:
     """+89 % at 512, +33 % at 1250, +16 % at 2500, +8 % at 5000, for a halo of 96 px."""
     task = task_of(UNet(), (3 * q, 3 * q), (3, 3))
-    cost = read_cost(task, MACHINE)
+    cost = mode_cost(task, MACHINE, "read")
     assert round(100 * (cost.work_max * 9 / task.undivided_work - 1)) == percent
     assert cost.work_max * q * q * 9 == task.undivided_work * (q + 2 * 96) ** 2
 
@@ -121,7 +119,7 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     places = list(itertools.product(range(mesh[0]), range(mesh[1])))
 
     tiles = {at: [tile.context.shape for tile in task.decomposition.tiles(*at)] for at in places}
-    read, exchange = read_cost(task, MACHINE), exchange_cost(task, MACHINE)
+    read, exchange = mode_cost(task, MACHINE, "read"), mode_cost(task, MACHINE, "exchange")
     of_tiles = {at: sum(work(unet, shape) for shape in tiles[at]) for at in places}
     assert read.work == exchange.work == sum(of_tiles.values())
     assert read.work_max == exchange.work_max == max(of_tiles.values())

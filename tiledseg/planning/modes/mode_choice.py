@@ -1,4 +1,4 @@
-"""Which halo mode, and which fusion depth of layer mode, takes the least predicted time."""
+"""The halo mode, and the fusion depth of layer mode, of the least predicted time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them cha
 def choose_fusion(
     graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
 ) -> int:
-    """The fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of equals.
-
-    `rows`, `cols`: how the input is cut. Raises GeometryError where it cannot be. The same on every rank.
+    """Return the fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of
+    equals. `rows`, `cols`: the cut of the input. Raises GeometryError where it cannot be. The same on every rank.
     """
     if rows.parts * cols.parts == 1:
         return 1
@@ -43,17 +42,17 @@ def choose_mode(
     exact: Sequence[str] = HALO_MODES,
     finer: Callable[[], str] = lambda: "use a finer grid",
 ) -> tuple[ModeCost | None, str]:
-    """The mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and why.
+    """Choose the mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and say why.
 
-    Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and what is lacking, where
-    there is none.
+    Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and the reason, where there is
+    none.
     """
     candidates = [cost for cost in costs if cost.mode in exact]
+    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
     if not costs:
         return None, "no mode takes a tile whole on this mesh"
     if not candidates:
         return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
-    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
     if not fitting:
         least = min(candidates, key=lambda cost: cost.memory)
         return None, (
@@ -63,39 +62,25 @@ def choose_mode(
     chosen = min(fitting, key=lambda cost: cost.seconds)
     if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
         return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
-    others = [cost for cost in costs if cost is not chosen]
-    return chosen, _why(chosen, others, candidates, fitting)
+    compared = []
+    for cost in costs:
+        fault = " (not exact)" if cost not in candidates else "" if cost in fitting else " (does not fit)"
+        if cost is not chosen:
+            compared.append(f"{label(cost)} {1000 * cost.seconds:.4g} ms{fault}")
+    against = f", against {', '.join(compared)}" if compared else ""
+    return chosen, f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms{against}"
 
 
 def fusion_word(fusion: int) -> int | str | None:
-    """The depth; "whole" for one exchange of the input; None for 0, of the other modes."""
-    if fusion >= WHOLE:
-        return "whole"
-    return fusion or None
+    """Return the depth; "whole" for one exchange of the input; None for 0, of the other modes."""
+    return "whole" if fusion >= WHOLE else fusion or None
 
 
 def mode_words(mode: str, fusion: int | str | None) -> str:
-    """The mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
+    """Return the mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
     return mode if fusion in (None, 1) else f"{mode}, fusion {fusion}"
 
 
 def label(cost: ModeCost) -> str:
+    """Return the mode of a cost in words."""
     return mode_words(cost.mode, fusion_word(cost.fusion))
-
-
-def _why(
-    chosen: ModeCost, others: Sequence[ModeCost], candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]
-) -> str:
-    compared = [f"{label(cost)} {_milliseconds(cost)}{_excuse(cost, candidates, fitting)}" for cost in others]
-    against = f", against {', '.join(compared)}" if compared else ""
-    return f"{label(chosen)} takes the least predicted time, {_milliseconds(chosen)}{against}"
-
-
-def _excuse(cost: ModeCost, candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]) -> str:
-    if cost not in candidates:
-        return " (not exact)"
-    return "" if cost in fitting else " (does not fit)"
-
-
-def _milliseconds(cost: ModeCost) -> str:
-    return f"{1000 * cost.seconds:.4g} ms"

@@ -1,4 +1,4 @@
-"""What one optimizer step on one image costs its ranks in each halo mode.
+"""The cost of an optimizer step on one image in each halo mode.
 
 The modes give one result. `read`: each tile's context is read from the raster. `exchange`: each rank reads its block,
 one exchange of the input brings the rest of its contexts, then its tiles are computed as in `read`. `layer`: each rank
@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,7 +43,7 @@ GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0
 @dataclass(frozen=True)
 class Task:
     """A step of one network: `images` like that of `decomposition`, one after the other, over its ranks, and as many in
-    each other of `replicas`; `value_bytes` of a value that travels and is kept."""
+    each other of `replicas`; `value_bytes` of a value that is sent and kept."""
 
     graph: Graph
     bands: int
@@ -104,54 +103,56 @@ class ModeCost:
     time: StepTime = NO_TIME
 
 
-def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
-    """A step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
-    if mode == "layer":
-        return layer_cost(task, machine, fusion)
-    return {"read": read_cost, "exchange": exchange_cost}[mode](task, machine)
+def mode_cost(task: Task, machine: Machine, mode: str, fusion: int = 1) -> ModeCost:
+    """Return the cost of a step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
+    return layer_cost(task, machine, fusion) if mode == "layer" else _tile_cost(task, machine, mode)
 
 
-def read_cost(task: Task, machine: Machine) -> ModeCost:
-    """Mode `read`: nothing is sent."""
-    ranks, prices, read = _tile_ranks(task, machine), task.prices(machine), _contexts_read(task)
-    time = _step_time(task, prices, [rank.time for rank in ranks.values()])
+def _tile_cost(task: Task, machine: Machine, mode: str) -> ModeCost:
+    """Return the cost of mode `read`, which sends nothing, or of `exchange`: the work of `read`, and one exchange of
+    the input, which needs no gradient."""
+    ranks, prices, exchanges = _tile_ranks(task, machine), task.prices(machine), mode == "exchange"
+    sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes)) if exchanges else {}
+    held = _input_memory(task) if exchanges else {}
+    times = [rank.time._replace(messages=prices.messages(sent.get(at, SentBytes()))) for at, rank in ranks.items()]
+    longest = prices.longest(times)
+    time = prices.step(longest, task.images, longest.backward)
+    if exchanges:
+        read, read_max = _blocks_read(task, task.decomposition.rows, task.decomposition.cols)
+    else:
+        contexts = _contexts_read(task)
+        read, read_max = sum(contexts), max(contexts)
     works = [rank.work for rank in ranks.values()]
-    memory = max(rank.memory for rank in ranks.values())
-    sums = sum(works), max(works), Traffic(), Traffic(), Traffic(), memory
-    return ModeCost("read", 0, *sums, prices.seconds(time), sum(read), max(read), time)
-
-
-def exchange_cost(task: Task, machine: Machine) -> ModeCost:
-    """Mode `exchange`: the work of `read`; one exchange of the input, which needs no gradient."""
-    ranks, held, prices = _tile_ranks(task, machine), _input_memory(task), task.prices(machine)
-    sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes))
-    time = _step_time(
-        task, prices, [rank.time._replace(messages=prices.messages(sent[at])) for at, rank in ranks.items()]
-    )
     return ModeCost(
-        mode="exchange",
+        mode=mode,
         fusion=0,
-        work=sum(rank.work for rank in ranks.values()),
-        work_max=max(rank.work for rank in ranks.values()),
+        work=sum(works),
+        work_max=max(works),
         traffic=Traffic(sum(sent.values(), SentBytes())),
-        busiest=Traffic(max(sent.values(), key=lambda each: (each.bytes, each.messages))),
+        busiest=Traffic(max(sent.values(), key=lambda each: (each.bytes, each.messages), default=SentBytes())),
         norms=Traffic(),
-        memory=max(rank.memory + held[at] for at, rank in ranks.items()),
+        memory=max(rank.memory + held.get(at, 0) for at, rank in ranks.items()),
         seconds=prices.seconds(time),
+        read=read,
+        read_max=read_max,
         time=time,
-        **_blocks_read(task, task.decomposition.rows, task.decomposition.cols),
     )
 
 
 def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
-    """Mode `layer` with a fusion depth. Raises GeometryError where a rank would own nothing of some tensor."""
-    rows, cols = settled(task.graph, task.decomposition)
-    ranks = layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes)
-    check_blocks(task.graph, rows, cols, fusion, task.bands)
-    norms = statistic_sums(task.graph, task.bands, task.ranks)
-    prices = task.prices(machine)
+    """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
+    from tiledseg.planning.walk.step_memory import block_memory
+
+    graph, bands, value = task.graph, task.bands, task.value_bytes
+    rows, cols = settled(graph, task.decomposition)
+    ranks = layer_ranks(graph, rows, cols, fusion, bands, value)
+    check_blocks(graph, rows, cols, fusion, bands)
+    norms, prices = statistic_sums(graph, bands, task.ranks), task.prices(machine)
     sums = StepTime(norms=machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks))
-    time = _step_time(task, prices, [rank.time(prices).plus(sums) for rank in ranks])
+    longest = prices.longest([rank.time(prices).plus(sums) for rank in ranks])
+    time = prices.step(longest, task.images, longest.backward)
+    peaks = (block_memory(graph, bands, rank.row, rank.col, task.ranks, value).total for rank in ranks)
+    read, read_max = _blocks_read(task, rows, cols)
     return ModeCost(
         mode="layer",
         fusion=fusion,
@@ -160,27 +161,22 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
         traffic=sum((rank.traffic * rank.count for rank in ranks), Traffic()),
         busiest=max((rank.traffic for rank in ranks), key=lambda t: (t.step.bytes, t.step.messages)),
         norms=norms,
-        memory=max(_layer_memory(task, rank) for rank in ranks),
+        memory=max(peak + held_besides(task, rank) for peak, rank in zip(peaks, ranks, strict=True)),
         seconds=prices.seconds(time),
+        read=read,
+        read_max=read_max,
         time=time,
-        **_blocks_read(task, rows, cols),
     )
 
 
 def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
-    """How layer mode cuts the input: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
+    """Cut the input as layer mode does: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
     return settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
 
 
 def gradient_bytes(task: Task) -> int:
-    """Bytes of the all-reduce of gradients: the same in all modes, once a step."""
+    """Return the bytes of the all-reduce of gradients: the same in all modes, once a step."""
     return GRADIENT_BYTES * task.trained
-
-
-def _step_time(task: Task, prices: Prices, ranks: Sequence[StepTime]) -> StepTime:
-    """Of a step, from the times of an image on each of some ranks: that of the one that takes longest."""
-    longest = prices.longest(ranks)
-    return prices.step(longest, task.images, longest.backward)
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ class LayerRank:
     traffic: Traffic
 
     def time(self, prices: Prices) -> StepTime:
-        """Predicted for one image, without all-reduces."""
+        """Predict the time of one image, without all-reduces."""
         return prices.block(self.row, self.col)._replace(messages=prices.messages(self.traffic.step))
 
 
@@ -204,7 +200,7 @@ class LayerRank:
 def layer_ranks(
     graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
 ) -> tuple[LayerRank, ...]:
-    """The kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
+    """Return the kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
     along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
     tensors = tensors_of(graph, bands, value_bytes)
     pairs = itertools.product(
@@ -226,8 +222,8 @@ def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, ba
 
 
 def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tuple[int, int]:
-    """Multiply-adds of a forward pass, and of a training step, of the rank with these steps; what is cropped after a
-    layer counts too."""
+    """Return the multiply-adds of a forward pass, and of a training step, of the rank with these steps. Pixels that are
+    cropped after a layer count too."""
     channels, forward, step = tensor_channels(graph, bands), 0, 0
     for k, (layer, sources, r, c) in enumerate(zip(graph.layers, graph.sources, row, col, strict=True)):
         work = layer.multiply_adds(channels[sources[0]]) * r.computed * c.computed
@@ -235,16 +231,8 @@ def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tupl
     return forward, step
 
 
-def _layer_memory(task: Task, rank: LayerRank) -> int:
-    """The walked peak, and what is held besides."""
-    from tiledseg.planning.walk.step_memory import block_memory
-
-    memory = block_memory(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
-    return memory.total + held_besides(task, rank)
-
-
 def held_besides(task: Task, rank: LayerRank) -> int:
-    """The strips, and the block of the input where what the first layer keeps is not that itself."""
+    """Return the bytes of the strips, and of the block of the input where the first layer keeps another tensor."""
     from tiledseg.planning.step.halo_traffic import strip_bytes
 
     first = rank.row[0].inputs[0], rank.col[0].inputs[0]
@@ -262,7 +250,7 @@ class TileRank(NamedTuple):
 
 
 def _tile_ranks(task: Task, machine: Machine) -> dict[tuple[int, int], TileRank]:
-    """Return what each rank's tiles take, by its place in the mesh; worked out once for each kind of block."""
+    """Return the cost of each rank's tiles, by its place in the mesh; calculated once for each kind of block."""
     graph, bands, width = task.graph, task.bands, task.value_bytes
     tile = functools.cache(task.prices(machine).tile)
 
@@ -281,28 +269,28 @@ def _tile_ranks(task: Task, machine: Machine) -> dict[tuple[int, int], TileRank]
 
 
 def _input_memory(task: Task) -> dict[tuple[int, int], int]:
-    """Bytes that mode `exchange` holds besides a context: the window, where several contexts are cut from it, and the
-    block, where that is not the window; by the rank's place in the mesh."""
-    decomposition, found = task.decomposition, {}
+    """Return the bytes that mode `exchange` holds besides a context, by the rank's place in the mesh: the window, where
+    several contexts are cut from it, and the block, where that is not the window."""
+    decomposition, held = task.decomposition, {}
     (rows, cols), (in_rows, in_cols) = decomposition.context_windows(), decomposition.tile_sizes()
-    for at in itertools.product(range(len(rows)), range(len(cols))):
-        window, block = rows[at[0]].size * cols[at[1]].size, decomposition.owned(*at).area
-        pixels = window * (len(in_rows[at[0]]) * len(in_cols[at[1]]) > 1) + block * (block != window)
-        found[at] = pixels * task.input_pixel_bytes
-    return found
+    for i, j in itertools.product(range(len(rows)), range(len(cols))):
+        window, block = rows[i].size * cols[j].size, decomposition.owned(i, j).area
+        pixels = window * (len(in_rows[i]) * len(in_cols[j]) > 1) + block * (block != window)
+        held[i, j] = pixels * task.input_pixel_bytes
+    return held
 
 
 def _contexts_read(task: Task) -> list[int]:
-    """Pixels of the raster in the contexts of each rank's tiles: what lies beyond its border is mirrored, not read."""
+    """Return the pixels of the raster in the contexts of each rank's tiles. Beyond its border they are mirrored."""
     decomposition, (rows, cols) = task.decomposition, task.decomposition.shape
     raster = Box.of_shape(decomposition.tiling.raster)
     places = itertools.product(range(rows), range(cols))
     return [sum(tile.context.clip(raster).area for tile in decomposition.tiles(*at)) for at in places]
 
 
-def _blocks_read(task: Task, rows: Partition, cols: Partition) -> dict[str, int]:
-    """The same of ranks that each read a block of the network's input."""
+def _blocks_read(task: Task, rows: Partition, cols: Partition) -> tuple[int, int]:
+    """Return the pixels of the raster that all ranks, and the rank that reads most, read as a block of the input."""
     origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
     of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
     of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
-    return {"read": sum(of_rows) * sum(of_cols), "read_max": max(of_rows) * max(of_cols)}
+    return sum(of_rows) * sum(of_cols), max(of_rows) * max(of_cols)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.stages.cost import StagePrices
     from tiledseg.planning.stages.staged_pipeline import MessageTime, StagedPipeline
 
-_OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
+_OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
 
 
 @dataclass(frozen=True)

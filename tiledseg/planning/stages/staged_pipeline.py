@@ -1,6 +1,6 @@
-"""A pipeline with its balance, before it runs: what its chunks take, what travels, and how long a step lasts.
+"""A pipeline with its balance, before it runs: the bytes of its chunks, its messages, and the time of a step.
 
-`plan` asks so with modelled times, a run with measured ones.
+`plan` uses modelled times, a run measured ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 @dataclass(frozen=True)
 class PipelineCase:
-    """What a balance is chosen for: how the pipeline runs, and what its layers cost.
+    """The settings of a pipeline, and the costs of its layers.
 
     `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
     layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
@@ -52,11 +52,11 @@ class PipelineCase:
         return len(self.ranks) > self.stages and self.ranks == self.ranks[::-1]
 
     def recomputes(self, rank: int) -> bool:
-        """True if a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
+        """Return True if a stage goes forward twice; `except_last` counts as `always` with several micro-batches."""
         return self.modes[rank] == "always" or (self.modes[rank] == "except_last" and self.micro_batches > 1)
 
     def memory(self) -> Callable[[int, int, int], int]:
-        """Bytes of layers (first, stop) as a chunk, while micro-batches are in flight."""
+        """Return a function from (first, stop, chunk) to the bytes of these layers with micro-batches in flight."""
         held = most_in_flight(self.schedule, self.stages, self.micro_batches)
 
         @cache
@@ -92,10 +92,8 @@ class StagedPipeline:
         return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
 
     def route_bytes(self, route: Route) -> int:
-        """Bytes that travel along a route, one way, for one micro-batch."""
-        if self.pipeline.is_local(route):
-            return 0
-        return self.case.prices.tensor_bytes(route.tensor)
+        """Return the bytes that travel along a route, one way, for one micro-batch."""
+        return 0 if self.pipeline.is_local(route) else self.case.prices.tensor_bytes(route.tensor)
 
     @property
     def period(self) -> float:
@@ -107,7 +105,7 @@ class StagedPipeline:
 
     @property
     def messages(self) -> list[float]:
-        """Time of those that each rank sends for a micro-batch."""
+        """Time of the messages of each rank for a micro-batch."""
         sending = [0.0] * self.pipeline.size
         for route in self.pipeline.routes:
             if self.case.message and not self.pipeline.is_local(route):
@@ -117,21 +115,37 @@ class StagedPipeline:
         return sending
 
     def timeline(self, transfers: bool = True) -> Timeline:
-        """A simulated step; without `transfers` messages take no time."""
+        """Simulate a step; without `transfers` messages take no time."""
         message = self.case.message if transfers else None
         seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
         return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
 
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
-    """The pipeline of a balance that fits (see `balance.parse_balance`)."""
-    pipeline = ChunkMap(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
-    return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
+    """Return the pipeline of a balance that fits (see `balance.parse_balance`)."""
+    runs, prices = cuts(balance), case.prices
+    forward = [sum(case.forward[first:stop]) for first, stop in runs]
+    backward = [sum(case.backward[first:stop]) for first, stop in runs]
+    for chunk, rank in enumerate(case.ranks):
+        backward[chunk] += forward[chunk] * case.recomputes(rank)
+    sending = [case.message(prices.tensor_bytes(first)) for first, _ in runs[1:]] if case.message else ()
+    chunks = ChunkMap(case.ranks, chunk_routes(prices.graph, runs))
+    return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
 
 
 def choose(case: PipelineCase) -> StagedPipeline:
-    """Return the pipeline with the automatic balance: of some balances (`pipeline.balance`) that of the shortest
-    simulated step. Raises ConfigError where none fits the network or the limit."""
+    """Return the pipeline with the automatic balance: of the fastest slowest stage, and of those somewhat slower that
+    send fewer bytes, the one with the shortest simulated step. Raises ConfigError where none fits the network or the
+    limit."""
+    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
+    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
+    recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
+    traffic = case.prices.handed_on if case.folds else case.prices.received
+    prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
+    if case.folds:
+        balances = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
+    else:
+        balances = choose_balances(prices, len(case.ranks), tolerances)
     sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
     more = case.micro_batches - sample.micro_batches
 
@@ -139,31 +153,16 @@ def choose(case: PipelineCase) -> StagedPipeline:
         staged = stage(sample, balance)
         return staged.timeline().makespan + more * staged.period
 
-    return stage(case, min(_balances(case), key=step_time))
-
-
-def _balances(case: PipelineCase) -> list[tuple[int, ...]]:
-    """Return the balances of the fastest slowest stage, and those somewhat slower that send fewer bytes."""
-    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
-    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
-    recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
-    traffic = case.prices.handed_on if case.folds else case.prices.received
-    prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
-    if case.folds:
-        found = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
-    else:
-        found = choose_balances(prices, len(case.ranks), tolerances)
-    return list(dict.fromkeys(found))
+    return stage(case, min(dict.fromkeys(balances), key=step_time))
 
 
 def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
-    """In words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
+    """Return, in words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
     if not case.folds:
         return []
     stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
-    ends = [
-        (case.prices.graph.names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips
-    ]
+    names = case.prices.graph.names
+    ends = [(names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips]
     return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
 
 
@@ -175,15 +174,3 @@ def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
             f"the schedule {case.schedule} keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
             f"{', '.join(torn)}; move the cuts, or give auto"
         )
-
-
-def _chunk_times(case: PipelineCase, balance: Sequence[int]) -> ChunkTimes:
-    """Of each chunk, and of the activation that it sends to the next."""
-    runs = cuts(balance)
-    forward = [sum(case.forward[first:stop]) for first, stop in runs]
-    backward = [sum(case.backward[first:stop]) for first, stop in runs]
-    for chunk, rank in enumerate(case.ranks):
-        backward[chunk] += forward[chunk] * case.recomputes(rank)
-    if case.message is None:
-        return ChunkTimes(forward, backward)
-    return ChunkTimes(forward, backward, [case.message(case.prices.tensor_bytes(first)) for first, _ in runs[1:]])
