@@ -44,7 +44,7 @@ class ParallelConfig:
             (default: 600, and in a training step 20 times the longest time without progress in those before, at
             least 60)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
-            tiling.grid auto and fusion auto are the quickest, and the time of a run is told (docs/plan.md)
+            fusion auto is the quickest, and the time of a run is told (docs/plan.md)
         auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
             `--parallel auto` names tiling.grid and all of this group that are not given (docs/plan.md)
     """

@@ -49,7 +49,7 @@ class Request:
     a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.maps.geopackage.pixels_of`).
     `views`: a word of `views.CHOICES`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
-    `machine`: the profile by which a grid of auto is quickest.
+    `machine`: the profile of the machine; a map on a CPU has smaller tiles.
     """
 
     image: str
