@@ -1,23 +1,43 @@
-"""Random faults befall small runs (`benchmarks/faults`): half of the cases, and the harness finds what is wrong."""
+"""Random faults befall small runs (`benchmarks/faults`), and the harness finds what is wrong."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults.case import Result, together, wrong_end
 from benchmarks.faults.job import Order
-from benchmarks.faults.kinds import Moment, Trial, draw_trial
+from benchmarks.faults.kinds import KINDS, Moment, Trial, draw_trial
 from benchmarks.faults.table import table
-from tests.benchmarks.fault_cases import SECONDS, check_half
+from tests.comm.launching import ROOT, clean_environment
+from tests.conftest import NIGHTLY
 from tests.fuzz.process import Outcome
+
+CASES = 300 if NIGHTLY else 2 * len(KINDS)  # the first ones of the seed that is published
+SECONDS = 5800 if NIGHTLY else 900
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 20)
 def test_random_faults_end_in_time_with_their_cause_and_cost_no_bit(tmp_path: Path) -> None:
-    check_half(0, tmp_path)
+    """In a process of its own: the harness forks, which a process with threads must not."""
+    kept = tmp_path / "results.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.faults", "--seed", "0", "--cases", str(CASES), "--keep", str(kept)],
+        **{"capture_output": True, "text": True, "timeout": SECONDS, "cwd": ROOT, "env": clean_environment()},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [Result(**json.loads(line)) for line in kept.read_text().splitlines()]
+    assert [result.number for result in results] == list(range(CASES))
+    assert {result.kind for result in results} == set(KINDS)
+    assert all(result.in_time and result.named and result.equal for result in results), done.stdout
+    assert {result.mpirun for result in results} == {True, False}, "some start as users start them"
+    assert f"| all | {CASES} |" in done.stdout
 
 
 def test_a_case_depends_on_its_seed_and_number() -> None:
