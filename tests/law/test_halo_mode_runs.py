@@ -10,7 +10,7 @@ import pytest
 import rasterio
 import torch
 
-from tests.law.test_training_steps import STEPS, alone, configuration, losses, run
+from tests.law.test_training_steps import FEW, alone, configuration, losses, run
 from tests.law.validations import check_validations
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
@@ -45,13 +45,13 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
     "mode",
     [pytest.param(mode, marks=pytest.mark.ranks(2, 4) if mode in ("exchange", "fused") else ()) for mode in MODES],
 )
-def test_thirty_steps_and_validations_are_those_of_mode_read(
+def test_steps_and_validations_are_those_of_mode_read(
     mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
     config = in_mode(configuration(shared, Path("unused"), "fp64", "adamw", None), mode, shared / mode)
     found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
-    assert len(losses(found)) == STEPS
+    assert len(losses(found)) == FEW
     for mine, theirs in zip(found, reference, strict=True):
         if "val" in mine:
             assert mine["val"]["loss"] == pytest.approx(theirs["val"]["loss"], rel=1e-10)
@@ -67,7 +67,7 @@ def test_a_run_stopped_in_one_mode_goes_on_in_another(
     mesh = meshes["gloo"]
     whole = configuration(shared, Path("unused"), "fp64", "adamw", None)
     train: TrainConfig = whole.train
-    first = in_mode(replace(whole, train=replace(train, epochs=11)), "layer", shared / "resumed")
+    first = in_mode(replace(whole, train=replace(train, epochs=5)), "layer", shared / "resumed")
     # The policy counts the steps of the whole run: a constant rate makes the two halves those of one run.
     constant = replace(whole.optimizer, policy="constant", warmup_steps=0)
     assert start(replace(first, optimizer=constant), to_yaml(first), mesh) == 0

@@ -34,7 +34,8 @@ MODES = {
     "stages": ParallelConfig(stages=2, schedule="1f1b"),
 }
 SHARE = 0.8
-RANKS = {"read": (1, 2, 4), "layer": (1, 2, 4), "exchange": (2,), "stages": (2,)}
+RANKS = {"read": (1, 2), "layer": (4,), "exchange": (2,), "stages": (2,)}
+RANKS_OF_A_BUDGET = {"read": (1,), "layer": (2,)}  # the choice is the same on all, and takes seconds
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def leaving_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("leaving_is_quick")
 def test_what_a_budget_has_leave_changes_no_loss(mode: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     mesh = meshes["mpi" if mode == "layer" else "gloo"]
-    if mesh.size not in RANKS[mode]:
+    if mesh.size not in RANKS_OF_A_BUDGET[mode]:
         pytest.skip(f"{mode} on {mesh.size} ranks")
     config = in_mode(shared, mode, "all-kept", MemoryConfig())
     budget = int(SHARE * preparation.prepare(config, 1 << 40, mesh.size).plan.memory)

@@ -21,7 +21,7 @@ from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
-STEPS = 10
+STEPS = 6
 
 
 def split(ranks: int, kind: str) -> ParallelConfig | None:
@@ -46,9 +46,9 @@ def split(ranks: int, kind: str) -> ParallelConfig | None:
 KINDS = ("1f1b", "gpipe", "folded", "rounds", "replicas", "exchange", "layer", "folded layer")
 
 
-def ten_steps(folder: Path, output: Path, optimizer: str) -> Config:
+def few_steps(folder: Path, output: Path, optimizer: str) -> Config:
     config = configuration(folder, output, "fp64", optimizer, None)
-    train = replace(config.train, epochs=STEPS, validate_every=5)
+    train = replace(config.train, epochs=STEPS, validate_every=3)
     # A policy counts the steps of the whole run: at a constant rate two halves are one run.
     return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
 
@@ -56,7 +56,7 @@ def ten_steps(folder: Path, output: Path, optimizer: str) -> Config:
 @pytest.fixture(scope="module")
 def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
     """The metrics of the run on one rank."""
-    return meshes["gloo"].on_root(lambda: run(ten_steps(shared, shared / "one", "adamw"), alone()))
+    return meshes["gloo"].on_root(lambda: run(few_steps(shared, shared / "one", "adamw"), alone()))
 
 
 SIX = ("1f1b", "folded", "replicas", "folded layer")
@@ -70,7 +70,7 @@ def marks(kind: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in KINDS])
-def test_ten_steps_and_validations_are_those_of_one_rank(
+def test_steps_and_validations_are_those_of_one_rank(
     kind: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
     mesh = meshes["mpi" if kind in ("1f1b", "layer") else "gloo"]
@@ -78,7 +78,7 @@ def test_ten_steps_and_validations_are_those_of_one_rank(
     if parallel is None or parallel.stages == 1:
         pytest.skip(f"{kind} needs more than {mesh.size} ranks")
     config = replace(
-        ten_steps(shared, Path("unused"), "adamw"),
+        few_steps(shared, Path("unused"), "adamw"),
         parallel=parallel,
         run=RunConfig(output=str(shared / kind), verbosity=0),
     )
@@ -118,7 +118,7 @@ def check_checkpoint(found: Path, expected: Path) -> None:
 def test_bfloat16_is_no_less_exact_with_stages(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Activations travel in the dtype in which a layer gives them: the same roundings as on one rank."""
     mesh = meshes["gloo"]
-    config = ten_steps(shared, shared / "bf16-one", "sgd")
+    config = few_steps(shared, shared / "bf16-one", "sgd")
     config = replace(config, train=replace(config.train, precision="bf16"))
     expected = mesh.on_root(lambda: run(config, alone()))
     parallel = ParallelConfig(stages=mesh.size, balance="modelled", recompute="always")
@@ -135,7 +135,7 @@ def test_a_preset_with_its_norm_and_the_papers_balance(shared: Path, meshes: dic
     mesh.on_root(
         lambda: [shutil.copy(shared / f"{w}.tif", path) for w, paths in names.items() for path in paths] and None
     )
-    config = ten_steps(shared, shared / "preset-one", "sgd")
+    config = few_steps(shared, shared / "preset-one", "sgd")
     config = replace(
         config,
         data=replace(config.data, images=names["image"], labels=names["labels"]),
@@ -153,13 +153,13 @@ def test_a_preset_with_its_norm_and_the_papers_balance(shared: Path, meshes: dic
 @pytest.mark.six
 @pytest.mark.ranks(3)
 def test_a_run_goes_on_with_another_split(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
-    """Five steps on all ranks as stages; the other five on one rank, on two stages, and on three."""
+    """Half of the steps on all ranks as stages; the other half on one rank, on two stages, and on three."""
     mesh = meshes["gloo"]
     if mesh.size == 1:
         pytest.skip("one rank has no stages")
-    whole = ten_steps(shared, shared / "begun", "adamw")
-    first = replace(whole, parallel=ParallelConfig(stages=mesh.size), train=replace(whole.train, epochs=5))
-    assert run(first, mesh)[-1]["step"] == 5
+    whole = few_steps(shared, shared / "begun", "adamw")
+    first = replace(whole, parallel=ParallelConfig(stages=mesh.size), train=replace(whole.train, epochs=STEPS // 2))
+    assert run(first, mesh)[-1]["step"] == STEPS // 2
     for stages in {1, min(2, mesh.size), min(3, mesh.size)}:
         folder = shared / f"on-{stages}"
         mesh.on_root(lambda folder=folder: shutil.copytree(shared / "begun", folder))  # type: ignore[misc]
