@@ -44,13 +44,13 @@ demo: setup
 test: test-serial test-mpi
 
 test-serial: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 12
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. On 3 ranks: broken inputs, and
 # uneven splits of what communicates (all at night, TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on sixteen, the
 # acceptance case of 4 x 4; on six, pipelines of the paper's length. One session a number of ranks; the long ones first, since
 # CI runs two at a time.
-COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no
+COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no --durations 12
 MOST_FOLDERS := -m mpi --ignore tests/bad_input
 CASES_4 := $(MOST_FOLDERS)
 CASES_3 := -m mpi $(if $(TILEDSEG_NIGHTLY),,tests/bad_input tests/comm tests/spatial tests/test_gradients.py)

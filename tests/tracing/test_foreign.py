@@ -11,6 +11,7 @@ import os
 import pytest
 import torch
 
+from tests.conftest import NIGHTLY
 from tests.law.cases import IGNORED, KEY, relative, tiled_logits
 from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference, one_rank
 from tests.law.test_pipelines import plans
@@ -24,8 +25,15 @@ from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.steps.step import Stepper, StepRules
 
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]
-# Over ranks the larger ones run where they are asked for: they take a minute.
-SHARED = [name for name in EXACT if not NETWORKS[name].large or os.environ.get("FOREIGN_NETWORKS") == "all"]
+# Over ranks one network of each package runs, at night all but the largest, and these with FOREIGN_NETWORKS=all.
+OF_PACKAGES = [name for name in EXACT if " " in name]
+BY_DAY = {"MONAI UNet, batch norm", "nnU-Net ResidualUNet", "EfficientNet features"}
+SHARED = [
+    name
+    for name in EXACT
+    if (not NETWORKS[name].large and (NIGHTLY or name not in OF_PACKAGES or name in BY_DAY))
+    or os.environ.get("FOREIGN_NETWORKS") == "all"
+]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused is not None]
 
 
