@@ -23,8 +23,8 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
+from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.memory.greedy import Greedy, choose
 from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import Walk

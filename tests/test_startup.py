@@ -29,7 +29,7 @@ NOT_FOR_A_STEP = {
     "tiledseg.execution.scores.metrics",
     "tiledseg.execution.passes.pipeline_passes",
     "tiledseg.memory.offload",
-    "tiledseg.models.rerun.rebuild",
+    "tiledseg.models.rebuild",
     "tiledseg.pipeline.chunk_orders",
     "tiledseg.planning.walk.layer_memory",
     "tiledseg.planning.memory.greedy",

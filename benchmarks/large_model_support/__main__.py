@@ -16,14 +16,14 @@ from benchmarks.large_model_support.disk import dd_rates
 from benchmarks.large_model_support.fits import tried
 from benchmarks.large_model_support.overhead import HEADING, overhead
 from benchmarks.large_model_support.trl_way import trl_way
-from tiledseg.memory.disk.rates import store_rates
+from tiledseg.memory.file_store import disk_rates
 
 MEBI = 1 << 20
 
 
 def disk_lines(store: Path, size: int) -> list[str]:
     written, read = dd_rates(store, size)
-    ours_written, ours_read = store_rates(store, size)
+    ours_written, ours_read = disk_rates(store, size)
     return [
         f"dd, direct: writes {written / 1e6:.0f} MB/s, reads {read / 1e6:.0f} MB/s",
         f"store: writes {ours_written / 1e6:.0f} MB/s ({ours_written / written:.0%} of dd), "

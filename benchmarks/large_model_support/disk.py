@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tiledseg.memory.disk.file_store import PIECE
+PIECE = 4 << 20  # bytes that are copied at once
 
 
 def dd_rates(folder: Path, size: int) -> tuple[float, float]:

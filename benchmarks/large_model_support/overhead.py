@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tiledseg
 from benchmarks.large_model_support.network import make_step
 from benchmarks.large_model_support.ways import Way, other_ways, ours
+from tiledseg.memory.mover import Figures
 from tiledseg.memory.offload import Offload
 
 SHARES = (0.75, 0.5, 0.33, 0.25)
@@ -81,7 +82,7 @@ def overhead(
     for support in supports.values():  # recorded, then followed
         with support:
             assert step() == step() == step()
-        support.figures.clear()
+        vars(support.figures).update(vars(Figures()))
     for _ in range(rounds):
         losses = {_timed(*way, times[name]) for name, way in ways.items()}
         assert len(losses) == 1, f"losses differ: {losses}"

@@ -14,8 +14,8 @@ from tests.foreign.modules import Somebody
 from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
-from tiledseg.memory.disk.file_store import FileMover, FileStore
-from tiledseg.memory.rerun.recomputing import Recomputing
+from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.recomputing import Recomputing
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
-from tiledseg.memory.host import lanes
 from tiledseg.planning.memory import store as store_room
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.network_walk import Speed
@@ -87,7 +86,7 @@ def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: di
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's tensors leave for the host's memory as a GPU's do, by lanes that are late."""
     monkeypatch.setattr(start, "check_store", lambda *asked: None)
-    monkeypatch.setattr(lanes, "GpuLanes", lambda device: LateLanes(7))
+    monkeypatch.setattr(offload, "GpuLanes", lambda device: LateLanes(7))
 
 
 @pytest.fixture

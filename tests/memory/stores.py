@@ -6,32 +6,28 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tiledseg.memory.disk.file_store import Bytes, FileMover, FileStore
-from tiledseg.memory.disk.slots import PAGE
-from tiledseg.memory.host.host_mover import HostMover
+from tiledseg.memory.file_store import Bytes, FileMover, FileStore
+from tiledseg.memory.host import GpuLanes, HostMover
 from tiledseg.memory.mover import Copying
 from tiledseg.memory.offload import Offload
+from tiledseg.memory.slots import PAGE, Slot
 
 ROOM = 1 << 28
 
 
 class SlowStore(FileStore):
-    """Each piece takes up to `most` seconds longer."""
+    """A store each copy of which takes up to `most` seconds longer."""
 
     most = 0.0005
 
-    def _write_piece(self, offset: int, piece: Bytes) -> None:
-        time.sleep(random.Random(offset + len(piece)).uniform(0, self.most))
-        super()._write_piece(offset, piece)
-
-    def _read_piece(self, offset: int, piece: Bytes) -> None:
-        time.sleep(random.Random(offset).uniform(0, self.most))
-        super()._read_piece(offset, piece)
+    def _move(self, move: Any, slot: Slot, data: Bytes, doing: str) -> None:
+        time.sleep(random.Random(slot.offset + (slot.size if doing == "writing" else 0)).uniform(0, self.most))
+        super()._move(move, slot, data, doing)
 
 
 def offload(folder: Path, budget: int, kind: type[FileStore] = FileStore, least: int = 1) -> Offload:
@@ -56,7 +52,7 @@ class _Memory(NamedTuple):
         return torch.empty(0, dtype=torch.uint8).set_(storage)[self.offset : self.offset + self.size]
 
 
-class LateLanes:
+class LateLanes(GpuLanes):
     """A device's two lanes, without one: each copy is made as late as it may be, or (by `luck`) at some time before.
     Until then what it brings is no number of anybody's."""
 

@@ -10,11 +10,10 @@ import torch
 from tests.memory.stores import ROOM, LateLanes, to_host
 from tests.memory.zoo import leaf
 from tiledseg.errors import MemoryLimitError
-from tiledseg.memory.disk.slots import PAGE
-from tiledseg.memory.host.host_mover import HostMover
-from tiledseg.memory.host.rates import host_rates
+from tiledseg.memory.host import HostMover, host_rates
 from tiledseg.memory.mover import Sent
 from tiledseg.memory.offload import Offload
+from tiledseg.memory.slots import PAGE
 
 
 def chain(x: torch.Tensor, length: int) -> torch.Tensor:

@@ -15,9 +15,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.memory.host.host_mover import HostMover
-from tiledseg.memory.host.lanes import GpuLanes
-from tiledseg.memory.host.rates import host_rates
+from tiledseg.memory.host import GpuLanes, HostMover, host_rates
 
 MIB = 1 << 20
 pytestmark = [

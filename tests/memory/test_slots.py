@@ -6,47 +6,34 @@ import random
 
 import pytest
 
-from tiledseg.memory.disk.slots import PAGE, Slot, SlotTable, whole_pages
+from tiledseg.errors import MemoryLimitError
+from tiledseg.memory.slots import PAGE, Slot, SlotTable
 
 
-def test_slots_are_whole_pages_one_after_another() -> None:
-    table = SlotTable()
-    assert [table.take(size) for size in (1, PAGE, PAGE + 1)] == [
-        Slot(0, 1),
-        Slot(PAGE, PAGE),
-        Slot(2 * PAGE, PAGE + 1),
-    ]
-    assert (table.end, table.taken) == (4 * PAGE, 4 * PAGE)
+def take(table: SlotTable, size: int) -> Slot:
+    slot = table.find(size)
+    table.take(slot)
+    return slot
 
 
-def test_gaps_beside_each_other_are_one() -> None:
-    table = SlotTable()
-    a, b, c, _ = [table.take(PAGE) for _ in range(4)]
-    for slot in (a, c, b):
-        table.give_back(slot)
-    assert table.take(3 * PAGE).offset == 0
-
-
-def test_the_gap_at_the_end_grows() -> None:
-    table = SlotTable()
-    table.take(PAGE)
-    table.give_back(table.take(PAGE))
-    assert table.stop_of(3 * PAGE) == 4 * PAGE
-    assert table.take(3 * PAGE).offset == PAGE
-    assert table.end == 4 * PAGE
-
-
-def test_what_was_not_taken_is_not_given_back() -> None:
-    table = SlotTable()
-    slot = table.take(PAGE)
-    table.give_back(slot)
+def test_slots_are_whole_pages_in_the_lowest_gaps() -> None:
+    """Gaps beside each other are one, and the one at the end grows."""
+    table = SlotTable("a store", 1 << 30)
+    slots = [take(table, size) for size in (1, PAGE, PAGE + 1, PAGE, PAGE)]
+    assert [slot.offset // PAGE for slot in slots] == [0, 1, 2, 4, 5]
+    assert (table.end, table.taken) == (6 * PAGE, 6 * PAGE)
+    for index in (0, 2, 1, 4):
+        table.give_back(slots[index])
+    assert take(table, 4 * PAGE).offset == 0
+    assert take(table, 3 * PAGE).offset == 5 * PAGE
+    assert table.end == 8 * PAGE
     with pytest.raises(AssertionError, match="was not taken"):
-        table.give_back(slot)
+        table.give_back(slots[4]), table.give_back(slots[4])
 
 
 def test_drawn_takings_agree_with_a_list_of_pages() -> None:
     draw = random.Random(4)
-    table, held, pages = SlotTable(), [], set[int]()
+    table, held, pages = SlotTable("a store", 40 * PAGE), list[Slot](), set[int]()
     for _ in range(3000):
         if held and draw.random() < 0.48:
             slot = held.pop(draw.randrange(len(held)))
@@ -54,20 +41,17 @@ def test_drawn_takings_agree_with_a_list_of_pages() -> None:
             pages -= _pages(slot)
         else:
             size = draw.randrange(1, 9 * PAGE)
-            expected = table.stop_of(size)
-            first = _lowest(pages, whole_pages(size) // PAGE)
-            slot = table.take(size)
-            held.append(slot)
-            assert slot.offset == first * PAGE
-            assert max(slot.stop, table.end) == expected
-            pages |= _pages(slot)
+            count = -(-size // PAGE)
+            first = next(at for at in range(99) if not any(at + k in pages for k in range(count)))
+            if first + count > 40:
+                with pytest.raises(MemoryLimitError, match=f"give it at least {(first + count) * PAGE}"):
+                    table.find(size)
+                continue
+            held.append(take(table, size))
+            assert held[-1].offset == first * PAGE
+            pages |= _pages(held[-1])
         assert table.taken == len(pages) * PAGE
 
 
 def _pages(slot: Slot) -> set[int]:
     return set(range(slot.offset // PAGE, slot.stop // PAGE))
-
-
-def _lowest(pages: set[int], count: int) -> int:
-    """The lowest page from which `count` are free, tried one after another."""
-    return next(at for at in range(len(pages) + 10**6) if not any(at + k in pages for k in range(count)))

@@ -9,8 +9,8 @@ import torch
 
 from tests.memory.stores import SlowStore, offload, to_host
 from tests.memory.zoo import ZOO, Tensors
-from tiledseg.memory.disk.file_store import FileStore
-from tiledseg.memory.mover import StayMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import Mover
 from tiledseg.memory.offload import Offload
 
 STEPS = 3
@@ -32,7 +32,7 @@ def test_everything_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Nothing leaves; all that can; a part; and a part through a slow store, in which reads overtake writes."""
     run = ZOO[name]
     expected = [run(step) for step in range(STEPS)]
-    whole = Offload(StayMover, 1 << 40, 1)
+    whole = Offload(Mover, 1 << 40, 1)
     with whole:
         assert all(same(run(step), expected[step]) for step in range(STEPS))
     assert whole.figures.bytes_out == 0
@@ -50,7 +50,7 @@ def test_everything_is_the_same_by_way_of_the_host(name: str) -> None:
     """Lanes whose copies come as late as they may: what is read too early, or given back too early, is seen."""
     run = ZOO[name]
     expected = [run(step) for step in range(STEPS)]
-    whole = Offload(StayMover, 1 << 40, 1)
+    whole = Offload(Mover, 1 << 40, 1)
     with whole:
         run(0)
     peak = whole.figures.peak_bytes

@@ -31,9 +31,9 @@ from tiledseg.geometry.memory_policy import (
     spread,
 )
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
+from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
-from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 

@@ -12,8 +12,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.memory.disk import shelf
-from tiledseg.memory.disk.shelf import MemoryShelf
+from tiledseg.memory import shelf
+from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run

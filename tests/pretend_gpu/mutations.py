@@ -5,8 +5,8 @@ Each is a file, a piece of it, what it becomes, and the job that shows it (`test
 
 RUNS, OVER_MPI, OVER_NCCL = "runs", "2 ranks over mpi", "2 ranks over nccl"
 MUTATIONS: dict[str, tuple[str, str, str, str]] = {
-    "a lane does not wait for computing": ("memory/host/lanes.py", "lane.wait_stream(stream)", "pass", RUNS),
-    "computing does not wait for a copy in": ("memory/host/lanes.py", "stream.wait_event(event)", "pass", RUNS),
+    "a lane does not wait for computing": ("memory/host.py", "lane.wait_stream(stream)", "pass", RUNS),
+    "computing does not wait for a copy in": ("memory/host.py", "stream.wait_event(event)", "pass", RUNS),
     "a step does not wait for its input": (
         "execution/input/carrying.py",
         "stream.wait_event(self.event)",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.memory.disk.rates import StoreRates
+from tiledseg.memory.mover import StoreRates
 from tiledseg.training.preparing import measured_store
 from tiledseg.user_files.machine import machine_of, shipped_machines
 
@@ -19,7 +19,7 @@ def test_it_is_measured(tmp_path: Path) -> None:
 
 
 def test_ranks_share_a_disk_and_a_profile_says_how_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_store, "store_rates", lambda folder, size: StoreRates(2e9, 1e9))
+    monkeypatch.setattr(measured_store, "disk_rates", lambda folder, size: StoreRates(2e9, 1e9))
     machine = machine_of(shipped_machines()[0])
     assert machine is not None
     store = measured_store.measured_store("anywhere", 4, machine, "bf16")

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.runs import Material
-from tiledseg.memory import offload
-from tiledseg.memory.disk import file_store
+from tiledseg.memory import file_store, offload
 from tiledseg.planning.memory import store as planned
 from tiledseg.train import main
 from tiledseg.training.run_folder.journal import Journal

@@ -33,9 +33,9 @@ from tiledseg.comm.transports.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.graph import Graph
-from tiledseg.memory.disk.rates import TENSOR, StoreRates, store_rates
-from tiledseg.memory.host.lanes import GpuLanes
-from tiledseg.memory.host.rates import host_rates
+from tiledseg.memory.file_store import TENSOR, disk_rates
+from tiledseg.memory.host import GpuLanes, host_rates
+from tiledseg.memory.mover import StoreRates
 from tiledseg.pipeline.link_time import measure_link
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
@@ -220,7 +220,7 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
 def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
     """Measure the disk of a folder on rank 0, and on GPUs the way to the host's memory: of the slowest rank, while all
     send, which may share what lies between. Collective."""
-    disk = mesh.on_root(lambda: None if store is None else store_rates(store, _MOVED))
+    disk = mesh.on_root(lambda: None if store is None else disk_rates(store, _MOVED))
     own = None if mesh.device.type == "cpu" else host_rates(GpuLanes(mesh.device), _MOVED)
     ways = [rates for rates in mesh.communicator.gather_objects(own) if rates is not None]
     slowest = StoreRates(*map(min, zip(*ways, strict=True))) if ways else None

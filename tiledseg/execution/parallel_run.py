@@ -127,7 +127,7 @@ def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNe
 
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
     from tiledseg.execution.passes.block_passes import BlockWork
-    from tiledseg.memory.disk.shelf import open_shelf
+    from tiledseg.memory.shelf import open_shelf
     from tiledseg.spatial.blocks.network import BlockNetwork
 
     return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)

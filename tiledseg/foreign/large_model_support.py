@@ -20,10 +20,10 @@ from torch import nn
 
 from tiledseg.config.kinds import checked
 from tiledseg.errors import ConfigError
-from tiledseg.memory.disk.file_store import FileStore
-from tiledseg.memory.mover import HOST, StayMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import HOST, Mover
 from tiledseg.memory.offload import Offload, mover_to
-from tiledseg.memory.rerun.recomputing import Recomputing
+from tiledseg.memory.recomputing import Recomputing
 from tiledseg.units.quantities import parse_bytes
 
 _NO_LIMIT = 1 << 62
@@ -57,7 +57,7 @@ def large_model_support(
     device = _device(model)
     if str(store) == HOST and device.type == "cpu":
         if model is not None:
-            return Recomputing(model, StayMover, room, _NO_LIMIT)
+            return Recomputing(model, Mover, room, _NO_LIMIT)
         raise ConfigError(
             "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
             "folder on a local disk, or model, the network, to compute parts of it once more"

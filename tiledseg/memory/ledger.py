@@ -11,44 +11,63 @@ skip that the network's code still names) would free no memory, and stays.
 from __future__ import annotations
 
 import contextlib
-import enum
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.mover import Brought, Figures, Mover, Sent
-from tiledseg.memory.saved import Saved, StorageKey, UnmovedTensor, held_by, may_move, overwritten, storage_key
+from tiledseg.memory.saved import KeptTensor, StorageView, held_by, may_move, overwritten, storage_key
 
-_LOOK_SECONDS = 0.25
 _AHEAD = 32  # storages before the last used one that are looked at for a prefetch
 
 
-class State(enum.Enum):
-    """The place of a storage's bytes."""
+class SavedView:
+    """A view of a storage that may leave. `alias` is None while it is away."""
 
-    RESIDENT = "in memory"
-    LEAVING = "in memory, and being copied out"
-    AWAY = "outside"
-    RETURNING = "outside, and in memory as soon as its copy has ended"
+    __slots__ = ("__weakref__", "_dropped", "_left_at", "_version", "alias", "number", "view")
+
+    def __init__(self, tensor: torch.Tensor, number: int, dropped: Callable[[int], None]) -> None:
+        self.alias: torch.Tensor | None = tensor.detach()
+        self._version = self._left_at = tensor._version
+        self.view = StorageView.of(tensor)
+        self.number = number
+        self._dropped = dropped
+
+    def leave(self) -> None:
+        """Let go of the bytes, which are elsewhere from here on."""
+        assert self.alias is not None, "the bytes are in memory"
+        self._left_at, self.alias = self.alias._version, None
+
+    def check(self, written: int = 0) -> None:
+        """Raise RuntimeError, as autograd does, where the bytes have been written over since they were saved, `written`
+        times since they came back."""
+        version = (self._left_at if self.alias is None else self.alias._version) + written
+        if version != self._version:
+            raise overwritten(self.view.dtype, self.view.shape, version, self._version)
+
+    def __del__(self) -> None:
+        # May run in any thread and at any point of it: it may take no lock.
+        self._dropped(self.number)
 
 
 @dataclass(eq=False)
 class StorageEntry:
-    """A storage that autograd keeps.
+    """A storage that autograd keeps: in memory, there and being copied out (`sent`, `flat_P`), outside (`sent`), or on
+    its way back (`brought`).
 
-    `key` identifies the storage while it is in memory (RESIDENT, LEAVING), `number` forever. `alone`: nobody but
-    autograd holds it. `live`: saved views of it. `used`: uses since it came back, or ever; `wanted`: views saved when
-    it came back, each of which will use it.
+    `key` identifies the storage while it is in memory, `number` forever. `alone`: nobody but autograd holds it.
+    `live`: saved views of it. `used`: uses since it came back, or ever; `wanted`: views saved when it came back, each
+    of which will use it.
     """
 
     number: int
-    key: StorageKey
+    key: int
     size: int
-    state: State = State.RESIDENT
     alone: bool = False
     live: int = 0
     used: int = 0
@@ -56,92 +75,69 @@ class StorageEntry:
     sent: Sent | None = None
     flat_P: torch.Tensor | None = None  # all its bytes, while they are copied out
     brought: Brought | None = None
-    _saved: list[weakref.ref[Saved]] = field(default_factory=list)
-    _watched: list[torch.Tensor] = field(default_factory=list)
+    _views: list[weakref.ref[SavedView]] = field(default_factory=list)
 
     @property
-    def outward(self) -> Sent:
-        assert self.sent is not None, "its bytes have been sent"
-        return self.sent
+    def in_memory(self) -> bool:
+        return self.sent is None or self.flat_P is not None
 
-    @property
-    def inward(self) -> Brought:
-        assert self.brought is not None, "its bytes are on their way back, or there"
-        return self.brought
-
-    def add(self, saved: Saved) -> None:
+    def add(self, saved: SavedView) -> None:
         self.live += 1
-        self._saved.append(weakref.ref(saved))
+        self._views.append(weakref.ref(saved))
 
-    def saved(self) -> list[Saved]:
-        return [saved for reference in self._saved if (saved := reference()) is not None]
+    def views(self) -> list[SavedView]:
+        return [saved for reference in self._views if (saved := reference()) is not None]
+
+    def aliases(self) -> list[torch.Tensor]:
+        return [saved.alias for saved in self.views() if saved.alias is not None]
 
     def find_alone(self) -> bool:
         """Return True if autograd alone holds the storage now."""
-        aliases = [saved.alias for saved in self.saved() if saved.alias is not None]
+        aliases = self.aliases()
         self.alone = bool(aliases) and held_by(aliases[0], len(aliases))
         return self.alone
 
-    def whole(self) -> torch.Tensor:
-        """Return all bytes of the storage, which is in memory, as one tensor."""
-        alias = next(saved.alias for saved in self.saved() if saved.alias is not None)
-        flat_P = torch.empty(0, dtype=torch.uint8, device=alias.device)
-        return flat_P.set_(alias.untyped_storage())
-
-    def watch(self, flat_P: torch.Tensor) -> None:
-        """Count writes to `flat_P`, and to views of it, without holding its bytes."""
-        self._watched = [tensor for tensor in self._watched if tensor._version]
-        watching = flat_P.detach()
-        watching.data = torch.empty(0, dtype=torch.uint8)  # the version stays that of `flat_P`
-        self._watched.append(watching)
-
-    def version(self) -> int:
-        """Return how often a backward pass has written over what it was given."""
-        return sum(tensor._version for tensor in self._watched)
-
 
 class Ledger:
-    """The hooks of one context, `pack` and `unpack`, from any thread.
+    """The hooks of one context, `pack` and `unpack`, from any thread. The last graph made in it gives all back.
 
     `budget`: bytes that autograd alone may hold in memory. `least`: the smallest storage, in bytes, that is moved.
-    `told`: a step ends at `end_step` alone; else a save after a backward pass begins a step.
+    `explicit_steps`: a step ends at `end_step` alone; else a save after a backward pass begins a step.
     """
 
-    def __init__(self, mover: Mover, budget: int, least: int, figures: Figures, told: bool = False) -> None:
-        self._mover, self._budget, self._least, self._told = mover, budget, least, told
+    def __init__(self, mover: Mover, budget: int, least: int, figures: Figures, explicit_steps: bool = False) -> None:
+        self._mover, self._budget, self._least, self._explicit_steps = mover, budget, least, explicit_steps
         self.figures = figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._entries: dict[int, StorageEntry] = {}
-        self._by_key: dict[StorageKey, StorageEntry] = {}
+        self._by_key: dict[int, StorageEntry] = {}
         self._held_by_others: dict[StorageEntry, None] = {}
         self._staying: dict[StorageEntry, None] = {}  # autograd alone holds them; oldest first
         self._leaving: dict[StorageEntry, None] = {}
-        self._prefetched: list[tuple[StorageWeakRef, int]] = []
-        self._alone_bytes = self._leaving_bytes = self._count = 0
+        self.resident_bytes = 0  # that autograd alone holds in memory
+        self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched
+        self._leaving_bytes = self._count = 0
         self._kept_bytes = self._step_peak = self.last_peak = 0  # in memory or outside
         self._in_backward = self._has_saved = False
-        self._closed = self._left = False
-        self._over = threading.Event()
-        # Begun now: where memory has run out, no thread can be begun.
-        threading.Thread(target=self._await_the_last, name="memory-close", daemon=True).start()
+        weakref.finalize(self, mover.close)  # autograd's graphs hold the ledger by its hooks
 
     # Called by autograd.
 
-    def pack(self, tensor: torch.Tensor) -> UnmovedTensor | Saved:
+    def pack(self, tensor: torch.Tensor) -> KeptTensor | SavedView:
         """Save a tensor. Raises WriteError or MemoryLimitError where the store does not take what must leave."""
         with self._lock:
             self._settle()
             movable = may_move(tensor, self._least) and self._mover.takes(tensor)
-            saved = self._save(tensor) if movable else UnmovedTensor(tensor)
+            saved = self._save(tensor) if movable else KeptTensor(tensor)
             self._move_out()
             return saved
 
-    def unpack(self, saved: UnmovedTensor | Saved) -> torch.Tensor:
+    def unpack(self, saved: KeptTensor | SavedView) -> torch.Tensor:
         """Return the tensor, bit for bit. Raises RuntimeError where it was written over, WriteError where its bytes
         cannot be read."""
-        if isinstance(saved, UnmovedTensor):
-            return saved.tensor()
+        if isinstance(saved, KeptTensor):
+            return saved.get()
         with self._lock:
             self._settle()
             saved.check()
@@ -159,41 +155,25 @@ class Ledger:
             self._settle()
             self._move_out()
 
-    def leave(self) -> None:
-        """End the context: give everything back, now or once the last graph that was made in it is gone."""
-        with self._lock:
-            self._forget_dropped()
-            self._end_step()
-            self._left = True
-            if not self._entries:
-                self.close()
-        self._over.set()
-
     def end_step(self) -> bool:
         """Begin the next step if one has just ended; return True if so."""
         with self._lock:
-            over = self._in_backward if self._told else self._step_is_over()
+            over = self._in_backward if self._explicit_steps else self._step_is_over()
             if over:
                 self._end_step()
             return over
 
-    def close(self) -> None:
-        """Close the mover, once."""
+    def leave(self) -> None:
+        """End the context: count its last step."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._mover.close()
-                self.count_stalls()
+            self._forget_dropped()
+            self._end_step()
+            self.count_stalls()
 
     def count_stalls(self) -> None:
         """Add the seconds that a device, not the host, has waited for copies so far."""
         with self._lock:
             self.figures.waited_seconds += self._mover.stood_still()
-
-    @property
-    def resident_bytes(self) -> int:
-        """The bytes that autograd alone holds in memory."""
-        return self._alone_bytes
 
     # Steps.
 
@@ -207,73 +187,69 @@ class Ledger:
     def _step_is_over(self) -> bool:
         """Return True if a save now begins a step: outside a backward pass, after a use or where nothing is left of
         the last step."""
-        if self._told or torch._C._current_graph_task_id() != -1:
+        if self._explicit_steps or torch._C._current_graph_task_id() != -1:
             return False
         return self._in_backward or (self._has_saved and not self._entries)
 
     # Saves.
 
-    def _save(self, tensor: torch.Tensor) -> Saved:
+    def _save(self, tensor: torch.Tensor) -> SavedView:
         if self._step_is_over():
             self._end_step()
         self._has_saved = True
-        entry = self._by_key.get(storage_key(tensor)) or self._new_entry(tensor)
-        saved = Saved(tensor, entry.number, self._dropped.put)
+        key = storage_key(tensor)
+        entry = self._by_key.get(key)
+        if entry is None:
+            self._count += 1
+            entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
+            self._entries[entry.number] = self._by_key[key] = entry
+            self._held_by_others[entry] = None
+        saved = SavedView(tensor, entry.number, self._dropped.put)
         entry.add(saved)
         return saved
-
-    def _new_entry(self, tensor: torch.Tensor) -> StorageEntry:
-        self._count += 1
-        entry = StorageEntry(self._count, storage_key(tensor), tensor.untyped_storage().nbytes())
-        self._entries[entry.number] = self._by_key[entry.key] = entry
-        self._held_by_others[entry] = None
-        return entry
 
     # The way out.
 
     def _move_out(self) -> None:
         """Send the oldest storages away until the others fit the budget; wait where more is held than may be."""
-        self._find_alone()
-        room = self._budget - self._prefetched_bytes()
-        while self._staying and self._alone_bytes - self._leaving_bytes > room:
-            self._send(next(iter(self._staying)))
-        while self._leaving and self._alone_bytes > room:
-            first = next(iter(self._leaving))
-            with self.figures.waiting():
-                first.outward.copying.wait()
-            self._finish_leaving(first)
-        self.figures.peak_bytes = max(self.figures.peak_bytes, self._alone_bytes + self._prefetched_bytes())
-
-    def _prefetched_bytes(self) -> int:
-        """Return the bytes of storages that were prefetched, as long as anybody holds them."""
-        self._prefetched = [(storage, size) for storage, size in self._prefetched if not storage.expired()]
-        return sum(size for _, size in self._prefetched)
-
-    def _find_alone(self) -> None:
         for entry in [entry for entry in self._held_by_others if entry.find_alone()]:
             del self._held_by_others[entry]
-            self._alone_bytes += entry.size
+            self.resident_bytes += entry.size
             self._kept_bytes += entry.size
             if not entry.used:
                 self._staying[entry] = None
         self._step_peak = max(self._step_peak, self._kept_bytes)
+        ahead = self._ahead_bytes()
+        room = self._budget - ahead
+        while self._staying and self.resident_bytes - self._leaving_bytes > room:
+            self._send(next(iter(self._staying)))
+        while self._leaving and self.resident_bytes > room:
+            with self.figures.waiting():
+                self._finish_leaving(next(iter(self._leaving)))
+        self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
+
+    def _ahead_bytes(self) -> int:
+        """Return the bytes of storages that were prefetched, as long as anybody holds them."""
+        self._ahead = [(storage, size) for storage, size in self._ahead if not storage.expired()]
+        return sum(size for _, size in self._ahead)
 
     def _send(self, entry: StorageEntry) -> None:
-        flat_P = entry.whole()
-        entry.sent = self._mover.send(flat_P)
-        entry.flat_P, entry.state = flat_P, State.LEAVING
+        alias = entry.aliases()[0]
+        flat_P = torch.empty(0, dtype=torch.uint8, device=alias.device).set_(alias.untyped_storage())
+        entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
         del self._staying[entry]
         self._leaving[entry] = None
         self._leaving_bytes += entry.size
         self.figures.bytes_out += entry.size
 
     def _finish_leaving(self, entry: StorageEntry) -> None:
-        """Forget the bytes in memory, whose copy has ended. Raises the copy's error; the bytes are then still here."""
-        entry.outward.copying.wait()
+        """Forget the bytes in memory once their copy has ended. Raises the copy's error; the bytes are then still
+        here."""
+        assert entry.sent is not None, "its bytes have been sent"
+        entry.sent.copying.wait()
         self._no_longer_leaving(entry)
         self._out_of_memory(entry)
-        entry.state = State.AWAY
-        for saved in entry.saved():
+        for saved in entry.views():
             saved.leave()
 
     def _no_longer_leaving(self, entry: StorageEntry) -> None:
@@ -282,52 +258,42 @@ class Ledger:
         entry.flat_P = None
 
     def _out_of_memory(self, entry: StorageEntry) -> None:
-        self._alone_bytes -= entry.size if entry.alone else 0
+        self.resident_bytes -= entry.size if entry.alone else 0
         del self._by_key[entry.key]
 
     # The way back.
 
-    def _use(self, entry: StorageEntry, saved: Saved) -> torch.Tensor:
+    def _use(self, entry: StorageEntry, saved: SavedView) -> torch.Tensor:
         self._in_backward = True
-        if entry.state is State.LEAVING:
-            self._recall(entry)
+        self._recall(entry)
         entry.used += 1
-        if entry.state is State.RESIDENT:
+        if entry.in_memory:
             self._staying.pop(entry, None)
             assert saved.alias is not None, "the bytes are in memory"
             return saved.alias
-        return self._returned(entry, saved)
+        self.figures.expected += entry.brought is not None
+        self.figures.demanded += entry.brought is None
+        brought = entry.brought or self._bring(entry)
+        with self.figures.waiting():
+            brought.copying.wait()
+        saved.check(brought.flat_P._version)
+        tensor = saved.view.over(brought.flat_P)
+        if entry.used >= entry.wanted:  # autograd holds it now; another pass over the graph brings it again
+            entry.brought, entry.used = None, 0
+        return tensor
 
     def _recall(self, entry: StorageEntry) -> None:
         """Keep a storage that is wanted before it has left."""
-        self._mover.drop(entry.outward)
-        self._no_longer_leaving(entry)
-        entry.sent, entry.state = None, State.RESIDENT
+        if entry.sent is not None and entry.flat_P is not None:
+            self._mover.drop(entry.sent)
+            self._no_longer_leaving(entry)
+            entry.sent = None
 
-    def _returned(self, entry: StorageEntry, saved: Saved) -> torch.Tensor:
-        if entry.brought is None:
-            self.figures.demanded += 1
-            self._bring(entry)
-        else:
-            self.figures.expected += 1
-        with self.figures.waiting():
-            entry.inward.copying.wait()
-        version = entry.version()
-        if version:
-            raise overwritten(str(saved.view.dtype), saved.view.shape, saved.version + version, saved.version)
-        tensor = saved.view.over(entry.inward.flat_P)
-        if entry.used >= entry.wanted:  # autograd holds it now; another pass over the graph brings it again
-            entry.brought, entry.used, entry.state = None, 0, State.AWAY
-        return tensor
-
-    def _bring(self, entry: StorageEntry) -> torch.Tensor:
-        """Begin to copy a storage back; return its bytes."""
-        entry.brought = self._mover.bring(entry.outward, entry.size)
-        flat_P = entry.brought.flat_P
-        entry.watch(flat_P)
-        entry.wanted, entry.state = entry.live, State.RETURNING
+    def _bring(self, entry: StorageEntry) -> Brought:
+        assert entry.sent is not None, "its bytes are outside"
+        entry.brought, entry.wanted = self._mover.bring(entry.sent, entry.size), entry.live
         self.figures.bytes_in += entry.size
-        return flat_P
+        return entry.brought
 
     def _prefetch_before(self, entry: StorageEntry) -> None:
         """Begin to bring back what was saved right before `entry`, as far as the budget has room."""
@@ -335,41 +301,37 @@ class Ledger:
             before = self._entries.get(number)
             if before is None or before.used:
                 continue
-            if before.state is State.LEAVING:
-                self._recall(before)
-            if before.state is State.AWAY:
-                if self._alone_bytes + self._prefetched_bytes() + before.size > self._budget:
+            self._recall(before)
+            if not before.in_memory and before.brought is None:
+                if self.resident_bytes + self._ahead_bytes() + before.size > self._budget:
                     return
-                storage = self._bring(before).untyped_storage()
-                self._prefetched.append((StorageWeakRef(storage), storage.nbytes()))
+                storage = self._bring(before).flat_P.untyped_storage()
+                self._ahead.append((StorageWeakRef(storage), storage.nbytes()))
 
-    # The end.
+    # The end of a storage.
 
     def _settle(self) -> None:
         """Take note of views that are gone and copies that have ended."""
         self._forget_dropped()
-        while self._leaving and (first := next(iter(self._leaving))).outward.copying.done():
+        while self._leaving:
+            first = next(iter(self._leaving))
+            if first.sent is None or not first.sent.copying.done():
+                return
             self._finish_leaving(first)
-        if self._left and not self._entries:
-            self.close()
 
     def _forget_dropped(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._forget(self._dropped.get_nowait())
-
-    def _forget(self, number: int) -> None:
-        entry = self._entries[number]
-        entry.live -= 1
-        if entry.live == 0:
-            self._free(entry)
+                entry = self._entries[self._dropped.get_nowait()]
+                entry.live -= 1
+                if entry.live == 0:
+                    self._free(entry)
 
     def _free(self, entry: StorageEntry) -> None:
         del self._entries[entry.number]
         self._kept_bytes -= entry.size if entry.alone else 0
-        if entry.state is State.LEAVING:
-            self._recall(entry)
-        if entry.state is State.RESIDENT:
+        self._recall(entry)
+        if entry.in_memory:
             self._out_of_memory(entry)
             self._held_by_others.pop(entry, None)
             self._staying.pop(entry, None)
@@ -378,16 +340,3 @@ class Ledger:
             entry.brought = None
         if entry.sent is not None:
             self._mover.drop(entry.sent)
-
-    def _await_the_last(self) -> None:
-        """Give all back after the context, in a thread of its own: the last view may be dropped where nothing may be
-        waited for."""
-        self._over.wait()
-        while not self._closed:
-            with contextlib.suppress(queue.Empty):
-                number = self._dropped.get(timeout=_LOOK_SECONDS)
-                with self._lock:
-                    self._forget(number)
-            with self._lock:
-                if not self._entries:
-                    self.close()

@@ -1,4 +1,4 @@
-"""The way of a storage's bytes out of memory and back: the ledger knows nothing else of disks, threads and devices."""
+"""The way of a storage's bytes out of memory and back: the ledger needs no other view of disks, threads and devices."""
 
 from __future__ import annotations
 
@@ -35,57 +35,49 @@ class Sent(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """`flat_P`: all bytes of the storage, uint8, in a storage of its own, whole once `copying` has ended."""
+    """All bytes of a storage, uint8, in a storage of its own, whole once `copying` has ended."""
 
     flat_P: torch.Tensor
     copying: Copying
 
 
-class Mover(Protocol):
-    """A store and the copies to it and from it."""
+class StoreRates(NamedTuple):
+    """Rates of a store, bytes a second."""
+
+    written: float
+    read: float
+
+
+class Mover:
+    """A store and the copies to it and from it. This one moves nothing, for a ledger that only counts what is held."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return True if tensors of this kind and device can be moved at all."""
+        return True
 
     def send(self, flat_P: torch.Tensor) -> Sent:
         """Begin to copy all bytes of a storage out. They stay as they are, and are held, until that has ended.
 
         Raises MemoryLimitError or WriteError where there is no room.
         """
+        raise AssertionError("nothing is to leave")
 
     def bring(self, sent: Sent, size: int) -> Brought:
         """Begin to copy `size` bytes back to memory of their own."""
+        raise AssertionError("nothing has left")
 
     def drop(self, sent: Sent) -> None:
         """Free the place outside; a copy to it is stopped."""
 
     def stood_still(self) -> float:
         """Return the seconds, since the last call, for which a device has waited for copies while the host went on."""
+        return 0.0
+
+    def settle(self) -> None:
+        """Return once no copy runs."""
 
     def close(self) -> None:
         """Give all back. Nothing that was sent can be brought any more."""
-
-
-class StayMover:
-    """A mover that moves nothing, for a ledger that only counts what is held."""
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        return True
-
-    def send(self, flat_P: torch.Tensor) -> Sent:
-        raise AssertionError("nothing is to leave")
-
-    def bring(self, sent: Sent, size: int) -> Brought:
-        raise AssertionError("nothing has left")
-
-    def drop(self, sent: Sent) -> None:
-        raise AssertionError("nothing has left")
-
-    def stood_still(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing was taken."""
 
 
 @dataclass
@@ -103,10 +95,6 @@ class Figures:
     expected: int = 0
     steps: int = 0
 
-    def clear(self) -> None:
-        """Count from nothing again."""
-        self.__init__()  # type: ignore[misc]
-
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Add the block's seconds to `waited_seconds`."""
@@ -115,3 +103,29 @@ class Figures:
             yield
         finally:
             self.waited_seconds += time.perf_counter() - begun
+
+
+def store_rates(mover: Mover, size: int, data_P: torch.Tensor) -> StoreRates:
+    """Measure a store by `size` bytes in tensors like `data_P`, sent once before; then close it. Raises WriteError or
+    MemoryLimitError where it has no room."""
+    count = max(1, size // data_P.numel())
+    try:
+        for sent in [mover.send(data_P) for _ in range(count)]:
+            sent.copying.wait()
+            mover.drop(sent)
+        mover.settle()
+        begun = time.perf_counter()
+        there = [mover.send(data_P) for _ in range(count)]
+        for sent in there:
+            sent.copying.wait()
+        mover.settle()
+        out = time.perf_counter()
+        brought = [mover.bring(sent, data_P.numel()) for sent in there]
+        for each in brought:
+            each.copying.wait()
+        mover.settle()
+        back = time.perf_counter()
+    finally:
+        mover.close()
+    moved = count * data_P.numel()
+    return StoreRates(moved / (out - begun), moved / (back - out))

@@ -12,6 +12,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tiledseg.memory.exhausted import exhausted, is_exhausted
+from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.host import GpuLanes, HostMover
 from tiledseg.memory.ledger import Ledger
 from tiledseg.memory.mover import HOST, Figures, Mover
 
@@ -29,18 +31,23 @@ class Offload:
     """
 
     def __init__(
-        self, mover: Callable[[], Mover], budget: int, least: int = LEAST, told: bool = False, all_kept: bool = True
+        self,
+        mover: Callable[[], Mover],
+        budget: int,
+        least: int = LEAST,
+        explicit_steps: bool = False,
+        all_kept: bool = True,
     ) -> None:
-        """`told`: forward and backward passes of a step take turns, and a step ends at `end_step`. `all_kept`: all that
+        """`explicit_steps`: forward and backward passes of a step take turns, and a step ends at `end_step`. `all_kept`: all that
         autograd keeps may leave; else what is handed to `pack` alone."""
         self.budget = budget
-        self._told, self._all_kept = told, all_kept
+        self._explicit_steps, self._all_kept = told, all_kept
         self.figures = Figures()
         self._mover, self._least = mover, least
         self._entered: list[tuple[Ledger, ExitStack]] = []
 
     def __enter__(self) -> Self:
-        ledger = Ledger(self._mover(), self.budget, self._least, self.figures, self._told)
+        ledger = Ledger(self._mover(), self.budget, self._least, self.figures, self._explicit_steps)
         hooks = ExitStack()
         if self._all_kept:
             hooks.enter_context(saved_tensors_hooks(ledger.pack, ledger.unpack))
@@ -76,21 +83,10 @@ class Offload:
             ledger.count_stalls()
         return self.figures
 
-    @property
-    def resident_bytes(self) -> int:
-        """The bytes in memory that autograd alone holds of what was saved in the innermost block."""
-        return self._entered[-1][0].resident_bytes if self._entered else 0
-
 
 def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[], Mover]:
     """Return a function that makes the mover of a store, of at most `limit` bytes outside: a GPU's tensors go to its
     host's memory, a CPU's to a folder. The caller checks that `device` has a way there."""
     if str(store) == HOST:
-        from tiledseg.memory.host.host_mover import HostMover
-        from tiledseg.memory.host.lanes import GpuLanes
-
         return lambda: HostMover(GpuLanes(device), limit)
-
-    from tiledseg.memory.disk.file_store import FileMover, FileStore
-
     return lambda: FileMover(FileStore(store, limit))

@@ -1,4 +1,4 @@
-"""The objects that autograd keeps in place of a tensor, and who holds a tensor's bytes.
+"""Tensors that are saved for a backward pass, and who holds their bytes.
 
 Where saving is hooked, autograd does not look at a tensor's version; it is looked at here, with autograd's own words.
 """
@@ -8,11 +8,63 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tiledseg.errors import TiledsegError
+
+
+def _nothing() -> None: ...
+
+
+class Hooks(NamedTuple):
+    """Functions that keep a tensor somewhere, and give it back. `passed` is called where a node has run, which holds
+    none of its tensors any more."""
+
+    pack: Callable[[torch.Tensor], Any]
+    unpack: Callable[[Any], torch.Tensor]
+    passed: Callable[[], None] = _nothing
+
+
+def hooks_around() -> Hooks | None:
+    """Return the saved-tensor hooks that are in force, which others would hide."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else Hooks(*hooks)
+
+
+class KeptTensor:
+    """A tensor that stays as it was when it was saved, or at `version`: where it is, or by `hooks`."""
+
+    __slots__ = ("_hooks", "_packed", "_version")
+
+    def __init__(self, tensor: torch.Tensor, hooks: Hooks | None = None, version: int | None = None) -> None:
+        self._hooks, self._version = hooks, tensor._version if version is None else version
+        # An alias: the tensor itself may have been made by the node that keeps it, which would be a circle.
+        self._packed: Any = tensor.detach() if hooks is None else hooks.pack(tensor)
+
+    def get(self) -> torch.Tensor:
+        """Return the tensor. Raises RuntimeError, as autograd does, where it has been written over."""
+        if self._hooks is not None:
+            return self._hooks.unpack(self._packed)
+        tensor: torch.Tensor = self._packed
+        check_version(tensor, self._version)
+        return tensor
+
+
+def check_version(tensor: torch.Tensor, expected: int) -> None:
+    """Raise RuntimeError, as autograd does, where a tensor has been written over since it had this version."""
+    if tensor._version != expected:
+        raise overwritten(tensor.dtype, tuple(tensor.shape), tensor._version, expected)
+
+
+def overwritten(dtype: torch.dtype, shape: tuple[int, ...], version: int, expected: int) -> RuntimeError:
+    """Return autograd's error, which programs look for by its first words."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{dtype} {list(shape)}] is at version {version}; expected version {expected} instead. Compute on a copy "
+        "(x.clone()), or leave out the operation that writes over it"
+    )
 
 
 class StorageView(NamedTuple):
@@ -38,68 +90,8 @@ class StorageView(NamedTuple):
         return torch._neg_view(seen) if self.negative else seen
 
 
-class UnmovedTensor:
-    """A tensor that stays: a weight, a small one, one of a kind that is not moved."""
-
-    __slots__ = ("alias", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.alias = tensor.detach()  # the tensor itself may have been made by the node that keeps it: a circle
-        self.version = tensor._version
-
-    def tensor(self) -> torch.Tensor:
-        """Raises RuntimeError, as autograd does, where it has been written over."""
-        if self.alias._version != self.version:
-            raise overwritten(self.alias.type(), tuple(self.alias.shape), self.alias._version, self.version)
-        return self.alias
-
-
-class Saved:
-    """A view of a storage that may leave. `alias` is None while it is away; `found`: its version when it left."""
-
-    __slots__ = ("__weakref__", "_dropped", "alias", "found", "number", "version", "view")
-
-    def __init__(self, tensor: torch.Tensor, number: int, dropped: Callable[[int], None]) -> None:
-        self.alias: torch.Tensor | None = tensor.detach()
-        self.version = self.found = tensor._version
-        self.view = StorageView.of(tensor)
-        self.number = number
-        self._dropped = dropped
-
-    def leave(self) -> None:
-        """Let go of the bytes, which are elsewhere from here on."""
-        self.look()
-        self.alias = None
-
-    def look(self) -> None:
-        if self.alias is not None:
-            self.found = self.alias._version
-
-    def check(self) -> None:
-        """Raises RuntimeError, as autograd does, where the bytes have been written over since they were saved."""
-        self.look()
-        if self.found != self.version:
-            raise overwritten(str(self.view.dtype), self.view.shape, self.found, self.version)
-
-    def __del__(self) -> None:
-        # May run in any thread and at any point of it: it may take no lock.
-        self._dropped(self.number)
-
-
-def overwritten(kind: str, shape: tuple[int, ...], version: int, expected: int) -> RuntimeError:
-    """Autograd's error, which programs look for by its first words."""
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(shape)}] is at version {version}; expected version {expected} instead. Compute on a copy "
-        "(x.clone()), or leave out the operation that writes over it"
-    )
-
-
-StorageKey = int
-"""The identity of a live storage. A storage that is gone may give its key to another one, as addresses do."""
-
-
-def storage_key(tensor: torch.Tensor) -> StorageKey:
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return the identity of a live storage. One that is gone may give its key to another one, as addresses do."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.models.rerun.notes import noted
+from tiledseg.models.notes import noted
 from tiledseg.models.sending import sent
 
 

@@ -20,7 +20,7 @@ from tiledseg.models.blocks import build_module
 from tiledseg.models.places import Places
 
 if TYPE_CHECKING:
-    from tiledseg.models.rerun.homes import Hooks
+    from tiledseg.memory.saved import Hooks
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
 NOWHERE: Places = {}
@@ -129,7 +129,7 @@ class GraphNetwork(nn.Module):
         policy = policy or self.memory
         if policy.keeps_all or not torch.is_grad_enabled():
             return compute
-        from tiledseg.models.rerun.rebuild import Rebuilding
+        from tiledseg.models.rebuild import Rebuilding
 
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 

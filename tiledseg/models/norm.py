@@ -23,7 +23,7 @@ from tiledseg.models.normalise import (
     normalise,
     normalise_together,
 )
-from tiledseg.models.rerun.notes import noted
+from tiledseg.models.notes import noted
 
 
 class PixelNorm(nn.LayerNorm):

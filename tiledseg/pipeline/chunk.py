@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from tiledseg.models.network import GraphNetwork, Tensors
-from tiledseg.models.rerun.still import still_statistics
+from tiledseg.models.notes import still_statistics
 from tiledseg.pipeline.partition import NetworkCut
 
 

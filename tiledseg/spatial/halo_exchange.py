@@ -9,7 +9,7 @@ and autograd's order is its reverse on every rank). Within one exchange every re
 before anything is waited for, with NCCL too. The peers and sizes of all messages follow from integers that all ranks
 share.
 
-Where a window is to be made once more (`models.rerun.rebuild`), the pieces that have arrived are kept, and put beside
+Where a window is to be made once more (`models.rebuild`), the pieces that have arrived are kept, and put beside
 the rank's own block again: nothing is sent.
 """
 
@@ -26,7 +26,7 @@ from tiledseg.comm.transports.collectives import as_bytes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.geometry.sharing.block_exchange import BlockExchange, ExchangePiece
-from tiledseg.models.rerun.notes import Notes, current
+from tiledseg.models.notes import Notes, current
 
 
 class Flight(NamedTuple):

@@ -21,7 +21,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
-from tiledseg.models.rerun.homes import Hooks
+from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -67,7 +67,7 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh
     `end_step` tells the steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return None
-    from tiledseg.memory.disk.shelf import free_bytes
+    from tiledseg.memory.file_store import free_bytes
     from tiledseg.memory.offload import LEAST, Offload, mover_to
 
     limit = host_memory() // mesh.launch.local_size if store == HOST else free_bytes(store)  # ranks share their host's

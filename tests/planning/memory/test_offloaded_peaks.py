@@ -11,7 +11,7 @@ from benchmarks.planned_peaks import in_channels_last, module_by, step, weights_
 from tests.memory.stores import ROOM
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all
-from tiledseg.memory.disk.file_store import FileMover, FileStore
+from tiledseg.memory.file_store import FileMover, FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.planning.memory import store
 from tiledseg.planning.memory.choice import step_choices

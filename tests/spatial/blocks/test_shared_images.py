@@ -16,7 +16,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
-from tiledseg.memory.disk.shelf import open_shelf
+from tiledseg.memory.shelf import open_shelf
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork

@@ -28,7 +28,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
-from tiledseg.models.rerun.still import still_statistics
+from tiledseg.models.notes import still_statistics
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.spatial.blocks.block_pass import BlockPass, Image, ImagePass, Outputs
 from tiledseg.spatial.blocks.network import BlockNetwork

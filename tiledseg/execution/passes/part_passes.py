@@ -19,7 +19,7 @@ from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.input.carrying import sender
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.models.rerun.still import still_statistics
+from tiledseg.models.notes import still_statistics
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
 

@@ -19,7 +19,7 @@ from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
-from tiledseg.models.rerun.still import still_statistics
+from tiledseg.models.notes import still_statistics
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.samples.dataset import Sample
 

@@ -10,7 +10,7 @@ go, it is there whatever is chosen (`Walk.base` counts it). At the moments above
   for. Either way its own parents must be there, or are rebuilt first;
 - sent away, it lies there from the moment on at which it is fetched, which is before it is needed.
 
-Seconds add up. Checked against `models.rerun.rebuild`, which does so.
+Seconds add up. Checked against `models.rebuild`, which does so.
 """
 
 from __future__ import annotations

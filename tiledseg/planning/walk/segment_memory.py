@@ -24,7 +24,7 @@ from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
 from tiledseg.units.widths import norm_work_bytes
 
 Windows = tuple[Sequence[NodeWindows], Mapping[int, Sequence[Interval]]]  # of the nodes; read of what enters
-MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.disk.shelf` bounds them
+MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ import torch
 from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.memory.disk.shelf import MemoryShelf
+from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import Tensors
 from tiledseg.spatial.blocks.network import BlockNetwork, Doing
 from tiledseg.spatial.blocks.program import BlockProgram, BlockRun

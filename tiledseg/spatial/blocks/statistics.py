@@ -20,7 +20,7 @@ import torch
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks
-from tiledseg.models.rerun.still import still_statistics
+from tiledseg.models.notes import still_statistics
 from tiledseg.spatial.blocks.network import BlockNetwork, Doing, Sums
 from tiledseg.spatial.blocks.program import BlockProgram
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm

@@ -6,9 +6,8 @@ import torch
 
 from tiledseg.comm.transports.stopwatch import least
 from tiledseg.execution.precision import autocast
-from tiledseg.memory.disk.rates import TENSOR, store_rates
-from tiledseg.memory.host.lanes import GpuLanes
-from tiledseg.memory.host.rates import host_rates
+from tiledseg.memory.file_store import TENSOR, disk_rates
+from tiledseg.memory.host import GpuLanes, host_rates
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.memory.store import Store, speed_of
@@ -29,7 +28,7 @@ def measured_store(
     """
     device = device or torch.device("cpu")
     on_disk = device.type == "cpu" or store != HOST
-    rates = store_rates(store, _MOVED) if on_disk else host_rates(GpuLanes(device), _MOVED)
+    rates = disk_rates(store, _MOVED) if on_disk else host_rates(GpuLanes(device), _MOVED)
     known = machine if machine and machine.known else None
     speed = speed_of(known.computing(precision)) if known else _measured_speed(device, precision)
     return Store(rates.written / ranks, rates.read / ranks, speed)

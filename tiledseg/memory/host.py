@@ -1,4 +1,4 @@
-"""Two lanes between a GPU's memory and the host's: one out, one in, both beside the computing.
+"""A GPU's tensors in the host's memory: two lanes, one out, one in, both beside the computing.
 
 Nobody on the host waits for them. A copy begins once the GPU has done all that was asked of it before; who wants what a
 copy brings, or the memory that it reads, has the GPU wait:
@@ -14,43 +14,22 @@ all that read or wrote it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
-from tiledseg.memory.mover import Copying
+from tiledseg.memory.file_store import TENSOR
+from tiledseg.memory.mover import Brought, Copying, Mover, Sent, StoreRates, store_rates
+from tiledseg.memory.slots import Slot, SlotTable
 
+CHUNK = 256 << 20
+"""Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
 _MOST_NOTED = 256  # stalls whose length has not been asked for
 
 
-class Lanes(Protocol):
-    """Of one device. Tensors are uint8, of one dim; `parts` of the host's memory follow each other in the other one."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def look(self) -> None:
-        """Something is computed, by this thread and where it computes now, that copies read or that reads copies."""
-
-    def host(self, size: int) -> torch.Tensor:
-        """Memory of the host that is copied from and to directly. Raises MemoryLimitError where there is none."""
-
-    def out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Begin to copy a device's memory to the host's."""
-
-    def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
-        """Begin to copy it to a device's memory, `after` the copy out has ended."""
-
-    def stood_still(self) -> float:
-        """Seconds, since this was last asked, for which the device has waited for copies, as far as that is over."""
-
-    def end(self) -> None:
-        """Return once no copy runs."""
-
-
 class GpuLanes:
-    """See `Lanes`. Streams that compute are found out as they are seen; usually there is one."""
+    """The lanes of one device. Tensors are uint8, of one dim; `parts` of the host's memory follow each other in the
+    other one. Streams that compute are noted as they are seen; usually there is one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,10 +39,13 @@ class GpuLanes:
         self._stood = 0.0
 
     def look(self) -> None:
+        """Note the stream on which this thread computes what copies read, or what reads copies."""
         stream = torch.cuda.current_stream(self.device)
         self._computing.setdefault(stream.cuda_stream, stream)
 
     def host(self, size: int) -> torch.Tensor:
+        """Return memory of the host that is copied from and to directly. Raises MemoryLimitError where there is
+        none."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -73,10 +55,12 @@ class GpuLanes:
             ) from error
 
     def out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
+        """Begin to copy a device's memory to the host's."""
         self._out.wait_stream(self._in)  # which may be reading these parts for somebody before
         return self._copy(self._out, flat_P.split([len(part) for part in parts]), parts)
 
     def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
+        """Begin to copy it to a device's memory, `after` the copy out has ended."""
         assert isinstance(after, _Copied), "a copy of these lanes"
         self._in.wait_event(after.event)
         return self._copy(self._in, parts, flat_P.split([len(part) for part in parts]), flat_P)
@@ -98,7 +82,7 @@ class GpuLanes:
         return _Copied(self, event, torch.cuda.current_stream(self.device), brought_P)
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """All that computes waits; the host does not."""
+        """Have all that computes wait; the host does not."""
         self.look()
         for stream in self._computing.values():
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -110,17 +94,23 @@ class GpuLanes:
             self._add_up()
 
     def stood_still(self) -> float:
+        """Return the seconds, since the last call, for which the device has waited for copies, as far as that is
+        over."""
         self._add_up()
         stood, self._stood = self._stood, 0.0
         return stood
 
     def _add_up(self) -> None:
-        over = [ended.query() for _, ended in self._stalls]
-        done = [stall for stall, is_over in zip(self._stalls, over, strict=True) if is_over]
-        self._stalls = [stall for stall, is_over in zip(self._stalls, over, strict=True) if not is_over]
-        self._stood += sum(begun.elapsed_time(ended) for begun, ended in done) / 1000
+        going_on = []
+        for begun, ended in self._stalls:
+            if ended.query():
+                self._stood += begun.elapsed_time(ended) / 1000
+            else:
+                going_on.append((begun, ended))
+        self._stalls = going_on
 
     def end(self) -> None:
+        """Return once no copy runs."""
         for lane in (self._out, self._in):
             lane.synchronize()
 
@@ -144,6 +134,64 @@ class _Copied:
             self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
 
     def stop(self) -> None:
-        """A copy that has been asked for is made: what computes comes after it."""
+        """Have what computes come after the copy, which is made in any case."""
         if not self.done():
             self._lanes.wait_for(self.event)
+
+
+class HostMover(Mover):
+    """A mover of a GPU's tensors. At most `limit` bytes lie in the host's memory, which grows by `chunk` bytes in the
+    first step and stays. What comes back lies where torch's allocator puts it."""
+
+    def __init__(self, lanes: GpuLanes, limit: int, chunk: int = CHUNK) -> None:
+        self._lanes, self._chunk = lanes, chunk
+        self._slots = SlotTable("the store in the host's memory", limit)
+        self._host: list[torch.Tensor] = []
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        if tensor.device != self._lanes.device:
+            return False
+        self._lanes.look()
+        return True
+
+    def send(self, flat_P: torch.Tensor) -> Sent:
+        slot = self._slots.find(flat_P.numel())
+        while self._chunk * len(self._host) < slot.stop:
+            self._host.append(self._lanes.host(self._chunk))
+        self._slots.take(slot)
+        return Sent(slot, self._lanes.out(flat_P, self._parts(slot)))
+
+    def _parts(self, slot: Slot) -> list[torch.Tensor]:
+        """Return the slot's memory, a part of each chunk that it reaches into."""
+        parts, begin, stop = [], slot.offset, slot.offset + slot.size
+        while begin < stop:
+            number, at = divmod(begin, self._chunk)
+            parts.append(self._host[number][at : at + stop - begin])
+            begin += len(parts[-1])
+        return parts
+
+    def bring(self, sent: Sent, size: int) -> Brought:
+        flat_P = torch.empty(size, dtype=torch.uint8, device=self._lanes.device)
+        unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
+        return Brought(flat_P, self._lanes.back(self._parts(sent.place), unversioned_P, sent.copying))
+
+    def drop(self, sent: Sent) -> None:
+        sent.copying.stop()
+        self._slots.give_back(sent.place)
+
+    def stood_still(self) -> float:
+        return self._lanes.stood_still()
+
+    def settle(self) -> None:
+        self._lanes.end()
+
+    def close(self) -> None:
+        self._lanes.end()
+        self._host.clear()
+
+
+def host_rates(lanes: GpuLanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK) -> StoreRates:
+    """Measure the way between a GPU's memory and the host's by `size` bytes. Raises MemoryLimitError where there is
+    no memory for it."""
+    data_P = torch.zeros(tensor, dtype=torch.uint8, device=lanes.device)
+    return store_rates(HostMover(lanes, size, chunk), size, data_P)

@@ -1,0 +1,298 @@
+"""Nodes run by a memory policy: some tensors are dropped after the forward pass, and computed once more when the
+backward pass asks for them.
+
+Autograd hands over what it keeps (saved-tensor hooks), node by node. One of the node's own tensors is recognised by its
+memory, while that is alive: no address outlives what it names. A tensor to rebuild has a `Home`, its memory, with the
+steps that wrote it. Any view of it comes back with the same strides. What a node keeps besides is had from a second run
+of it (`memory.second_run`).
+
+Gradients are the same to the last bit: the same nodes run on the same values, in the same precision, with the
+statistics, draws and halos that the first run has noted (`models.notes`), and running statistics move once. Nothing is
+sent in the backward pass on account of it, so that it can deadlock no more than before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_policy import passing
+from tiledseg.geometry.memory_words import OFFLOAD, REBUILD, MemoryPolicy
+from tiledseg.memory.saved import Hooks, KeptTensor, check_version, hooks_around, storage_key
+from tiledseg.memory.second_run import SavedHandle, SecondRun
+from tiledseg.models.notes import Notes, still_statistics
+
+Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
+
+
+class Layout(NamedTuple):
+    """The way in which a tensor lies in its memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Layout:
+        return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def over(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole if Layout.of(whole) == self else whole.as_strided(*self)
+
+
+@dataclass(eq=False)
+class Home:
+    """The memory of a tensor to rebuild, shared by all who ask for it until the last has asked.
+
+    `steps` wrote it, in their order. `passing`: it is let go where it was made on the way to another tensor, since it
+    is made again for next to nothing (`geometry.memory_policy.passing`). `asks`: how many are still to ask for it.
+    `tensor`: itself, while it is shared.
+    """
+
+    layout: Layout
+    passing: bool
+    steps: list[RebuildStep] = field(default_factory=list)
+    asks: int = 0
+    tensor: torch.Tensor | None = None
+
+    @property
+    def sources(self) -> set[Home]:
+        """The homes that it is computed from."""
+        return {place.home for step in self.steps for place in step.places if isinstance(place, HomeView)}
+
+
+class HomeView(NamedTuple):
+    """A view of a tensor to rebuild, after so many writes."""
+
+    home: Home
+    layout: Layout
+    writes: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor, home: Home) -> HomeView:
+        return HomeView(home, Layout.of(tensor), len(home.steps))
+
+
+@dataclass(eq=False)
+class RebuildStep:
+    """A node that may run once more.
+
+    `places`: of its inputs (a `Layout`: in the memory that it writes over). `wants`: those that had gradients.
+    `versions`: of its weights.
+    """
+
+    run: NodeRun
+    k: int
+    places: list[HomeView | KeptTensor | Layout]
+    wants: list[bool]
+    notes: Notes
+    versions: list[int]
+
+    def inputs(self, there: dict[Home, torch.Tensor], own: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Return the inputs; `own` is the memory that the node writes over."""
+        made = []
+        for place in self.places:
+            if isinstance(place, KeptTensor):
+                made.append(place.get())
+            elif isinstance(place, HomeView):
+                made.append(place.layout.over(there[place.home]))
+            else:
+                assert own is not None, "it writes over what has not been made"
+                made.append(place.over(own))
+        return made
+
+    def save_again(self) -> None:
+        """Run the node once more with gradients, for the tensors that it saves."""
+        there = {place.home: _value(place.home) for place in self.places if isinstance(place, HomeView)}
+        inputs = [x.detach().requires_grad_(w) for x, w in zip(self.inputs(there), self.wants, strict=True)]
+        del there
+        self.run.again(self, inputs)
+
+
+class NodeRun:
+    """The way in which nodes of one pass are computed once more: by the same function, in the same precision."""
+
+    def __init__(self, compute: Compute, modules: Sequence[nn.Module], device: str) -> None:
+        self._compute, self._modules = compute, modules
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        self._cast = partial(torch.autocast, device, dtype, enabled, cache_enabled=False)
+
+    def weights(self, k: int) -> list[nn.Parameter]:
+        return list(self._modules[k].parameters())
+
+    def again(self, step: RebuildStep, inputs: list[torch.Tensor]) -> torch.Tensor:
+        for weight, version in zip(self.weights(step.k), step.versions, strict=True):
+            check_version(weight, version)
+        with self._cast(), still_statistics([self._modules[step.k]]), step.notes.read():
+            return self._compute(step.k, inputs)
+
+
+class Rebuilding:
+    """Computes nodes, in their order, as `compute` does, and keeps of them what `policy` says.
+
+    `offload` keeps the tensors that the policy wants moved. Other kept tensors go to the hooks that are in force around
+    it, if there are any.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: MemoryPolicy,
+        compute: Compute,
+        modules: Sequence[nn.Module],
+        offload: Hooks | None = None,
+    ) -> None:
+        self._graph, self._policy, self._compute, self._modules = graph, policy, compute, modules
+        self._offload, self._around = offload, hooks_around()
+        self._passing = passing(graph, policy)
+        self._homes: dict[int, Home] = {}  # of tensors to rebuild that are still to be taken
+        self._run: NodeRun | None = None
+
+    def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
+        step = self._step(k, inputs)
+        handles, versions = list[SavedHandle](), [x._version for x in inputs]
+
+        def pack(tensor: torch.Tensor) -> SavedHandle:
+            handles.append(SavedHandle(tensor))
+            return handles[-1]
+
+        with ExitStack() as stack:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, SavedHandle.get))
+            stack.enter_context(step.notes.taken() if step else nullcontext())
+            made = self._compute(k, inputs)
+        writes = [x._version for x in inputs] != versions
+        own = self._own_tensors(k, inputs, made, step, writes)
+        inside = None
+        if step is not None and not writes and self._policy.inside[k] == REBUILD:
+            inside = SecondRun(step.save_again, f"node {k}")
+        least = min(made.numel(), max(x.numel() for x in inputs))
+        weights = {weight.shape for weight in self._modules[k].parameters()}  # cast or not
+        for number, handle in enumerate(handles):
+            memory = storage_key(handle.tensor)
+            home, hooks = own.get(memory, (None, self._around))
+            is_large = handle.tensor.numel() >= least and handle.tensor.shape not in weights
+            if home is not None:
+                home.asks += 1
+                handle.have(_Asker(HomeView.of(handle.tensor, home)))
+            elif inside is not None and memory not in own and is_large:
+                inside.take(number, handle)
+            else:
+                handle.keep(hooks)
+        for tensor in self._graph.released[k]:
+            self._homes.pop(tensor, None)
+        if self._offload is not None:
+            self._offload.passed()
+        return made
+
+    def _step(self, k: int, inputs: list[torch.Tensor]) -> RebuildStep | None:
+        """Return the node as a step that may run once more, if anybody may want that. It is made before the node runs,
+        which may write over its inputs."""
+        if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
+            return None
+        if self._run is None:
+            self._run = NodeRun(self._compute, self._modules, inputs[0].device.type)
+        places: list[HomeView | KeptTensor | Layout] = []
+        for x, source in zip(inputs, self._graph.sources[k], strict=True):
+            home = self._homes.get(source)
+            places.append(KeptTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
+        versions = [weight._version for weight in self._run.weights(k)]
+        return RebuildStep(self._run, k, places, [x.requires_grad for x in inputs], Notes(), versions)
+
+    def _hooks(self, tensor: int) -> Hooks | None:
+        return self._offload if self._policy.tensors[tensor] == OFFLOAD else self._around
+
+    def _own_tensors(
+        self, k: int, inputs: list[torch.Tensor], made: torch.Tensor, step: RebuildStep | None, writes: bool
+    ) -> dict[int, tuple[Home | None, Hooks | None]]:
+        """Return for the memory of each of the node's own tensors its home, if it is rebuilt, and the hooks that keep
+        it."""
+        sources = zip(inputs, self._graph.sources[k], strict=True)
+        own = {storage_key(x): (self._homes.get(source), self._hooks(source)) for x, source in sources}
+        key = storage_key(made)
+        if key not in own:
+            rebuilds = step is not None and self._policy.tensors[k + 1] == REBUILD
+            own[key] = Home(Layout.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
+            writes = True
+        home = own[key][0]
+        if home is not None:
+            self._homes[k + 1] = home
+            if writes:
+                assert step is not None, "a tensor to rebuild is written over by one that is not"
+                # No cycle: what is held here is to go as soon as nobody asks.
+                step.places = [p.layout if isinstance(p, HomeView) and p.home is home else p for p in step.places]
+                home.steps.append(step)
+        return own
+
+
+class _Asker:
+    """One who asks for a tensor to rebuild, once or more often."""
+
+    def __init__(self, view: HomeView) -> None:
+        self._view, self._has_asked = view, False
+
+    def __call__(self) -> torch.Tensor:
+        home, layout, writes = self._view
+        if len(home.steps) != writes:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"tensor of {list(layout.size)} is at version {len(home.steps)}; expected version {writes} instead"
+            )
+        tensor = _value(home)
+        if not self._has_asked:
+            self._has_asked, home.asks = True, home.asks - 1
+        home.tensor = tensor if home.asks else None
+        return layout.over(tensor)
+
+
+def _value(home: Home) -> torch.Tensor:
+    """Return what is in the memory, computed once more where it is not there, through a chain of any length."""
+    order = _missing(home)
+    uses = Counter(source for each in order for source in each.sources)
+    made: dict[Home, torch.Tensor] = {}
+
+    def there(each: Home) -> torch.Tensor:
+        return made[each] if each.tensor is None else each.tensor
+
+    for each in order:
+        made[each] = _run_steps(each, {source: there(source) for source in each.sources})
+        for source in each.sources & made.keys():
+            uses[source] -= 1
+            if not uses[source]:
+                tensor = made.pop(source)
+                source.tensor = tensor if source.asks and not source.passing else None
+                del tensor
+    return there(home)
+
+
+def _missing(home: Home) -> list[Home]:
+    """Return all that has to be computed for it, each after what it is computed from."""
+    order: dict[Home, None] = {}
+    pending = [(home, False)]
+    while pending:
+        each, expanded = pending.pop()
+        if each in order or each.tensor is not None:
+            continue
+        if expanded:
+            order[each] = None
+        else:
+            pending += [(each, True), *((source, False) for source in each.sources)]
+    return list(order)
+
+
+def _run_steps(home: Home, there: dict[Home, torch.Tensor]) -> torch.Tensor:
+    own: torch.Tensor | None = None
+    with torch.no_grad():
+        for step in home.steps:
+            made = step.run.again(step, step.inputs(there, own))
+            own = made if own is None else own
+    assert own is not None, "nobody has made it"
+    assert Layout.of(own) == home.layout, f"node {home.steps[0].k} has given {Layout.of(own)}, not {home.layout}"
+    return own
