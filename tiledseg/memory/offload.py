@@ -38,10 +38,10 @@ class Offload:
         explicit_steps: bool = False,
         all_kept: bool = True,
     ) -> None:
-        """`explicit_steps`: forward and backward passes of a step take turns, and a step ends at `end_step`. `all_kept`: all that
-        autograd keeps may leave; else what is handed to `pack` alone."""
+        """`explicit_steps`: forward and backward passes of a step take turns, and a step ends at `end_step`.
+        `all_kept`: all that autograd keeps may leave; else what is handed to `pack` alone."""
         self.budget = budget
-        self._explicit_steps, self._all_kept = told, all_kept
+        self._explicit_steps, self._all_kept = explicit_steps, all_kept
         self.figures = Figures()
         self._mover, self._least = mover, least
         self._entered: list[tuple[Ledger, ExitStack]] = []
