@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.geometry.pyramid import bins_of
 from tiledseg.models.layers.aligned import Resampled, dim_taps
@@ -27,26 +26,18 @@ from tiledseg.models.sending import sent
 class PooledBranchModule(BlockModule):
     """See `geometry.pyramid.PooledBranch`; `modules` are the inner nodes'."""
 
+    rows: Geometry
+    cols: Geometry
+
     def __init__(self, rows: Geometry, cols: Geometry, modules: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.rows, self.cols = rows, cols
+        super().__init__(rows, cols)
         self.inner = nn.ModuleList(modules)
-
-    @property
-    def description(self) -> Layer:
-        return self.rows
-
-    @property
-    def column_description(self) -> Layer:
-        return self.cols
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = zip(x_BCHW.shape[2:], (self.rows, self.cols), strict=True)
         return self._branch(BlockPlace(*(_whole(size, layer.factor) for size, layer in dims)), None, x_BCHW)
 
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
         so it cannot deadlock."""
         return self._branch(place, None if place.is_whole else ranks, x_BCHW)

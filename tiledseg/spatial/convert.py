@@ -78,7 +78,7 @@ class Own(SpatialLayer):
 
     def __init__(self, name: str, module: BlockModule, ranks: Ranks) -> None:
         self.module, self.ranks, self.fill = module, ranks, module.fill
-        self.descriptions = module.description, module.column_description
+        self.descriptions = module.rows, module.cols
 
     def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         return self.module.on_block(place, self.ranks, x_BCHW, *others_BCHW)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.normalise import Ranks, at_least_single
@@ -29,29 +28,19 @@ class AlignedUpsampleModule(BlockModule):
     """By whole factors (row, col), bilinear, with align_corners=True."""
 
     def __init__(self, factors: tuple[int, int]) -> None:
-        super().__init__()
+        super().__init__(*map(Geometry, factors))
         self.factors = factors
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = zip(x_BCHW.shape[2:], self.factors, strict=True)
         return self.on_tile(BlockPlace(*(_whole(size, factor) for size, factor in dims)), x_BCHW)
 
-    @property
-    def description(self) -> Layer:
-        return Geometry(self.factors[0])
-
-    @property
-    def column_description(self) -> Layer:
-        return Geometry(self.factors[1])
-
-    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
         result: torch.Tensor = Resampled.apply(x_BCHW, *taps)
         return result
 
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self.on_tile(place, x_BCHW)
 
 

@@ -5,6 +5,7 @@ A torch module has a twin for that in `spatial/`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.models.normalise import Ranks, Slices
+from tiledseg.models.normalise import Slices
 
 
 @dataclass(frozen=True)
@@ -68,32 +69,22 @@ class BlockPlace:
 
 
 class BlockModule(nn.Module):
-    """A module that also computes a rank's part of its undivided self's output.
+    """A module that also computes a rank's part of its undivided self's output. `rows` and `cols` describe the layer
+    along rows and along columns.
 
-    `fill`: what stands beyond the tensor's ends in what it reads.
+    `on_block(place, ranks, *inputs)` returns the outputs `place.given` from what is read of each input, `place.read` of
+    the first; collective over `ranks`, those of the image, where its statistics are the image's. `on_tile(place,
+    *inputs)` returns all outputs of a tile that lies at `place`, for a layer that asks for it, without communication.
+    `fill` stands beyond the tensor's ends in what it reads.
     """
 
     fill = 0.0
+    on_block: Callable[..., torch.Tensor]
+    on_tile: Callable[..., torch.Tensor]
 
-    @property
-    def description(self) -> Layer:
-        raise NotImplementedError
-
-    @property
-    def column_description(self) -> Layer:
-        """The layer along columns."""
-        return self.description
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        """The outputs `place.given` from what is read of each input: `place.read` of the first. Collective over
-        `ranks`, those of the image, where its statistics are the image's."""
-        raise NotImplementedError
-
-    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        """All outputs of a tile that lies at `place`, for a layer that asks for it. No communication."""
-        raise NotImplementedError
+    def __init__(self, rows: Layer, cols: Layer | None = None) -> None:
+        super().__init__()
+        self.rows, self.cols = rows, cols or rows
 
     @classmethod
     def speaks_for_blocks(cls) -> bool:

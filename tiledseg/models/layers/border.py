@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers import border as geometry
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.normalise import Ranks
 
@@ -18,25 +17,17 @@ from tiledseg.models.normalise import Ranks
 class BorderModule(BlockModule):
     """See `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
 
+    rows: geometry.Border
+    cols: geometry.Border
+
     def __init__(self, rows: geometry.Border, cols: geometry.Border) -> None:
-        super().__init__()
-        self.rows, self.cols = rows, cols
+        super().__init__(rows, cols)
         self.fill = rows.value
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self._padded(x_BCHW, (self.cols.before, self.cols.after, self.rows.before, self.rows.after))
 
-    @property
-    def description(self) -> Layer:
-        return self.rows
-
-    @property
-    def column_description(self) -> Layer:
-        return self.cols
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         if self.rows.clamps:
             return self._mirrored(place, x_BCHW)
         # Along dims that are cut, the positions that it reads are those that it gives.

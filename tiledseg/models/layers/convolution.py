@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.geometry.layers.convolutions import FixedFilters
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks
 
@@ -175,22 +174,16 @@ class FilterBank(BlockModule):
     filters: torch.Tensor
 
     def __init__(self, channels: int, bank: FixedFilters) -> None:
-        super().__init__()
-        self.channels, self.bank = channels, bank
+        super().__init__(bank)
+        self.channels, self.padding = channels, (bank.kernel // 2,) * 2
         kernels = torch.tensor(bank.filters, dtype=torch.float64)[:, None].repeat(channels, 1, 1, 1)
         self.register_buffer("filters", kernels.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._filtered(x_BCHW, (self.bank.kernel // 2,) * 2)
+        return self._filtered(x_BCHW, self.padding)
 
-    @property
-    def description(self) -> Layer:
-        return self.bank
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        return self._filtered(x_BCHW, place.own_padding((self.bank.kernel // 2,) * 2))
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._filtered(x_BCHW, place.own_padding(self.padding))
 
     def _filtered(self, x_BCHW: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
         return functional.conv2d(x_BCHW, self.filters, padding=padding, groups=self.channels)

@@ -2,65 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import torch
 
 from tiledseg.geometry.layers import joins as geometry
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped
 from tiledseg.models.normalise import Ranks
 
 
 class JoinModule(BlockModule):
-    """Crops each input by its number of pixels a side, and joins them."""
+    """Crops each input by its number of pixels a side, and joins them by `join`, which `kind` describes."""
 
     kind: type[geometry.Join]
+    join: Callable[..., torch.Tensor]
 
     def __init__(self, crops: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(self.kind(tuple(crops)))
         self.crops = tuple(crops)
 
     def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self.join([_cropped(x_BCHW, crop) for x_BCHW, crop in zip(inputs_BCHW, self.crops, strict=True)])
 
-    @property
-    def description(self) -> Layer:
-        return self.kind(self.crops)
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        return self.join([x_BCHW, *others_BCHW])
-
-    def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-        """Of inputs that cover the same pixels."""
-        raise NotImplementedError
+    def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.join(inputs_BCHW)
 
 
 class ConcatenateModule(JoinModule):
-    kind = geometry.Concatenate
+    """Concatenates channels."""
 
-    def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(inputs_BCHW, dim=1)
+    kind, join = geometry.Concatenate, staticmethod(partial(torch.cat, dim=1))
 
 
 class AddModule(JoinModule):
-    kind = geometry.Add
+    """Adds, from the first input to the last."""
 
-    def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-        total = inputs_BCHW[0]
-        for x_BCHW in inputs_BCHW[1:]:
-            total = total + x_BCHW
-        return total
+    kind, join = geometry.Add, staticmethod(partial(reduce, operator.add))
 
 
 class MultiplyModule(JoinModule):
-    kind = geometry.Multiply
+    """Multiplies two inputs."""
 
-    def join(self, inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-        one_BCHW, other_BCHW = inputs_BCHW
-        return one_BCHW * other_BCHW
+    kind, join = geometry.Multiply, staticmethod(partial(reduce, operator.mul))
 
 
 def _cropped(x_BCHW: torch.Tensor, crop: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ class PixelFunction(BlockModule):
     """See `geometry.layers.pixelwise.Pixelwise`. Its weights are `given`, those of other modules, or its own."""
 
     def __init__(self, layer: geometry.Pixelwise, given: Weights | None = None) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.layer = layer
         self._function = resolve(layer.function)
         self.given = given or Weights([nn.Parameter(torch.ones(shape)) for shape in layer.weights])
@@ -44,14 +44,8 @@ class PixelFunction(BlockModule):
         y = made if self.layer.part is None else made[self.layer.part]
         return from_layout(y, self.layer.after, tuple(inputs_BCHW[0].shape))
 
-    @property
-    def description(self) -> Layer:
-        return self.layer
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        return self(x_BCHW, *others_BCHW)
+    def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.forward(*inputs_BCHW)
 
 
 class Weights(nn.Module):
@@ -87,22 +81,15 @@ class OnePixel(BlockModule):
     once."""
 
     def __init__(self, module: nn.Module, description: Layer) -> None:
-        super().__init__()
+        super().__init__(description)
         self.module = module
-        self._description = description
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         y_BC11: torch.Tensor = self.module(x_BCHW[:, :, :1, :1])
         return y_BC11.expand(-1, -1, *x_BCHW.shape[2:])
 
-    @property
-    def description(self) -> Layer:
-        return self._description
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        return self(x_BCHW)
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.forward(x_BCHW)
 
 
 def resolve(name: str) -> Any:

@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.geometry.layers import resampling as geometry
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks
 
@@ -95,19 +94,13 @@ class MaxIndicesModule(BlockModule):
     fill = float("-inf")
 
     def __init__(self, kernel: int, stride: int, padding: int, dilation: int) -> None:
-        super().__init__()
+        super().__init__(geometry.MaxIndices(kernel, stride, padding, dilation))
         self.sizes = kernel, stride, padding, dilation
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self._found(x_BCHW, (self.sizes[2],) * 2)
 
-    @property
-    def description(self) -> Layer:
-        return geometry.MaxIndices(*self.sizes)
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self._found(x_BCHW, place.own_padding((self.sizes[2],) * 2))
 
     def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
@@ -132,21 +125,17 @@ class MaxUnpoolModule(BlockModule):
     """Each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
 
     def __init__(self, kernel: int) -> None:
-        super().__init__()
+        super().__init__(geometry.MaxUnpool(kernel))
         self.kernel = kernel
 
     def forward(self, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _Unpooled.apply(x_BCHW, indices_BCHW, self.kernel)
         return result
 
-    @property
-    def description(self) -> Layer:
-        return geometry.MaxUnpool(self.kernel)
-
     def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor
     ) -> torch.Tensor:
-        return place.crop_given(self(x_BCHW, *others_BCHW), self.kernel)
+        return place.crop_given(self.forward(x_BCHW, indices_BCHW), self.kernel)
 
 
 class _Unpooled(torch.autograd.Function):

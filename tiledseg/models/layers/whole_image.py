@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.normalise import Ranks, Slices
 
@@ -17,19 +16,13 @@ class WholeImageMean(BlockModule):
     """Return the mean of each channel over the image, or with `total` the sum."""
 
     def __init__(self, total: bool = False) -> None:
-        super().__init__()
+        super().__init__(ImageMean(total))
         self.total = total
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return image_mean(x_BCHW, total=self.total)
 
-    @property
-    def description(self) -> Layer:
-        return ImageMean(self.total)
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         return image_mean(x_BCHW, place.owned(x_BCHW), None if place.is_whole else ranks, self.total)
 
 
@@ -80,24 +73,18 @@ class WholeImageMax(BlockModule):
     `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
 
     def __init__(self, even: bool = False) -> None:
-        super().__init__()
+        super().__init__(ImageMax(even))
         self.even = even
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _Max.apply(x_BCHW, None, (0, 0), x_BCHW.shape[3], None, self.even)
         return result
 
-    @property
-    def description(self) -> Layer:
-        return ImageMax(self.even)
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor
-    ) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
         so it cannot deadlock."""
         if place.is_whole:
-            return self(x_BCHW)
+            return self.forward(x_BCHW)
         start = place.row.owned.start, place.col.owned.start
         result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], ranks, self.even)
         return result

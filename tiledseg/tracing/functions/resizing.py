@@ -110,7 +110,7 @@ def ratios(step: Step, value: Value) -> tuple[float, float] | None:
 
 def aligned(step: Step, value: Value, factors: Pair) -> str:
     module = AlignedUpsampleModule(factors)
-    rows, cols = module.description, module.column_description
+    rows, cols = module.rows, module.cols
     return step.lowering.add(step, "interpolate", rows, module, (value,), cols=None if rows == cols else cols)
 
 
