@@ -33,7 +33,7 @@ from tiledseg.models.notes import Notes, still_statistics
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
 
-class Layout(NamedTuple):
+class MemoryLayout(NamedTuple):
     """The way in which a tensor lies in its memory."""
 
     size: tuple[int, ...]
@@ -41,11 +41,11 @@ class Layout(NamedTuple):
     offset: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Layout:
-        return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    def of(tensor: torch.Tensor) -> MemoryLayout:
+        return MemoryLayout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def over(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole if Layout.of(whole) == self else whole.as_strided(*self)
+        return whole if MemoryLayout.of(whole) == self else whole.as_strided(*self)
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Home:
     `tensor`: itself, while it is shared.
     """
 
-    layout: Layout
+    layout: MemoryLayout
     passing: bool
     steps: list[RebuildStep] = field(default_factory=list)
     asks: int = 0
@@ -73,25 +73,25 @@ class HomeView(NamedTuple):
     """A view of a tensor to rebuild, after so many writes."""
 
     home: Home
-    layout: Layout
+    layout: MemoryLayout
     writes: int
 
     @staticmethod
     def of(tensor: torch.Tensor, home: Home) -> HomeView:
-        return HomeView(home, Layout.of(tensor), len(home.steps))
+        return HomeView(home, MemoryLayout.of(tensor), len(home.steps))
 
 
 @dataclass(eq=False)
 class RebuildStep:
     """A node that may run once more.
 
-    `places`: of its inputs (a `Layout`: in the memory that it writes over). `wants`: those that had gradients.
+    `places`: of its inputs (a `MemoryLayout`: in the memory that it writes over). `wants`: those that had gradients.
     `versions`: of its weights.
     """
 
     run: NodeRun
     k: int
-    places: list[HomeView | KeptTensor | Layout]
+    places: list[HomeView | KeptTensor | MemoryLayout]
     wants: list[bool]
     notes: Notes
     versions: list[int]
@@ -199,7 +199,7 @@ class Rebuilding:
             return None
         if self._run is None:
             self._run = NodeRun(self._compute, self._modules, inputs[0].device.type)
-        places: list[HomeView | KeptTensor | Layout] = []
+        places: list[HomeView | KeptTensor | MemoryLayout] = []
         for x, source in zip(inputs, self._graph.sources[k], strict=True):
             home = self._homes.get(source)
             places.append(KeptTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
@@ -219,7 +219,7 @@ class Rebuilding:
         key = storage_key(made)
         if key not in own:
             rebuilds = step is not None and self._policy.tensors[k + 1] == REBUILD
-            own[key] = Home(Layout.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
+            own[key] = Home(MemoryLayout.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
             writes = True
         home = own[key][0]
         if home is not None:
@@ -294,5 +294,7 @@ def _run_steps(home: Home, there: dict[Home, torch.Tensor]) -> torch.Tensor:
             made = step.run.again(step, step.inputs(there, own))
             own = made if own is None else own
     assert own is not None, "nobody has made it"
-    assert Layout.of(own) == home.layout, f"node {home.steps[0].k} has given {Layout.of(own)}, not {home.layout}"
+    assert MemoryLayout.of(own) == home.layout, (
+        f"node {home.steps[0].k} has given {MemoryLayout.of(own)}, not {home.layout}"
+    )
     return own
