@@ -7,20 +7,17 @@ import signal
 import time
 
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.comm.watching.doing import doing, reading, stepping, ticking
-from tiledseg.comm.watching.verdict import Deadlines
+from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import LabelError, RasterError
 
 STANDSTILLS = ("stop", "stop root", "turn", "busy")
-IN_STEPS = ("stop in a step", "read in a step")
 
 parser = Parser(prog="job")
 parser.add_argument("way")
 parser.add_argument("--transport", default="auto")
 parser.add_argument("--count", type=int)
 parser.add_argument("--deadline", type=float, default=600.0)
-parser.add_argument("--least", type=float, help="of the deadline inside steps (that of others)")
 
 
 def work(mesh, way: str) -> int | None:
@@ -44,8 +41,6 @@ def work(mesh, way: str) -> int | None:
         return None
     if way == "unconnected":
         return first_message(mesh)
-    if way in IN_STEPS:
-        return stand_still_in_a_step(mesh, way, x)
     if way in STANDSTILLS:
         return stand_still(mesh, way, x)
     for step in range(10_000_000):
@@ -77,22 +72,6 @@ def stand_still(mesh, way: str, x) -> None:
                 print(f"failing at {time.time()}", flush=True)
                 with doing("counting sheep"):
                     _hold_up(way)
-            mesh.communicator.all_reduce_sum(x).wait()
-    if mesh.is_root:
-        print("done", flush=True)
-
-
-def stand_still_in_a_step(mesh, way: str, x) -> None:
-    """After twelve quick steps the last rank is stopped in one, or waits for a file."""
-    for step in range(13):
-        with stepping("step %d", step):
-            if mesh.rank == mesh.size - 1 and step == 12:
-                print(f"failing at {time.time()}", flush=True)
-                if way == "read in a step":
-                    with reading("reading a tile"):
-                        time.sleep(6.0)
-                else:
-                    _hold_up("stop")
             mesh.communicator.all_reduce_sum(x).wait()
     if mesh.is_root:
         print("done", flush=True)
@@ -134,8 +113,7 @@ def missing() -> None:
 def main() -> int:
     """Parses, then runs on a mesh."""
     arguments = parser.parse_args()
-    deadlines = Deadlines(arguments.deadline, arguments.least or arguments.deadline)
-    return run_on_mesh(lambda mesh: work(mesh, arguments.way), arguments.transport, deadlines)
+    return run_on_mesh(lambda mesh: work(mesh, arguments.way), arguments.transport, arguments.deadline)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.comm.launching import clean_environment, run_job
 from tests.conftest import NIGHTLY
 from tiledseg.comm.launch import Launch, open_files_needed, store_operations
 from tiledseg.comm.session import check_open_files
-from tiledseg.comm.watching.verdict import Deadlines, Report
+from tiledseg.comm.watching.verdict import Report
 from tiledseg.comm.watching.watch import Board, Watch
 from tiledseg.errors import ConfigError
 
@@ -81,7 +81,7 @@ def test_a_watch_asks_the_store_twice_a_look_whatever_the_ranks() -> None:
             asked.append(f"read {len(ranks)}")
             return [self.root]
 
-    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", Deadlines(600.0, 60.0))
+    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", 600.0)
     asked.clear()
     for _ in range(3):
         watch._look(5.0)

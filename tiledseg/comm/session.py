@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect, open_files_needed
 from tiledseg.comm.transports.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
-from tiledseg.comm.watching.verdict import Deadlines
 from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.system.console import end, flush
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
     from tiledseg.comm.watching.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
-DEADLINES = Deadlines(most=600.0, least=60.0)
+DEADLINE = 600.0  # seconds
 
 
-def run_on_mesh(
-    body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | Deadlines | None = None
-) -> int:
+def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | None = None) -> int:
     """Starts the mesh, calls `body` on every rank, and returns the code that this process exits with. Collective.
 
     The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
@@ -55,7 +52,7 @@ def run_on_mesh(
         launch = ask_mpi()
     mesh: Mesh | None = None
     try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
-        mesh = open_mesh(launch, os.environ, transport, _deadlines(deadline))
+        mesh = open_mesh(launch, os.environ, transport, deadline or DEADLINE)
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as met:
         error = swallowed() or met
@@ -63,12 +60,6 @@ def run_on_mesh(
             return _end_in_failure(mesh, error)
         report_before_mesh(error, launch, socket.gethostname())
         return _end(launch, exit_code(error))
-
-
-def _deadlines(asked: float | Deadlines | None) -> Deadlines:
-    if asked is None:
-        return DEADLINES
-    return asked if isinstance(asked, Deadlines) else Deadlines(asked, asked)
 
 
 def leave(code: int) -> NoReturn:
@@ -85,7 +76,7 @@ def leave(code: int) -> NoReturn:
 
 
 def open_mesh(
-    launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadlines: Deadlines | None = None
+    launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadline: float | None = None
 ) -> Mesh:
     """The mesh of this job, on every rank; `mesh.close()` ends it. Without deadlines nothing watches it. Collective.
 
@@ -110,7 +101,7 @@ def open_mesh(
         if transport == "nccl":
             choose_transport("nccl", gather_facts(SerialCommunicator(), device, host))
         return Mesh(launch, SerialCommunicator(), device, "serial", host)
-    control, watch = _connect(launch, environ, world, transport, deadlines)
+    control, watch = _connect(launch, environ, world, transport, deadline)
     facts = gather_facts(control, device, host)
     chosen = choose_transport(transport, facts)
     if "OMP_NUM_THREADS" not in environ:
@@ -154,7 +145,7 @@ def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
 
 
 def _connect(
-    launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadlines: Deadlines | None
+    launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
     """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
     from tiledseg.comm.rendezvous import gloo_interface
@@ -164,7 +155,7 @@ def _connect(
         from tiledseg.comm.transports.transport_mpi import MpiCommunicator, check_thread_level
 
         check_thread_level()
-        watch = _meet(launch, environ, world, deadlines)[1] if deadlines is not None else None
+        watch = _meet(launch, environ, world, deadline)[1] if deadline is not None else None
         return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
 
     import torch.distributed as dist
@@ -176,7 +167,7 @@ def _connect(
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk: `connections`
-    store, watch = _meet(launch, environ, world, deadlines)
+    store, watch = _meet(launch, environ, world, deadline)
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
@@ -195,14 +186,14 @@ def check_open_files(launch: Launch) -> None:
 
 
 def _meet(
-    launch: Launch, environ: Mapping[str, str], world: Any | None, deadlines: Deadlines | None
+    launch: Launch, environ: Mapping[str, str], world: Any | None, deadline: float | None
 ) -> tuple[Store, Watch | None]:
     """The store at which all ranks have met, and this rank's watch where there are deadlines. Collective."""
     from tiledseg.comm.rendezvous import await_all_ranks, open_store
     from tiledseg.comm.watching.watch import open_watch
 
     store = open_store(launch, environ, world)
-    watch = open_watch(store, launch, environ, deadlines) if deadlines is not None else None
+    watch = open_watch(store, launch, environ, deadline) if deadline is not None else None
     await_all_ranks(store, launch)
     if watch is not None:
         watch.start()

@@ -41,8 +41,7 @@ class ParallelConfig:
         idle_ranks: let ranks that own nothing wait in place of refusing a job that has more ranks than its mesh
         transport: auto, nccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
-            (default: 600, and in a training step 20 times the longest time without progress in those before, at
-            least 60)
+            (default: 600)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
             fusion auto is the quickest, and the time of a run is told (docs/plan.md)
         auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];

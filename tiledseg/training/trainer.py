@@ -21,7 +21,7 @@ from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, stepping
+from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.input.carrying import network_input
@@ -253,8 +253,7 @@ class Trainer:
     ) -> StepResult:
         self.saver.check()
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
-        does = doing if self.recipe.compiles else stepping  # a shape that comes late is compiled then
-        with does("step %d", self.step + 1):
+        with doing("step %d", self.step + 1):
             try:
                 result = self.stepper.run(self.step, samples, parts, flag.is_set, weight)
             except DivergedError as error:

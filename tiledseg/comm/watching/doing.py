@@ -7,60 +7,13 @@ load data must not use it. Autograd's may, since the thread that waits for it ad
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-FIRST = 2  # steps that are not measured: memory is touched, connections are made, kernels are chosen
-ENOUGH = 10  # steps after which the pace is known
-
-
-class Pace:
-    """The longest time without progress inside the steps of a run, without pauses. A later step that takes many times
-    as long stands still."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, for another run."""
-        self._steps, self._longest, self._inside = 0, 0.0, False
-        self._last: float | None = None  # the time of the last progress, while it is measured
-
-    def begin(self) -> None:
-        self._inside, self._last = True, self._clock()
-
-    def end(self) -> None:
-        self.tick()
-        self._steps += 1
-        self._inside, self._last = False, None
-
-    def pause(self) -> None:
-        self.tick()
-        self._last = None
-
-    def go_on(self) -> None:
-        if self._inside:
-            self._last = self._clock()
-
-    def tick(self) -> None:
-        """Count progress."""
-        last = self._last
-        if last is not None:
-            self._last = now = self._clock()
-            if self._steps >= FIRST and now - last > self._longest:
-                self._longest = now - last
-
-    def known(self) -> float | None:
-        """Return the longest time in seconds; None outside steps, in pauses, and before enough steps."""
-        return self._longest if self._last is not None and self._steps >= ENOUGH else None
-
 
 _stack: list[doing] = []
 _changes = [0]
-pace = Pace()
 
 
 class doing:  # noqa: N801  (a context manager that reads as a word: with doing("step %d", step))
@@ -89,38 +42,9 @@ class waiting(doing):  # noqa: N801
     waits = True
 
 
-class stepping(doing):  # noqa: N801
-    """One of many steps that are alike: by their pace a later one stands still."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        pace.begin()
-
-    def __exit__(self, *error: object) -> None:
-        pace.end()
-        super().__exit__(*error)
-
-
-class reading(doing):  # noqa: N801
-    """A wait for files, whose time does not count as that of a step."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        pace.pause()
-
-    def __exit__(self, *error: object) -> None:
-        pace.go_on()
-        super().__exit__(*error)
-
-
 def tick() -> None:
     """Count as progress within the present work: one more block of many."""
     _changes[0] += 1
-    pace.tick()
 
 
 def ticking(items: Iterable[T]) -> Iterator[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # Shares of the deadline. Ranks notice a standstill at slightly different times; a rank whose word has not changed for
@@ -15,13 +15,11 @@ _ALL_STALE = 0.7
 SILENT = 0.4
 _GROUPS = _RUNS = 6
 _WORDS = 160
-_TIMES = 20
 _GONE = "not answering, last in"
 
 
 class Report(NamedTuple):
-    """A rank's word about itself. `beat` counts its reports; `age`: seconds without progress; `pace`: the most of them
-    in the steps before, None where it is in none or knows too few."""
+    """A rank's heartbeat. `beat` counts its reports; `age`: seconds without progress."""
 
     rank: int
     host: str
@@ -30,7 +28,6 @@ class Report(NamedTuple):
     waits: bool
     words: str
     ended: bool = False
-    pace: float | None = None
 
     def encode(self) -> str:
         return json.dumps(self)
@@ -38,23 +35,6 @@ class Report(NamedTuple):
 
 def decode(text: bytes) -> Report:
     return Report(*json.loads(text))
-
-
-class Deadlines(NamedTuple):
-    """Seconds without progress after which a job ends: `most`, and inside steps as few as `least`."""
-
-    most: float
-    least: float
-
-    def of(self, reports: Iterable[Report]) -> float:
-        """Return the deadline for ranks with these reports: inside steps twenty times the longest time without progress
-        in the steps before; `most` where one rank is in no step or does not know its pace."""
-        longest = 0.0
-        for report in reports:
-            if report.pace is None:
-                return self.most
-            longest = max(longest, report.pace)
-        return min(self.most, max(self.least, _TIMES * longest))
 
 
 class SeenReport(NamedTuple):

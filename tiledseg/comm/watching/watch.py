@@ -1,11 +1,10 @@
-"""A thread a rank that ends the job where it stands still, and says which rank holds it up.
+"""A thread on each rank that ends the job where it stands still, and says which rank holds it up.
 
-Progress is a change of the words of `doing`. Every few seconds each rank's thread puts its report into the job's store,
-and reads rank 0's: two short messages, whatever the number of ranks. Rank 0, once it has itself made no progress for
-most of the deadline, reads all reports, and ends the job where no rank that answers has made any. So a long piece of
-work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is silent, another
-rank speaks. Each begins to look by the deadline of its own pace, and ends the job by that of all reports, which is no
-shorter.
+Progress is a change of the words of `doing`. Every few seconds each rank's thread puts a heartbeat into the job's
+store, and reads that of rank 0: two short messages, whatever the number of ranks. Rank 0, once it has itself made no
+progress for most of the deadline, reads all reports, and ends the job where no rank that answers has made any. So a
+long piece of work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is
+silent, another rank speaks.
 
 Nothing here is collective, calls MPI or touches a GPU: the main thread may be stuck in any of them. Time counts only
 while the thread runs, so that a job which is stopped as a whole and goes on later is not taken for a standstill.
@@ -26,14 +25,14 @@ import torch.distributed as dist
 
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.doing import changes, current, pace
-from tiledseg.comm.watching.verdict import SILENT, STALE, Deadlines, Report, SeenReport, decode, not_answering, verdict
+from tiledseg.comm.watching.doing import changes, current
+from tiledseg.comm.watching.verdict import SILENT, STALE, Report, SeenReport, decode, not_answering, verdict
 
 T = TypeVar("T")
 
 _LONGEST_PERIOD = 5.0
 _LOST = 1.4  # periods after which a rank that is there has reported again
-_TOLD_SECONDS = 0.5  # for the rank that reads all reports
+_ANSWER_SECONDS = 0.5  # for the rank that reads all reports
 _PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
 _LAST_SECONDS = 30.0  # for the slowest rank to look for the last time
 
@@ -58,27 +57,19 @@ class Board:
 
     def put(self, report: Report) -> None:
         """Replace the rank's report, where the store answers."""
-        self._call(lambda store: store.set(str(report.rank), report.encode()))
+        self.call(lambda store: store.set(str(report.rank), report.encode()))
 
     def read(self, ranks: Sequence[int]) -> list[Report] | None:
         """Return the last reports of `ranks`, all of which have put one; None where the store does not answer."""
-        texts = self._call(lambda store: store.multi_get([str(rank) for rank in ranks]))
+        texts = self.call(lambda store: store.multi_get([str(rank) for rank in ranks]))
         return [decode(text) for text in texts] if texts is not None else None
 
     def count(self, name: str, more: int = 1) -> int | None:
         """Add to the counter `name` and return its value; None where the store does not answer."""
-        return self._call(lambda store: store.add(name, more))
+        return self.call(lambda store: store.add(name, more))
 
-    def tell(self, words: str) -> None:
-        """Leave the names of lost ranks for the others."""
-        self._call(lambda store: store.set("lost", words))
-
-    def told(self) -> str:
-        """Return the names that another rank has left; empty where there are none, or no store."""
-        words = self._call(lambda store: store.get("lost") if store.check(["lost"]) else b"")
-        return words.decode() if words else ""
-
-    def _call(self, function: Callable[[dist.Store], T]) -> T | None:
+    def call(self, function: Callable[[dist.Store], T]) -> T | None:
+        """Return what `function` returns for the store; None where the store does not answer."""
         if self._last is not None and self._last.is_alive():
             return None
         results: list[T] = []
@@ -100,24 +91,24 @@ class Board:
             self._connection = None
 
 
+def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> Watch:
+    """Return this rank's part of the watch, with its first report at the store."""
+    board, own = (Board(store, environ, max(0.5, report_period(deadline))) for _ in range(2))
+    return Watch(board, launch, socket.gethostname(), deadline, own)
+
+
 def report_period(deadline: float) -> float:
+    """Return the seconds between two reports."""
     return min(deadline / 20, _LONGEST_PERIOD)
-
-
-def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadlines: Deadlines) -> Watch:
-    """Return this rank's part of the watch, with its first report at the store; its steps begin anew."""
-    pace.forget()
-    board, own = (Board(store, environ, max(0.5, report_period(deadlines.least))) for _ in range(2))
-    return Watch(board, launch, socket.gethostname(), deadlines, own)
 
 
 class Watch:
     """This rank's part of the watch over a job; `stop` it once all ranks have done their last communication. `own`: a
     board for the program's own thread."""
 
-    def __init__(self, board: Board, launch: Launch, host: str, deadlines: Deadlines, own: Board | None = None) -> None:
-        self._board, self._launch, self._host, self._own = board, launch, host, own
-        self._deadlines, self._period = deadlines, report_period(deadlines.least)
+    def __init__(self, board: Board, launch: Launch, host: str, deadline: float, own: Board | None = None) -> None:
+        self._board, self._launch, self._host, self._own = board, launch, host, own or board
+        self._deadline, self._period = deadline, report_period(deadline)
         self._beat, self._changes = 0, -1
         self._age = 0.0
         self._seen: dict[int, SeenReport] = {}
@@ -162,15 +153,12 @@ class Watch:
 
     def _look_at_all(self, seconds: float) -> str | None:
         """Return rank 0's verdict."""
-        if self._age < (STALE - SILENT) * self._own_deadline() - 2 * self._period:
+        if self._age < (STALE - SILENT) * self._deadline - 2 * self._period:
             self._seen.clear()
             return None
         reports = self._board.read(range(self._launch.size))
-        if reports is None:
-            return None
-        seen = [self._observe(report.rank, report, seconds) for report in reports]
-        deadline = self._deadlines.of(reports)
-        return verdict(seen, deadline) if self._age >= STALE * deadline else None
+        seen = [self._observe(report.rank, report, seconds) for report in reports or ()]
+        return verdict(seen, self._deadline) if seen and self._age >= STALE * self._deadline else None
 
     def _look_at_root(self, seconds: float) -> str | None:
         """End this rank where rank 0 has spoken; return the verdict where rank 0 is silent."""
@@ -178,13 +166,10 @@ class Watch:
         root = self._observe(0, reports[0] if reports else None, seconds)
         if root.report.ended:
             self._end()
-        if not self._stands_still(root, self._own_deadline()):
+        if self._age < STALE * self._deadline or root.unchanged < SILENT * self._deadline:
             return None
         others = self._board.read(range(1, self._launch.size)) or [self._report()]
-        deadline = self._deadlines.of([root.report, *others])
-        if not self._stands_still(root, deadline):
-            return None
-        line = verdict([root, *(SeenReport(report, 0.0) for report in others)], deadline)
+        line = verdict([root, *(SeenReport(report, 0.0) for report in others)], self._deadline)
         if line is not None and self._board.count("speakers") not in (None, 1):
             self._end()
         if line is not None and not reports and self._launch.rank > 1:  # no store to agree at: rank 1 ends the others
@@ -199,13 +184,6 @@ class Watch:
         same = report is None or (rank in self._seen and before.report.beat == report.beat)
         self._seen[rank] = SeenReport(report or before.report, before.unchanged + seconds if same else 0.0)
         return self._seen[rank]
-
-    def _stands_still(self, root: SeenReport, deadline: float) -> bool:
-        return self._age >= STALE * deadline and root.unchanged >= SILENT * deadline
-
-    def _own_deadline(self) -> float:
-        """Return the deadline of this rank's pace. That of all is no shorter, but where a step ends meanwhile."""
-        return self._deadlines.of([self._report()])
 
     def _speak(self, line: str) -> None:
         flush()
@@ -227,24 +205,22 @@ class Watch:
         For ranks whose communication has failed; not collective. It takes a little more than the time from report to
         report, and at least `least` seconds. The first that asks reads all reports, the others read its answer.
         """
-        period = max(_LOST * self._period, least)
-        if self._own is None:
-            time.sleep(period)
-            return ""
+        everyone = range(self._launch.size)
         asker = self._own.count("askers")
-        before = self._own.read(range(self._launch.size)) if asker == 1 else None
-        time.sleep(period)
+        before = self._own.read(everyone) if asker == 1 else None
+        time.sleep(max(_LOST * self._period, least))
         if asker is None:  # rank 0 keeps the store, or torchrun beside rank 0
             return not_answering([self._observe(0, None, 0.0).report])
         if asker > 1:
-            time.sleep(_TOLD_SECONDS)
-            return self._own.told()
-        now = self._own.read(range(self._launch.size))
+            time.sleep(_ANSWER_SECONDS)
+            answer = self._own.call(lambda store: store.get("lost") if store.check(["lost"]) else b"")
+            return (answer or b"").decode()
         beats = {report.rank: report.beat for report in before or ()}
-        words = not_answering([report for report in now or () if beats.get(report.rank) == report.beat])
-        self._own.tell(words)
+        now = self._own.read(everyone) or ()
+        words = not_answering([report for report in now if beats.get(report.rank) == report.beat])
+        self._own.call(lambda store: store.set("lost", words))
         return words
 
     def _report(self, ended: bool = False) -> Report:
         words, waits = current()
-        return Report(self._launch.rank, self._host, self._beat, self._age, waits, words, ended, pace.known())
+        return Report(self._launch.rank, self._host, self._beat, self._age, waits, words, ended)

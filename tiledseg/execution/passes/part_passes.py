@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.watching.doing import doing, reading
+from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.input.carrying import sender
@@ -215,7 +215,7 @@ class TimedSamples:
 
     def __next__(self) -> Sample:
         asked = time.perf_counter()
-        with reading("reading a tile"):
+        with doing("reading a tile"):
             sample = next(self._samples)
         self.seconds += time.perf_counter() - asked
         return sample
