@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tiledseg.comm.transports import stopwatch as module
-from tiledseg.comm.transports.exchange import ExchangeWork, HostBuffers
-from tiledseg.comm.transports.point_to_point import MessageMeter
+from tiledseg.comm.transports.point_to_point import ExchangeWork, MessageMeter
 from tiledseg.comm.transports.stopwatch import Stopwatch
 
 GPU = torch.device("cuda", 0)
@@ -70,7 +69,7 @@ def test_a_wait_of_the_gpu_is_counted_where_the_host_does_not_wait() -> None:
     """As over NCCL: `finish` only gives the stream something to wait for."""
     device = LaggingDevice()
     meter = MessageMeter(waits=Stopwatch(GPU, lambda _: device))
-    exchange = ExchangeWork(lambda: device.work(0.25), [], [], [], HostBuffers(), meter)
+    exchange = ExchangeWork(lambda: device.work(0.25), [], [], meter)
     exchange.wait()
     exchange.wait()
     assert device.waits == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
-from tiledseg.pipeline.layer_times import LayerTime, can_be_measured, measure_layer_times
+from tiledseg.pipeline.layer_times import LayerTime, TensorSpec, can_be_measured, measure_layer, measure_layer_times
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -40,9 +42,7 @@ def test_every_layer_has_its_times(unet: UNet) -> None:
     found = dict(zip(unet.graph().names[1:], times, strict=True))
     assert all(t.forward > 0 and t.backward > 0 for n, t in found.items() if "conv" in n or "act" in n or n == "head")
     assert all(t.forward > 0 and t.backward > 0 for n, t in found.items() if "pop" in n or "up" in n)
-    assert all(t.forward == 0 < t.backward for n, t in found.items() if "stash" in n), (
-        "it adds up the gradients of who takes it"
-    )
+    assert all(t == LayerTime(0, 0) for n, t in found.items() if "stash" in n)
     if unet.norm == "none":
         assert all(t == LayerTime(0, 0) for n, t in found.items() if "norm" in n)
     if unet.dropout == 0:
@@ -76,34 +76,23 @@ def test_no_global_state_of_random_numbers_moves() -> None:
 
 
 @pytest.mark.parametrize("unet", UNETS[:2], ids=name)
-def test_layers_are_given_what_the_network_gives_them(unet: UNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strides and dtypes of all inputs, as in the network itself, under autocast."""
-    network, size, jobs = network_of(unet), SIZES[unet.padding], list[layer_times._Job]()
-    measure = layer_times._Bench.measure
-    monkeypatch.setattr(layer_times._Bench, "measure", lambda bench, job: jobs.append(job) or measure(bench, job))
+def test_layers_get_what_the_network_gives_them(unet: UNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides and dtypes of all inputs, as in the network itself, under autocast; like layers are measured once."""
+    network, size, jobs = network_of(unet), SIZES[unet.padding], list[tuple[Any, ...]]()
+    monkeypatch.setattr(layer_times, "measure_layer", lambda *job: jobs.append(job) or measure_layer(*job))
     measure_layer_times(network.graph, unet.bands, size, CPU, torch.float32, torch.bfloat16, repeats=1)
     taken: set[tuple[object, ...]] = set()
     for node, module in zip(network.graph.nodes, network.layers.values(), strict=True):
 
         def before(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], layer: object = node.layer) -> None:
-            taken.add((layer, *map(layer_times._Spec.of, inputs)))
+            taken.add((layer, *(TensorSpec.of(x, True)[:3] for x in inputs)))
 
         module.register_forward_pre_hook(before)
     x_BCHW = torch.randn(1, unet.bands, *size).contiguous(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         network(x_BCHW)
-    assert {(job.node.layer, *job.inputs) for job in jobs} == taken
-
-
-def test_like_layers_share_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    unet = UNet(3, 3, 3, 4, norm="instance", bands=4)
-    measured: list[object] = []
-    measure = layer_times._Bench.measure
-    monkeypatch.setattr(layer_times._Bench, "measure", lambda bench, job: measured.append(job) or measure(bench, job))
-    times = measure_layer_times(unet.graph(), unet.bands, (16, 24), CPU, torch.float32, repeats=1)
-    assert len(measured) == len(set(measured)) < len(times) / 2
-    names = unet.graph().names[1:]
-    assert times[names.index("encoder1.conv2")] == times[names.index("decoder1.conv1")]
+    assert {(job[0].layer, *(spec[:3] for spec in job[1])) for job in jobs} == taken
+    assert len(jobs) < len(network.graph)
 
 
 def test_at_most_one_layer_is_in_memory() -> None:
@@ -124,14 +113,13 @@ def test_an_illegal_size_is_refused() -> None:
 def test_a_disturbance_for_a_while_spoils_one_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     unet = UNet(2, 1, 3, 4)
     rounds: dict[object, int] = {}
-    measure = layer_times._Bench.measure
 
-    def disturbed(bench: layer_times._Bench, job: layer_times._Job) -> tuple[LayerTime, layer_times._Spec]:
+    def disturbed(*job: Any) -> tuple[LayerTime, TensorSpec]:
         rounds[job] = rounds.get(job, 0) + 1
         times = {1: LayerTime(9.0, 2.0), 2: LayerTime(1.0, 9.0), 3: LayerTime(9.0, 9.0)}
-        return times[rounds[job]], measure(bench, job)[1]
+        return times[rounds[job]], measure_layer(*job)[1]
 
-    monkeypatch.setattr(layer_times._Bench, "measure", disturbed)
+    monkeypatch.setattr(layer_times, "measure_layer", disturbed)
     times = measure_layer_times(unet.graph(), unet.bands, (16, 16), CPU, torch.float32)
     assert set(times) == {LayerTime(1.0, 2.0)}
     assert set(rounds.values()) == {3}

@@ -51,7 +51,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         OVER_NCCL,
     ),
     "a message is staged asynchronously": (
-        "comm/transports/exchange.py",
+        "comm/transports/point_to_point.py",
         "buffer.copy_(as_bytes(tensor))",
         "buffer.copy_(as_bytes(tensor), non_blocking=True)",
         OVER_MPI,

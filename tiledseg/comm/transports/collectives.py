@@ -136,11 +136,3 @@ def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
             if rank in seen:
                 raise CommunicationError(f"rank {rank} stands twice in the groups {list(map(list, groups))}")
             seen.add(rank)
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
-    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
-        return tensor
-    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -8,18 +8,24 @@ may be in flight together, and may be waited for in any order on CPUs; on GPUs w
 they were started.
 
 A message of no bytes is not sent: both ends know its size. A rank sends nothing to itself.
+
+A transport that cannot read GPU memory gets host buffers: a tensor is copied out when its exchange starts and in when
+it is waited for. The buffers are pinned, which the GPU copies to fastest. torch keeps pinned memory for the next ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.comm.transports.stopwatch import CPU, Stopwatch
+from tiledseg.comm.transports.work import DoneWork, Work, as_bytes
+from tiledseg.comm.watching.doing import waiting
+from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError
 
 
@@ -36,7 +42,7 @@ class Message(NamedTuple):
 
 @dataclass
 class MessageMeter:
-    """What this rank has sent, and how long it, or its GPU, has waited for messages."""
+    """The messages and bytes that this rank has sent, and the time that it, or its GPU, has waited for messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -44,7 +50,7 @@ class MessageMeter:
 
     @property
     def seconds(self) -> float:
-        """Waited so far. Waits for the GPU: ask at the end of a step."""
+        """The time waited so far. Waits for the GPU: ask at the end of a step."""
         return self.waits.seconds()
 
     def reset(self) -> None:
@@ -65,15 +71,14 @@ class PointToPoint(Protocol):
     def in_order(self) -> bool: ...
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Posts all messages and returns; the tensors of `receives` are filled once `.wait()` returns.
+        """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
 
-        Until then leave the tensors of both alone. Raises CommunicationError, before anything is
-        posted, for a peer that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a
-        peer was lost.
+        Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
+        that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
         """
 
     def close(self) -> None:
-        """Ends it; every exchange has been waited for. Collective, and before the communicator is closed."""
+        """End it; every exchange has been waited for. Collective, and before the communicator is closed."""
 
 
 class SerialPointToPoint:
@@ -85,16 +90,16 @@ class SerialPointToPoint:
         self.meter = MessageMeter()
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Takes empty lists only; CommunicationError otherwise."""
+        """Take empty lists only; CommunicationError otherwise."""
         check_messages(sends, receives, rank=0, size=1)
         return DoneWork()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def check_messages(sends: Sequence[Message], receives: Sequence[Message], rank: int, size: int) -> None:
-    """Raises CommunicationError where a peer is not another of the `size` ranks, or a tensor is not contiguous."""
+    """Raise CommunicationError where a peer is not another of the `size` ranks, or a tensor is not contiguous."""
     for word, messages in (("send to", sends), ("receive from", receives)):
         for peer, tensor in messages:
             if not 0 <= peer < size or peer == rank:
@@ -106,3 +111,100 @@ def check_messages(sends: Sequence[Message], receives: Sequence[Message], rank: 
                     f"rank {rank} cannot {word} rank {peer} a tensor of shape {tuple(tensor.shape)} with strides "
                     f"{tensor.stride()}: call .contiguous() first"
                 )
+
+
+class _Peers:
+    """The ranks of messages, named only where somebody asks."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __str__(self) -> str:
+        return name_ranks(sorted({message.peer for message in self._messages}))
+
+
+@dataclass
+class ExchangeWork:
+    """Messages under way.
+
+    `finish` waits for the transport, which reads and writes the `carried` tensors until then; None once it has. The
+    `staged` receives, pairs of tensor and host buffer, are then copied in.
+    """
+
+    finish: Callable[[], None] | None
+    carried: Sequence[Message]
+    staged: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    meter: MessageMeter
+
+    def wait(self) -> None:
+        """Return once every receive's tensor is filled and every send's is free; on a GPU, for its current stream.
+
+        Calling it again does nothing. Raises CommunicationError where a peer was lost.
+        """
+        if self.finish is None:
+            return
+        tensors = [*(tensor for _, tensor in self.carried), *(tensor for tensor, _ in self.staged)]
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)  # whose work waits
+        with self.meter.waits.running(device):
+            with waiting("messages with %s", _Peers(self.carried)):
+                self.finish()
+            self.finish = None
+            for tensor, buffer in self.staged:
+                as_bytes(tensor).copy_(buffer)  # not asynchronous: torch hands the buffer out again
+        self.carried = self.staged = ()
+
+
+class BytePointToPoint(ABC):
+    """A PointToPoint over a transport that carries bytes: a subclass says how to post them.
+
+    `reads_gpu`: the transport takes GPU memory as it is. `stage_all`: stage host memory too, so that the copies can be
+    tested without a GPU.
+    """
+
+    in_order = False
+
+    def __init__(self, rank: int, size: int, reads_gpu: bool, stage_all: bool = False) -> None:
+        self.meter = MessageMeter()
+        self._rank, self._size = rank, size
+        self._reads_gpu, self._stage_all = reads_gpu, stage_all
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        check_messages(sends, receives, self._rank, self._size)
+        sends = [message for message in sends if message.tensor.numel()]
+        receives = [message for message in receives if message.tensor.numel()]
+        if not sends and not receives:
+            return DoneWork()
+        outgoing = [Message(peer, self._carried(tensor)) for peer, tensor in sends]
+        incoming = [Message(peer, self._carried(tensor)) for peer, tensor in receives]
+        for tensor, buffer in _staged(sends, outgoing):
+            buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
+        carried = [*outgoing, *incoming]
+        with waiting("messages with %s", _Peers(carried)):  # the first one of a pair connects it, which may take both
+            finish = self._post(outgoing, incoming)
+        self.meter.messages += len(outgoing)
+        self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
+        return ExchangeWork(finish, carried, _staged(receives, incoming), self.meter)
+
+    @abstractmethod
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Post messages of flat uint8 tensors, none empty; return what waits for all of them.
+
+        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End these messages; collective, as in `PointToPoint`."""
+
+    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of `tensor`, or a host buffer of as many."""
+        if not (self._stage_all or (tensor.is_cuda and not self._reads_gpu)):
+            return as_bytes(tensor)
+        size = tensor.numel() * tensor.element_size()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
+def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the tensors that a host buffer stands for, each with it."""
+    pairs = zip(messages, carried, strict=True)
+    return [(m.tensor, c.tensor) for m, c in pairs if m.tensor.data_ptr() != c.tensor.data_ptr()]

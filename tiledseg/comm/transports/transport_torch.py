@@ -17,15 +17,13 @@ import torch.distributed as dist
 from tiledseg.comm.transports.collectives import (
     Communicator,
     SerialCommunicator,
-    as_bytes,
     check_groups,
     check_source,
     sum_dtype,
 )
-from tiledseg.comm.transports.exchange import BytePointToPoint
-from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.point_to_point import BytePointToPoint, Message
 from tiledseg.comm.transports.process_groups import ProcessGroups, new_groups, whole_job
-from tiledseg.comm.transports.work import DoneWork, SumWork, Work, copy_back
+from tiledseg.comm.transports.work import DoneWork, SumWork, Work, as_bytes, copy_back
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.errors import CommunicationError, first_line
 

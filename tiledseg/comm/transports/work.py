@@ -44,3 +44,11 @@ def copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
     """Into `tensor`, where `staged` is another one."""
     if staged.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(staged)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
+    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
+        return tensor
+    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
