@@ -37,14 +37,20 @@ class Axes:
     stage_messages: PointToPoint
 
     def rank_at(self, row: int, col: int) -> int:
-        """The rank of the job at (row, col) of this replica and stage; CommunicationError where there is none."""
+        """Return the rank of the job at (row, col) of this replica and stage.
+
+        CommunicationError where there is none.
+        """
         position = self._inside(f"at row {row}, col {col}")
         if not (0 <= row < self.shape.rows and 0 <= col < self.shape.cols):
             raise CommunicationError(f"no rank at row {row}, col {col} of the mesh {self.shape}: both count from 0")
         return self.shape.rank_at(position._replace(row=row, col=col))
 
     def rank_of_stage(self, stage: int) -> int:
-        """The rank of the job that holds `stage` for this rank's block; CommunicationError where there is none."""
+        """Return the rank of the job that holds `stage` for this rank's block.
+
+        CommunicationError where there is none.
+        """
         position = self._inside(f"of stage {stage}")
         if not 0 <= stage < self.shape.stages:
             raise CommunicationError(f"no rank of stage {stage} of the mesh {self.shape}: stages count from 0")
@@ -56,7 +62,7 @@ class Axes:
         return self.position
 
     def close(self) -> None:
-        """Ends messages and the parts of the mesh's communicator; the mesh's own stays. Collective."""
+        """End messages and the parts of the mesh's communicator; the mesh's own stays. Collective."""
         self.stage_messages.close()
         self.point_to_point.close()
         if self.shape.stages > 1:  # without stages the weights' communicator is the mesh's own
@@ -66,7 +72,7 @@ class Axes:
 
 
 def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
-    """The axes of `shape` over the first ranks of a mesh. Collective over all ranks of the mesh.
+    """Return the axes of `shape` over the first ranks of a mesh. Collective over all ranks of the mesh.
 
     Raises ConfigError on every rank, before any communication, where the job has too few ranks.
     """

@@ -1,4 +1,4 @@
-"""What a mesh looks like from inside and how fast it carries tensors: what `doctor` measures."""
+"""A mesh from inside, and the speed at which it carries tensors: `doctor` measures them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class Diagnosis:
 
 
 def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
-    """Reports of all ranks, and all-reduces of float32 tensors of `sizes` bytes where there are peers. Collective."""
+    """Return reports of all ranks, and all-reduces of float32 tensors of `sizes` bytes where there are peers.
+
+    Collective.
+    """
     ranks = mesh.communicator.gather_objects(report_rank(mesh))
     transfers = [measure_all_reduce(mesh, size, repeats) for size in sizes] if mesh.size > 1 else []
     return Diagnosis(mesh.launch.launcher, mesh.transport, ranks, transfers, find_trouble(ranks))
@@ -74,7 +77,7 @@ def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
 
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
-    """What the ranks must share: versions of libraries, and how memory is handled."""
+    """Return what the ranks must share: versions of libraries, and how memory is handled."""
     versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": _mpi4py()}
     asked = ask_mpi or "mpi4py.MPI" in sys.modules
     versions |= {"python": platform.python_version(), "mpi": _mpi_library() if asked else "not used"}
@@ -85,7 +88,7 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
-    """Times the sum of `size` bytes of float32 and checks every value of it. Collective; two sums warm the path up.
+    """Time the sum of `size` bytes of float32 and checks every value of it. Collective; two sums warm the path up.
 
     Raises CommunicationError where a sum is wrong.
     """
@@ -108,7 +111,7 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
 
 
 def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
-    """What is likely to be a mistake, one line each. Pure."""
+    """Return what is likely to be a mistake, one line each. Pure."""
     trouble = []
     for name in ranks[0].versions:
         found = {report.versions.get(name, "none"): report.rank for report in reversed(ranks)}
@@ -129,7 +132,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _freed_memory() -> str:
-    """What `train` and `predict` do with it on this rank."""
+    """Return the words for freed memory on this rank."""
     reason = why_not_kept(os.environ)
     return "kept" if reason is None else f"given back: {reason}"
 
@@ -143,7 +146,7 @@ def _mpi4py() -> str:
 
 
 def _mpi_library() -> str:
-    """The MPI library that mpi4py uses, without starting MPI where nothing else has."""
+    """Return the MPI library that mpi4py uses, without starting MPI where nothing else has."""
     try:
         import mpi4py
 

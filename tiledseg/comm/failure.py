@@ -1,4 +1,4 @@
-"""How a failing rank speaks and which code it leaves with. Standard library only, so that every command can use it."""
+"""The last words of a failing rank, and its exit code. Standard library only, so that every command can use it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def mark_agreed(error: E) -> E:
-    """Marks an error that every rank raises with the same words, so that rank 0 alone prints it. Returns it."""
+    """Mark an error that every rank raises with the same words, so that rank 0 alone prints it. Returns it."""
     vars(error)["agreed"] = True
     return error
 
@@ -55,7 +55,7 @@ def is_agreed(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def traced(wanted: bool) -> Iterator[None]:
-    """Marks an error that passes as one whose traceback is `wanted`: the user asked for it by a verbosity of 2."""
+    """Mark an error that passes as one whose traceback is `wanted`: the user asked for it by a verbosity of 2."""
     try:
         yield
     except BaseException as error:
@@ -64,7 +64,8 @@ def traced(wanted: bool) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line: its message, with the class in front where the message was not written for users."""
+    """Return the error in one line: its message, with the class in front where the message was not written for
+    users."""
     message = _cut(" ".join(str(error).split()))
     if isinstance(error, TiledsegError) and message:
         return message
@@ -72,13 +73,13 @@ def describe(error: BaseException) -> str:
 
 
 def _cut(message: str) -> str:
-    """A message of any length in one that fits a screen: what is wrong and the remedy stand at its ends."""
+    """Shorten a message of any length in one that fits a screen: what is wrong and the remedy stand at its ends."""
     half = _LONGEST // 2
     return message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}"
 
 
 def report(error: BaseException, speaker: str = "") -> None:
-    """Writes `error: [speaker: ]message` to standard error: one line, whatever the fault.
+    """Write `error: [speaker: ]message` to standard error: one line, whatever the fault.
 
     A fault that nobody foresaw says how to get its traceback, which follows where the user has asked for it. One
     write, so that the lines of several ranks do not mix. `speaker` is "rank 3 on host", or empty.
@@ -99,12 +100,12 @@ def report(error: BaseException, speaker: str = "") -> None:
 
 
 def wants_traceback(error: BaseException) -> bool:
-    """Whether the user has asked for this error's traceback: by the environment, or by a verbosity of 2."""
+    """Return True if the user has asked for this error's traceback: by the environment, or by a verbosity of 2."""
     return os.environ.get(TRACEBACK, "0") not in ("", "0") or bool(getattr(error, "traced", False))
 
 
 def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[[float], str] | None = None) -> None:
-    """Reports an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
+    """Report an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
 
     Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard. `lost`
     takes at least so many seconds, and names the peers that are gone.
@@ -124,13 +125,13 @@ def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[
 
 
 def _wait(seconds: float) -> str:
-    """For a job that nothing watches."""
+    """Wait, in a job that nothing watches."""
     time.sleep(seconds)
     return ""
 
 
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
-    """Reports an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
+    """Report an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
 
     The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed.
     """
@@ -146,7 +147,7 @@ def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
 
 
 def _wait_to_be_ended(code: int) -> None:
-    """Waits for the launcher's signal and leaves with `code`, not with the signal's: srun returns the largest code."""
+    """Wait for the launcher's signal and leave with `code`, not with the signal's: srun returns the largest code."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(GRACE_SECONDS)

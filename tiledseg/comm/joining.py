@@ -16,7 +16,7 @@ from tiledseg.errors import InputError
 
 @contextmanager
 def joined_mesh() -> Iterator[Mesh]:
-    """The mesh of all ranks of torch's default process group. Collective.
+    """Yield the mesh of all ranks of torch's default process group. Collective.
 
     Where there is none, ranks that a launcher has started get one, which stays until the program's exit closes it. The
     mesh has a process group of its own, so that its messages and the program's never meet; it ends with the mesh, but

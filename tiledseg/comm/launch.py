@@ -20,7 +20,7 @@ class Launch:
     launcher: str
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the four numbers contradict each other."""
+        """Raise ConfigError where the four numbers contradict each other."""
         for rank, size, kind in ((self.rank, self.size, "rank"), (self.local_rank, self.local_size, "local rank")):
             if not 0 <= rank < size:
                 raise ConfigError(
@@ -70,7 +70,7 @@ _SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """The place of this process, from its environment; one rank alone where no launcher left its variables.
+    """Return the place of this process, from its environment; one rank alone where no launcher left its variables.
 
     Pure. Raises ConfigError, with the values, where a launcher's variables are half set or contradict each other.
     """
@@ -95,7 +95,7 @@ def expand_node_list(nodes: str) -> list[str]:
 
 
 def _expand_brackets(item: str, nodes: str) -> list[str]:
-    """Expands the first bracket of one item and then the rest, so that racks like r[1-2]n[1-2] work."""
+    """Expand the first bracket of one item and then the rest, so that racks like r[1-2]n[1-2] work."""
     found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", item)
     if not found:
         return [item]
@@ -112,7 +112,7 @@ def _expand_brackets(item: str, nodes: str) -> list[str]:
 
 
 def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, str, str, str]) -> Launch:
-    """The four numbers under the four names of one launcher."""
+    """Return the four numbers under the four names of one launcher."""
     rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
     return Launch(rank, size, local_rank, local_size, launcher)
 

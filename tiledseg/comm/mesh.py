@@ -48,13 +48,13 @@ class Mesh:
         return self.launch.is_root
 
     def close(self) -> None:
-        """Ends the communicator, then the watch, which goes on until all ranks are here. Collective, the last one."""
+        """End the communicator, then the watch, which goes on until all ranks are here. Collective, the last one."""
         self.communicator.close()
         if self.watch is not None:
             self.watch.stop()
 
     def on_root(self, function: Callable[[], T]) -> T:
-        """Calls `function` on rank 0 only and returns its picklable result on every rank. Collective.
+        """Call `function` on rank 0 only and return its picklable result on every rank. Collective.
 
         An InputError on rank 0 is raised on every rank with the same class and message, and printed once. Any other
         exception is raised on rank 0, and as CommunicationError on the others, so that none waits forever.
@@ -78,7 +78,7 @@ class Mesh:
         return value
 
     def agree(self, error: InputError | None) -> None:
-        """Returns on every rank if all pass None; else every rank raises the error of the lowest rank that has one.
+        """Return on every rank if all pass None; else every rank raises the error of the lowest rank that has one.
 
         Collective. For what each rank checks by itself (its own files, say): the error is printed once and no rank goes
         on alone.
@@ -91,7 +91,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank tells the others about itself: its host, the cores it may run on (bits), its GPU's identity."""
+    """The facts of one rank for the others: its host, the cores it may run on (bits), its GPU's identity."""
 
     host: str
     cores: int
@@ -99,14 +99,15 @@ class Facts:
 
 
 def local_device(launch: Launch) -> torch.device:
-    """This rank's GPU, `local_rank % device_count` (with one visible GPU a rank that is 0 for all), else the CPU."""
+    """Return this rank's GPU, `local_rank % device_count` (with one visible GPU a rank that is 0 for all), else the
+    CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
     return torch.device("cpu")
 
 
 def gather_facts(communicator: Communicator, device: torch.device, host: str) -> list[Facts]:
-    """The facts of all ranks, on every rank. Collective."""
+    """Return the facts of all ranks, on every rank. Collective."""
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     return communicator.gather_objects(Facts(host, sum(1 << core for core in _own_cores()), gpu))
 
@@ -135,7 +136,7 @@ def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
 
 
 def fair_threads(rank: int, facts: Sequence[Facts]) -> int:
-    """Threads for one rank: its cores divided among the ranks of its host that may run on any of them. Pure.
+    """Return the threads for one rank: its cores divided among the ranks of its host that may run on any of them. Pure.
 
     A launcher that binds each rank to cores of its own leaves it all of them.
     """
@@ -155,6 +156,6 @@ def _parts(error: InputError) -> tuple[type[InputError], str]:
 
 
 def _rebuild(parts: tuple[type[InputError], str]) -> InputError:
-    """The agreed error from its class and message; they were pickled by another rank of this job."""
+    """Return the agreed error from its class and message; they were pickled by another rank of this job."""
     kind, message = parts
     return mark_agreed(kind(message))

@@ -1,4 +1,4 @@
-"""Where the ranks of a torch.distributed job meet: a key-value store that rank 0 (or torchrun) keeps."""
+"""The meeting place of the ranks of a torch.distributed job: a key-value store that rank 0 (or torchrun) keeps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _FIRST_PORT, _PORTS = 15000, 15000
 
 
 def arrival_timeout(size: int) -> timedelta:
-    """How long ranks wait for each other at the start: Python's start on 1000 nodes from one file system is slow."""
+    """Return how long ranks wait for each other at the start: Python's start on 1000 nodes from one file system is
+    slow."""
     return timedelta(minutes=30 if size > MANY_RANKS else 5)
 
 
 def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm | None) -> dist.Store:
-    """The store of this job, on every rank. Collective.
+    """Return the store of this job, on every rank. Collective.
 
     torchrun keeps it at MASTER_ADDR:MASTER_PORT. Where MPI has been started rank 0 takes a free port and `world`
     broadcasts it, so that no port is ever guessed. Otherwise MASTER_ADDR and MASTER_PORT where set, else (srun) the
@@ -47,7 +48,7 @@ def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm 
 
 
 def await_all_ranks(store: dist.Store, launch: Launch) -> None:
-    """Returns once every rank has come here. Collective; CommunicationError names those that are late.
+    """Return once every rank has come here. Collective; CommunicationError names those that are late.
 
     A process group is then started with the time that its collectives have, which is far longer: no version of torch
     but the newest lets a group's time be changed.
@@ -63,8 +64,10 @@ def await_all_ranks(store: dist.Store, launch: Launch) -> None:
 
 
 def _who_is_late(store: dist.Store, size: int, seconds: float) -> str:
-    """In words, the same on all that wait. One of them looks for each rank: together they would ask the store `size`
-    squared times."""
+    """Return the late ranks in words, the same on all that wait.
+
+    One of them looks for each rank: together they would ask the store `size` squared times.
+    """
     if store.add("ranks that wait in vain", 1) == 1:
         late = [rank for rank in range(size) if not store.check([f"rank {rank} is here"])]
         store.set(
@@ -99,7 +102,7 @@ def _keep_or_join(launch: Launch, host: str, port: int) -> dist.Store:
 
 
 def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
-    """Without waiting for the others: the process group waits when it is made."""
+    """Open the store without waiting for the others: the process group waits when it is made."""
     return dist.TCPStore(
         host,
         port,
@@ -129,7 +132,7 @@ def _master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
 
 
 def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """The first host of the step and a port that differs between jobs and between steps of a job. Pure."""
+    """Return the first host of the step and a port that differs between jobs and between steps of a job. Pure."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
     if not nodes or not job.isdecimal() or not step.isdecimal():
@@ -142,7 +145,7 @@ def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
 
 
 def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_seconds: float = 5.0) -> str:
-    """The first of `hosts` that answers at `port`, in several rounds; CommunicationError after `seconds`.
+    """Return the first of `hosts` that answers at `port`, in several rounds; CommunicationError after `seconds`.
 
     A host's own name may not resolve on another node, or resolve to that node's loopback, so all names and addresses
     that rank 0 knows of itself are tried.
@@ -162,7 +165,7 @@ def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_sec
 
 
 def gloo_interface(launch: Launch) -> str | None:
-    """The network interface that Gloo should bind to, or None where its own choice is right.
+    """Return the network interface that Gloo should bind to, or None where its own choice is right.
 
     Gloo binds to the address that the host's name resolves to. In a bare container the name may not resolve; on Debian
     it resolves to 127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
@@ -187,7 +190,7 @@ def _addresses(loopback: bool = False) -> dict[str, str]:
 
 
 def _address_of(interface: str) -> str | None:
-    """Asks the kernel (SIOCGIFADDR); None where the interface has no IPv4 address or the system is not Linux."""
+    """Ask the kernel (SIOCGIFADDR); None where the interface has no IPv4 address or the system is not Linux."""
     try:
         import fcntl
 
@@ -199,7 +202,7 @@ def _address_of(interface: str) -> str | None:
 
 
 def _default_address() -> str | None:
-    """The address that packets to the outside would carry. Connecting a datagram socket sends nothing."""
+    """Return the address that packets to the outside would carry. Connecting a datagram socket sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))

@@ -36,7 +36,7 @@ DEADLINE = 600.0  # seconds
 
 
 def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | None = None) -> int:
-    """Starts the mesh, calls `body` on every rank, and returns the code that this process exits with. Collective.
+    """Start the mesh, call `body` on every rank, and return the code that this process exits with. Collective.
 
     The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
     0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. Where a body
@@ -63,7 +63,7 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
 
 
 def leave(code: int) -> NoReturn:
-    """Ends a command's process once its work is done, with `code`. Collective under MPI, as its finalisation is.
+    """End a command's process once its work is done, with `code`. Collective under MPI, as its finalisation is.
 
     The interpreter's own shutdown is passed over: native threads of the transports can abort in it, which would turn a
     finished job into a failed one (seen once in eighty jobs of three ranks).
@@ -78,7 +78,8 @@ def leave(code: int) -> NoReturn:
 def open_mesh(
     launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadline: float | None = None
 ) -> Mesh:
-    """The mesh of this job, on every rank; `mesh.close()` ends it. Without deadlines nothing watches it. Collective.
+    """Return the mesh of this job, on every rank; `mesh.close()` ends it. Without a deadline nothing watches it.
+    Collective.
 
     Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
     """
@@ -112,7 +113,7 @@ def open_mesh(
 
 @contextmanager
 def without_collections(module: str) -> Iterator[None]:
-    """For the import of `module`: no search for cyclic garbage. Among the objects that an import makes it finds none,
+    """Import `module` without a search for cyclic garbage. Among the objects that an import makes it finds none,
     and takes a fifth of the time of torch's. Nor later: these objects stay until the process ends. Where the module is
     there already, so may be garbage of somebody else's: nothing is done."""
     if module in sys.modules:
@@ -176,7 +177,7 @@ def _connect(
 
 
 def check_open_files(launch: Launch) -> None:
-    """Raises ConfigError, before any rank waits for another, where this rank may not open the files that it needs."""
+    """Raise ConfigError, before any rank waits for another, where this rank may not open the files that it needs."""
     agents = launch.launcher == "torchrun"  # whose process keeps the store
     whom = f"on rank {launch.rank} of {launch.size}"
     least = open_files_needed(launch.size, launch.is_root and not agents)
@@ -188,7 +189,7 @@ def check_open_files(launch: Launch) -> None:
 def _meet(
     launch: Launch, environ: Mapping[str, str], world: Any | None, deadline: float | None
 ) -> tuple[Store, Watch | None]:
-    """The store at which all ranks have met, and this rank's watch where there are deadlines. Collective."""
+    """Return the store at which all ranks have met, and this rank's watch where there is a deadline. Collective."""
     from tiledseg.comm.rendezvous import await_all_ranks, open_store
     from tiledseg.comm.watching.watch import open_watch
 
@@ -201,7 +202,7 @@ def _meet(
 
 
 def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
-    """Whether the user says, by TILEDSEG_CUDA_AWARE_MPI=1, that this MPI takes pointers to GPU memory. Pure.
+    """Return True if the user says, by TILEDSEG_CUDA_AWARE_MPI=1, that this MPI takes pointers to GPU memory. Pure.
 
     Nothing tells it reliably from inside, and a library that does not would crash: without the word, messages go
     through host memory.
@@ -213,7 +214,7 @@ def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
-    """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective.
+    """Add NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective.
 
     torch's own threads would abort a process whose peer is lost, without a word of who it is: the watch does that work.
     """
@@ -243,7 +244,7 @@ def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
 
 
 def _leave_together(mesh: Mesh, code: int) -> int:
-    """Ends the mesh once all ranks are here; rank 0 takes the job's code and gives the others time to leave first."""
+    """End the mesh once all ranks are here; rank 0 takes the job's code and gives the others time to leave first."""
     flush()
     mesh.close()
     if not mesh.is_root:
@@ -254,7 +255,7 @@ def _leave_together(mesh: Mesh, code: int) -> int:
 
 
 def _end(launch: Launch, code: int) -> int:
-    """Ends this process and with it the job, without waiting for any peer. Returns only where there is none.
+    """End this process and with it the job, without waiting for any peer. Returns only where there is none.
 
     MPI's finalisation would wait for the others, so MPI is told to abort. Elsewhere the process leaves at once and its
     launcher, or its closed connections, end the others.

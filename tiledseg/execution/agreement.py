@@ -90,7 +90,7 @@ def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights and buffers that this rank holds, by name; those of other stages have no values here."""
+    """Return the weights and buffers that this rank holds, by name; those of other stages have no values here."""
     return {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
 
 
@@ -102,7 +102,7 @@ def _digest(network: nn.Module) -> str:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values, contiguous: of one that lies channels last, as it does on all ranks, the same memory."""
+    """Return its values, contiguous: of one that lies channels last, as it does on all ranks, the same memory."""
     if tensor.dim() == 4 and not tensor.is_contiguous():
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.contiguous()

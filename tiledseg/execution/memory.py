@@ -1,4 +1,4 @@
-"""How much memory a rank may plan with, and how much it has held."""
+"""The memory that a rank may plan with, and that it has held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT_OVER_RETURNED = 1.25
 
 
 def memory_per_rank(mesh: Mesh) -> int:
-    """Bytes that every rank may plan with: the least of their parts of what is free. Collective.
+    """Return the bytes that every rank may plan with: the least of their parts of what is free. Collective.
 
     A GPU's free memory is divided among the ranks on that GPU, whatever number each calls it by; a host's among the
     ranks on that host.
@@ -37,12 +37,16 @@ def ranks_sharing(mesh: Mesh, device: torch.device) -> int:
 
 
 def free_memory(mesh: Mesh, device: torch.device) -> int:
-    """Bytes that this rank may fill on a device besides what it holds: its part of what is free now. No message."""
+    """Return the bytes that this rank may fill on a device besides what it holds: its part of what is free now.
+
+    No message.
+    """
     return int(_free_memory(device) * _SHARE / mesh.launch.local_size)
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that tensors may take of what nobody holds now: of the GPU, or of the host, where pieces count too."""
+    """Return the bytes that tensors may take of what nobody holds now: of the GPU, or of the host, where pieces count
+    too."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -50,7 +54,7 @@ def _free_memory(device: torch.device) -> int:
 
 
 def host_memory() -> int:
-    """Bytes of the host that a rank may fill which alone on it wants some, whatever its device."""
+    """Return the bytes of the host that a rank may fill which alone on it wants some, whatever its device."""
     return int(_free_memory(torch.device("cpu")) * _SHARE)
 
 
@@ -78,8 +82,8 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The largest memory this rank has held: GPU memory allocated since `reset_peak`, or the process's resident set.
-    Bytes."""
+    """Return the largest memory this rank has held: GPU memory allocated since `reset_peak`, or the process's resident
+    set. Bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""From the plan of a run to its passes: opens the axes, leaves each rank its stage's layers, and makes the mode.
+"""The passes of a run, from its plan: opens the axes, leaves each rank its stage's layers, and makes the mode.
 
 Training, validation and prediction open one and ask it for the passes over their rasters. Only what the plan asks for
 is imported: a run in mode `read` knows nothing of pipelines, blocks and layers that ranks share, and starts sooner.
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelRun:
-    """What the passes of one run share: axes, network, and this rank's part of a pipeline. `close()` is collective."""
+    """The common parts of the passes of one run: axes, network, and this rank's part of a pipeline.
+
+    `close()` is collective.
+    """
 
     spread: Spread
     pipeline: PipelinePlan | None
@@ -55,7 +58,7 @@ class ParallelRun:
         store: str = "host",
         compiles: bool = False,
     ) -> ParallelRun:
-        """Puts `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
+        """Put `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
         the layers of this rank's stage: the values of the others are let go. `blocks`: tiles are computed in so many
         (rows, cols), which lie in `store` in between. `compiles`: passes with gradients are compiled, of whole networks
         in modes that share no layers.
@@ -76,9 +79,12 @@ class ParallelRun:
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work, compiled)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
-        """The passes over images that are cut by `tilings`; while training, up to `batch` tiles of one shape at once,
-        of which there are none in stages and in mode `layer`. `spread`: theirs, where it is another than the run's;
-        then their tiles are dealt out, and computed by the network as it is."""
+        """Return the passes over images that are cut by `tilings`.
+
+        While training, up to `batch` tiles of one shape at once, of which there are none in stages and in mode `layer`.
+        `spread`: theirs, where it is another than the run's; then their tiles are dealt out, and computed by the
+        network as it is.
+        """
         mode = self._mode(tuple(tilings), batch, spread or self.spread)
         if self.work is not None:
             from tiledseg.execution.passes.block_passes import BlockPasses
@@ -99,7 +105,7 @@ class ParallelRun:
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 
     def close(self) -> None:
-        """Ends the axes, and the store of blocks. Collective."""
+        """End the axes, and the store of blocks. Collective."""
         if self.work is not None:
             self.work.shelf.close()
         self.axes.close()
@@ -136,7 +142,7 @@ def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mes
 def _open_stage(
     pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
-    """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
+    """Return this rank's stage; None on a rank outside the mesh, which keeps no layer."""
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.pipeline.partition import split_network
 

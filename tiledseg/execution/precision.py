@@ -26,7 +26,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def use_one_kernel(on: bool) -> None:
-    """A forward pass takes the same kernels for every tile, each adding in one order, without TF32; else TF32 and
+    """Take the same kernels for every tile in a forward pass, each adding in one order, without TF32; else TF32 and
     cuDNN's choice by timing are allowed. All that a map needs."""
     torch.backends.cudnn.deterministic = on  # a transposed convolution's forward pass is a convolution's backward pass
     torch.backends.cuda.matmul.allow_tf32 = not on

@@ -20,11 +20,11 @@ class Shown(Protocol):
     """Shows a part of the work while its items are gone through."""
 
     def __call__(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """The items, of which there are `total`; `words` say what is done with them."""
+        """Yield the items, of which there are `total`; `words` say what is done with them."""
 
 
 def unseen(items: Iterable[T], total: int, words: str) -> Iterator[T]:
-    """A part of the work that nobody is shown: of a rank that is not the root."""
+    """Go through a part of the work that nobody is shown: of a rank that is not the root."""
     return iter(items)
 
 
@@ -52,7 +52,7 @@ class StepProgress:
         self.advance(line["step"], f"epoch {line['epoch']} loss {loss} {line['pixels_per_second'] / 1e6:.2f} Mpixel/s")
 
     def advance(self, done: int, words: str) -> None:
-        """`done` of the total are behind us; `words` say what and how."""
+        """Show that `done` of the total are done; `words` say what and how."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=words)
         elif self._verbosity == 2 or (self._verbosity and time.monotonic() - self._said > _QUIET_SECONDS):
@@ -60,7 +60,7 @@ class StepProgress:
             self.say(f"{done}/{self._total} {words}{self._left(done)}")
 
     def _left(self, done: int) -> str:
-        """The time left in words, from the rate so far; nothing where that says nothing."""
+        """Return the time left in words, from the rate so far; nothing where that says nothing."""
         here = done - self._first
         if here < 1 or done >= self._total:
             return ""
@@ -68,7 +68,7 @@ class StepProgress:
         return f", {duration(seconds)} left"
 
     def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """As `Shown`: a bar of its own on a terminal, as long as it lasts; nothing elsewhere."""
+        """Show a part of the work: a bar of its own on a terminal, as long as it lasts; nothing elsewhere."""
         if self._bar is None:
             yield from items
             return
@@ -95,7 +95,7 @@ class StepProgress:
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Return a time for people."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 

@@ -1,4 +1,4 @@
-"""What the ranks tell each other at the end of a step: sums over all, and figures of each, in one all-reduce."""
+"""The exchange of figures at the end of a step: sums over all, and figures of each, in one all-reduce."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class StepSums(NamedTuple):
 
 
 class RankFigures(NamedTuple):
-    """Of one rank: its peak memory in bytes, and, in a pipeline, seconds computed and those of all its passes."""
+    """The figures of one rank: its peak memory in bytes, and, in a pipeline, seconds computed and those of all its
+    passes."""
 
     memory_bytes: float
     busy_seconds: float = 0.0
@@ -36,8 +37,8 @@ class RankFigures(NamedTuple):
 
 
 class PipelineResult(NamedTuple):
-    """What the stages did in a step: seconds that each computed (mean over its ranks), the share of the ranks' time in
-    which they waited for each other, and what travelled between stages, from all ranks together."""
+    """The figures of the stages in a step: seconds that each computed (mean over its ranks), the share of the ranks'
+    time in which they waited for each other, and what travelled between stages, from all ranks together."""
 
     stage_seconds: tuple[float, ...]
     bubble_share: float
@@ -48,7 +49,7 @@ class PipelineResult(NamedTuple):
 def over_ranks(
     sums: StepSums, own: RankFigures, communicator: Communicator
 ) -> tuple[StepSums, tuple[RankFigures, ...]]:
-    """The sums over all ranks, and the figures of each, by rank. Collective, of numbers that lie on the host."""
+    """Return the sums over all ranks, and the figures of each, by rank. Collective, of numbers that lie on the host."""
     figures = [(0.0,) * len(own)] * communicator.size
     figures[communicator.rank] = own
     totals = torch.tensor([*sums, *(value for row in figures for value in row)], dtype=torch.float64)
@@ -58,7 +59,7 @@ def over_ranks(
 
 
 def pipeline_result(sums: StepSums, each: tuple[RankFigures, ...], axes: Axes) -> PipelineResult | None:
-    """What the stages did; None without stages."""
+    """Return the figures of the stages; None without stages."""
     shape = axes.shape
     if shape.stages == 1:
         return None

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
-    """The plan with its balance, where that waits for times: of layers on the root, of messages on all. Collective.
+    """Return the plan with its balance, where that waits for times: of layers on the root, of messages on all.
+    Collective.
 
     Layers of traced networks that cannot be measured are balanced as `modelled` balances them.
     """

@@ -30,7 +30,7 @@ Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage tak
 
 @dataclass(frozen=True)
 class BalancePrices:
-    """What a stage pays for runs of layers.
+    """The prices of runs of layers on a stage.
 
     `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
     `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need.
@@ -45,7 +45,7 @@ class BalancePrices:
 
     @cached_property
     def _once(self) -> tuple[float, ...]:
-        """The times of all layers before each."""
+        """Sum the times of all layers before each."""
         return (0, *accumulate(self.times))
 
     @cached_property
@@ -81,7 +81,7 @@ class BalancePrices:
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
-    """The balance, checked against a network of so many layers.
+    """Return the balance, checked against a network of so many layers.
 
     Raises ConfigError where a count is less than 1, or the counts do not sum to `layers`.
     """
@@ -98,13 +98,14 @@ def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The layers of each stage as (first, stop), half-open."""
+    """Return the layers of each stage as (first, stop), half-open."""
     stops = tuple(accumulate(balance))
     return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
 def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[float] = (0.0,)) -> list[tuple[int, ...]]:
-    """The balance whose slowest stage is fastest, among those whose every stage fits; for each of some tolerances one.
+    """Return the balance whose slowest stage is fastest, among those whose every stage fits; for each of some
+    tolerances one.
 
     Ties: the least traffic of all stages together. With a tolerance the slowest stage may take so much longer, as a
     share, where that saves traffic.
@@ -126,7 +127,7 @@ def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[flo
 def choose_folded_balances(
     prices: BalancePrices, skips: Sequence[tuple[int, int]], ranks: int, tolerances: Sequence[float] = (0.0,)
 ) -> list[tuple[int, ...]]:
-    """The folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
+    """Return the folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
     `skips`: the layers that make and take each skip. Cuts are tried before these and before layers that take
     time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balances`.
@@ -149,15 +150,15 @@ def choose_folded_balances(
 
 
 def folded_cuts(times: Sequence[float], skips: Sequence[tuple[int, int]]) -> list[Middle]:
-    """The pairs of cuts, one on each way, that keep each skip on a rank: before the ends of skips, and before layers
-    that take time."""
+    """Return the pairs of cuts, one on each way, that keep each skip on a rank: before the ends of skips, and before
+    layers that take time."""
     ends = {layer for skip in skips for layer in skip}
     places = [layer for layer in range(1, len(times)) if times[layer] > 0 or layer in ends]
     return [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
 
 
 def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
-    """Layers of each chunk: the way down, the innermost, the way up."""
+    """Count the layers of each chunk: the way down, the innermost, the way up."""
     down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
     up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
@@ -176,7 +177,7 @@ class _BalanceSearch:
     in_line: bool
 
     def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:
-        """For each tolerance the path of the least greatest load, then of the least traffic."""
+        """Return for each tolerance the path of the least greatest load, then of the least traffic."""
         slowest: dict[Middle, float] = {self.levels[0][0]: 0}
         ways: list[dict[Middle, float]] = []  # to each place of a level, the least greatest load
         for stage, level in enumerate(self.levels[1:]):
@@ -200,7 +201,7 @@ class _BalanceSearch:
         return [self._least_traffic(ways, (1 + share) * least) for share in tolerances]
 
     def _least_traffic(self, ways: Sequence[Mapping[Middle, float]], most: float) -> list[Middle]:
-        """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
+        """Return the path of the fewest bytes among those on which no stage takes longer than `most`."""
         start = self.levels[0][0]
         paths: dict[Middle, tuple[int, list[Middle]]] = {start: (0, [start])}
         for stage, level in enumerate(ways):

@@ -38,29 +38,29 @@ from tiledseg.pipeline.partition import NetworkCut
 
 
 class StagedBatch(Protocol):
-    """What goes through a pipeline at once. The ranks of a pipeline have one each of the same micro-batch."""
+    """The unit that goes through a pipeline. The ranks of a pipeline have one each of the same micro-batch."""
 
     @property
     def images(self) -> int:
-        """How many of one size; the last micro-batches of a step may have fewer."""
+        """The number of images of one size; the last micro-batches of a step may have fewer."""
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """(channels, height, width) of each tensor of the graph, of what this rank's pipeline computes of it."""
 
     def source(self) -> torch.Tensor:
-        """The network's input. Only called where the first chunk is, once, micro-batch by micro-batch."""
+        """Return the network's input. Only called where the first chunk is, once, micro-batch by micro-batch."""
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
-        """As `GraphNetwork.run_nodes`; twice the same where it is called twice."""
+        """Run nodes as `GraphNetwork.run_nodes` does; twice the same where it is called twice."""
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        """What to differentiate, of the network's outputs. Only called where the last chunk is, once."""
+        """Return the scalar to differentiate, of the network's outputs. Only called where the last chunk is, once."""
 
 
 @dataclass
 class Held:
-    """What a chunk keeps of a micro-batch from its forward to its backward pass.
+    """The tensors that a chunk keeps of a micro-batch from its forward to its backward pass.
 
     `inputs`: to recompute from. `scalar`: what the chunk's graph ends in (None: nothing to differentiate), and
     `outgoing` takes the gradients of what went out, in its order. `entered`: where those of what came in appear.
@@ -83,7 +83,7 @@ class Entrance:
         self._gradient = gradient
 
     def gradient(self) -> torch.Tensor:
-        """Zeros where no layer of the chunk depends on the tensor."""
+        """Return the gradient; zeros where no layer of the chunk depends on the tensor."""
         if self._gradient is not None:
             return self._gradient
         shape, strides, dtype, device = self._like
@@ -111,14 +111,14 @@ class Chunk:
             yield from module.parameters()
 
     def output(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
-        """What goes out, the network's outputs from the last chunk. For a pass without gradients.
+        """Return what goes out, the network's outputs from the last chunk. For a pass without gradients.
 
         Here and in `forward` the tensors of `inputs` are taken out as they are used.
         """
         return self._run(micro_batch, inputs)
 
     def forward(self, micro_batch: StagedBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
-        """What is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
+        """Return what is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
         if not recompute or not (self.is_last or self._returning):  # no gradient comes back: nothing is kept anyway
             return self._differentiable(micro_batch, inputs)
         kept = dict(inputs)
@@ -129,7 +129,7 @@ class Chunk:
         return Held(inputs=kept), {} if self.is_last else outputs
 
     def backward(self, micro_batch: StagedBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
-        """Adds to the gradients of the chunk's weights; the gradients of what came in.
+        """Add to the gradients of the chunk's weights; return the gradients of what came in.
 
         `gradients`: of what went out, from each chunk that took it. They and `held` are used up.
         """
@@ -164,7 +164,7 @@ class Chunk:
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Their sum. They are let go on the way."""
+    """Return their sum; they are freed on the way."""
     total = parts.pop()
     while parts:
         total = total + parts.pop()

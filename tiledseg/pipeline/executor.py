@@ -65,18 +65,18 @@ class PipelineExecutor:
 
     @property
     def has_first(self) -> bool:
-        """Whether this rank takes the network's input."""
+        """True if this rank takes the network's input."""
         return 0 in self.chunks
 
     @property
     def has_last(self) -> bool:
-        """Whether this rank makes the network's output."""
+        """True if this rank makes the network's output."""
         return len(self._pipeline.ranks) - 1 in self.chunks
 
     def train(
         self, micro_batches: Sequence[StagedBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
     ) -> None:
-        """Forward and backward passes of all micro-batches; gradients are added to those of the weights.
+        """Run forward and backward passes of all micro-batches; gradients are added to those of the weights.
 
         `last_backward` is called before the last backward pass of each chunk, with its parameters: after it, their
         gradients are whole.
@@ -94,7 +94,7 @@ class PipelineExecutor:
         run.finish()
 
     def outputs(self, micro_batches: Sequence[StagedBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-        """The network's outputs of each micro-batch with its number, in order, on the rank of the last chunk;
+        """Yield the network's outputs of each micro-batch with its number, in order, on the rank of the last chunk;
         nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
             return
@@ -107,7 +107,7 @@ class PipelineExecutor:
         run.finish()
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
-        """The moves for so many micro-batches, whose schedule has been simulated without a fault."""
+        """Return the moves for so many micro-batches, whose schedule has been simulated without a fault."""
         pipeline, schedule, times = self._pipeline, self._split.settings.schedule, self._split.settings.times
         sample = min(micro_batches, _VERIFIED)
         bounds = most_in_flight(schedule, pipeline.size, sample)
@@ -115,7 +115,7 @@ class PipelineExecutor:
         return itinerary(program(schedule, pipeline, micro_batches, times), self.stage, self._in_order)
 
     def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
-        """Room for what travels along a route, either way: channels last, in one piece."""
+        """Return room for what travels along a route, either way: channels last, in one piece."""
         return torch.empty(
             (micro_batch.images, *micro_batch.shapes[route.tensor]),
             dtype=self._split.dtypes[route.tensor],
@@ -140,7 +140,7 @@ class _Run:
         self._gradients: dict[tuple[int, Route], torch.Tensor] = {}
 
     def do(self, move: Move) -> None:
-        """One move of a training step."""
+        """Do one move of a training step."""
         self._receive(move)
         m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
         with self._executor.busy.running():
@@ -151,7 +151,7 @@ class _Run:
         self._send(move.sends)
 
     def pass_on(self, move: Move) -> tuple[torch.Tensor, ...] | None:
-        """One move of a run that only goes forward; the network's outputs from the last chunk."""
+        """Do one move of a run that only goes forward; return the network's outputs from the last chunk."""
         self._receive(move)
         m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
         with self._executor.busy.running():
@@ -213,7 +213,7 @@ class _Run:
                 self._gradients[m, route] = found[route.tensor]
 
     def _inputs(self, m: int, chunk: Chunk) -> Tensors:
-        """What has come for a chunk; the network's input for the first."""
+        """Return what has come for a chunk; the network's input for the first."""
         inputs = {r.tensor: self._activations.pop((m, r)) for r in self._routes if r.target == chunk.index}
         return inputs if not chunk.is_first else {**inputs, 0: self._micro_batches[m].source()}
 
@@ -224,5 +224,5 @@ class _Run:
 
 
 def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:
-    """The values of a channels-last tensor in one piece, as they lie in memory."""
+    """Return the values of a channels-last tensor in one piece, as they lie in memory."""
     return tensor_BCHW.detach().permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""What one rank of a pipeline does, step by step: which receives to post when, and which sends are surely gone.
+"""The moves of one rank of a pipeline: which receives it posts when, and which sends are surely gone.
 
 A program says in which order a rank computes, sends and receives. To run it over real messages more is to be known, and
 all of it follows from the programs of all ranks, which every rank has:
@@ -51,7 +51,7 @@ class Move:
 
 
 def itinerary(program: Program, rank: int, in_order: bool = False) -> tuple[Move, ...]:
-    """The moves of a rank. `in_order`: for a transport that carries out messages in the order of their start."""
+    """Return the moves of a rank. `in_order`: for a transport that carries out messages in the order of their start."""
     groups = _groups(program[rank])
     posts = _posts_in_order(program, rank, groups) if in_order else _posts_ahead(program, rank, groups)
     releases = _releases(program, rank)
@@ -65,7 +65,7 @@ _Group = tuple[tuple[Receive, ...], Compute, tuple[Send, ...]]
 
 
 def _groups(actions: Sequence[Action]) -> list[_Group]:
-    """Each computation with the receives in front of it and the sends after it."""
+    """Return each computation with the receives in front of it and the sends after it."""
     groups: list[_Group] = []
     receives: list[Receive] = []
     for action in actions:
@@ -81,7 +81,8 @@ def _groups(actions: Sequence[Action]) -> list[_Group]:
 
 
 def _posts_ahead(program: Program, rank: int, groups: Sequence[_Group]) -> list[tuple[Receive, ...]]:
-    """Before each computation, the receives of the next `AHEAD` ones, from each peer in the order of its sends."""
+    """Return, before each computation, the receives of the next `AHEAD` ones, from each peer in the order of its
+    sends."""
     queues = {peer: _sent_to(program, peer, rank) for peer in range(len(program)) if peer != rank}
     place = {receive: index for queue in queues.values() for index, receive in enumerate(queue)}
     posted = dict.fromkeys(queues, 0)
@@ -98,7 +99,7 @@ def _posts_ahead(program: Program, rank: int, groups: Sequence[_Group]) -> list[
 
 
 def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> list[tuple[Receive, ...]]:
-    """Before each computation, the receives whose senders' computations come before it in the common order."""
+    """Return, before each computation, the receives whose senders' computations come before it in the common order."""
     place = _common_order(program)
     queue = [
         (place[peer, compute], send.received_from(peer))
@@ -120,7 +121,7 @@ def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> li
 
 
 def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
-    """The place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
+    """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
 
     Of two that start together the one of the rank that has done more comes later: its messages are not needed yet.
     """
@@ -133,7 +134,7 @@ def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
 
 
 def _releases(program: Program, rank: int) -> dict[Receive, tuple[Send, ...]]:
-    """For a receive of this rank, the sends that have arrived for certain once it is complete.
+    """Return for a receive of this rank the sends that have arrived for certain once it is complete.
 
     A send is gone once something has come that its receiver sent after its receive. Sends of which that never happens
     are missing here: they are waited for at the end.
@@ -158,5 +159,5 @@ def _sent_by(program: Program, rank: int, peer: int) -> list[Send]:
 
 
 def _sent_to(program: Program, peer: int, rank: int) -> list[Receive]:
-    """What a peer sends to a rank, in its order, as the rank's receives."""
+    """Return what a peer sends to a rank, in its order, as the rank's receives."""
     return [send.received_from(peer) for send in _sent_by(program, peer, rank)]

@@ -1,4 +1,4 @@
-"""How long a message between neighbouring stages takes, measured before a run: what an automatic balance weighs."""
+"""The time of a message between neighbouring stages, measured before a run, for an automatic balance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class MeasuredLink(NamedTuple):
 
 
 def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.device) -> MeasuredLink:
-    """The slowest between two stages that follow each other, of all pipelines; the same on all ranks. Collective.
+    """Return the slowest link between two stages that follow each other, of all pipelines; the same on all ranks.
+    Collective.
 
     Stages 0 and 1, 2 and 3, ... talk at the same time, then 1 and 2, 3 and 4, ...: as in a run, all pairs share what
     the machine has. Each message goes forth and back, so no two ranks wait for one another.
@@ -48,13 +49,19 @@ def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.dev
 
 
 def measure_link(messages: PointToPoint, peer: int, begins: bool, device: torch.device) -> MeasuredLink:
-    """By the quickest of some small and some large messages. Called by both ends, of which one `begins`."""
+    """Measure a link by the quickest of some small and some large messages.
+
+    Called by both ends, of which one `begins`.
+    """
     small, large = (_seconds(messages, peer, begins, size, device) for size in (_SMALL, _LARGE))
     return MeasuredLink(small, max(0.0, large - small) / (_LARGE - _SMALL))
 
 
 def _seconds(messages: PointToPoint, peer: int, begins: bool, size: int, device: torch.device) -> float:
-    """Of one way, half of forth and back; the first of all also opens the connection, and does not count."""
+    """Return seconds of one way, half of forth and back.
+
+    The first of all also opens the connection, and does not count.
+    """
     out = torch.zeros(size, dtype=torch.uint8, device=device)
     back = torch.empty_like(out)
     watch, taken = Stopwatch(device), []

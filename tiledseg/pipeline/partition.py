@@ -41,7 +41,7 @@ class NetworkCut:
 
 
 def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int) -> NetworkCut:
-    """The chunks of a balance that fits (see `balance.parse_balance`)."""
+    """Return the chunks of a balance that fits (see `balance.parse_balance`)."""
     runs = cuts(balance)
     return NetworkCut(ChunkMap(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
 
@@ -65,7 +65,7 @@ def split_network(
     dtype: torch.dtype,
     autocast: AbstractContextManager[object] | None = None,
 ) -> SplitNetwork:
-    """Leaves the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`.
+    """Leave the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`.
 
     Raises ConfigError, on all ranks, where layers of two stages share a weight: each would add its own gradient.
     """
@@ -114,7 +114,7 @@ def _check_shared(network: GraphNetwork, cut: NetworkCut) -> None:
 
 
 def layer_tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
-    """Its weights and buffers, and those of other modules that it looks up there."""
+    """Return its weights and buffers, and those of other modules that it looks up there."""
     looked_up = (tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors())
     return *module.parameters(), *module.buffers(), *looked_up
 
@@ -122,7 +122,7 @@ def layer_tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
 def _without_values(
     tensor: torch.Tensor, dtype: torch.dtype, empty: dict[int, tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """The same on `meta`; one for all that share it."""
+    """Return the same on `meta`; one for all that share it."""
     if id(tensor) not in empty:
         meta = torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else tensor.dtype)
         made = nn.Parameter(meta, requires_grad=False) if isinstance(tensor, nn.Parameter) else meta
@@ -133,7 +133,7 @@ def _without_values(
 def tensor_dtypes(
     network: GraphNetwork, autocast: AbstractContextManager[object] | None, device: torch.device
 ) -> tuple[torch.dtype, ...]:
-    """The dtype of each tensor of the graph: what a receiver allocates for one that another rank makes.
+    """Return the dtype of each tensor of the graph: what a receiver allocates for one that another rank makes.
 
     Masks and numbers of channels have one of their own; with autocast it depends on the layer and the device. So each
     layer is tried on a few pixels, by itself, before other ranks' layers are let go. Changes no buffer. The network is
@@ -156,7 +156,7 @@ def tensor_dtypes(
 def _probe(
     module: nn.Module, layer: Layer, channels: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device
 ) -> torch.dtype:
-    """The dtype of a layer's output for inputs of so many channels."""
+    """Return the dtype of a layer's output for inputs of so many channels."""
     needs = [layer.required_input(Interval(0, _PROBE), index) for index in range(layer.arity)]
     sides = [max(_PROBE, need.start + need.stop) for need in needs]
     inputs = [

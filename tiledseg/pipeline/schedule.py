@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a pipeline runs: the schedule, the layers of each chunk, and whether each stage recomputes (`never`,
+    """The settings of a pipeline: the schedule, the layers of each chunk, and whether each stage recomputes (`never`,
     `except_last`, `always`).
 
     `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
@@ -107,7 +107,7 @@ class Send(MessageEnd):
     """The end that sends."""
 
     def received_from(self, rank: int) -> Receive:
-        """The other end of what `rank` sends."""
+        """Return the other end of what `rank` sends."""
         kind = ReceiveActivation if isinstance(self, SendActivation) else ReceiveGradient
         return kind(self.micro_batch, self.route, rank)
 
@@ -116,25 +116,25 @@ class Receive(MessageEnd):
     """The end that receives."""
 
     def sent_to(self, rank: int) -> Send:
-        """The other end of what `rank` receives."""
+        """Return the other end of what `rank` receives."""
         kind = SendActivation if isinstance(self, ReceiveActivation) else SendGradient
         return kind(self.micro_batch, self.route, rank)
 
 
 class SendActivation(Send):
-    """What `route.source` has made, on its way to `peer`."""
+    """The send of what `route.source` has made, on its way to `peer`."""
 
 
 class ReceiveActivation(Receive):
-    """What `route.target` takes, from `peer`."""
+    """The receive of what `route.target` takes, from `peer`."""
 
 
 class SendGradient(Send):
-    """The gradient of what came along `route`, on its way back to `peer`."""
+    """The send of the gradient of what came along `route`, on its way back to `peer`."""
 
 
 class ReceiveGradient(Receive):
-    """The gradient of what went along `route`, from `peer`."""
+    """The receive of the gradient of what went along `route`, from `peer`."""
 
 
 Compute = Forward | Backward
@@ -143,7 +143,7 @@ Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches that each chunk may hold at once, whatever the chunks' times."""
+    """Return the most micro-batches that each chunk may hold at once, whatever the chunks' times."""
     chunks = len(chunk_ranks(schedule, stages))
     if schedule == "gpipe":
         return (micro_batches,) * chunks
@@ -151,7 +151,8 @@ def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int,
 
 
 def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
-    """Of the micro-batches that a chunk holds at once: how many with all activations at most, how many inputs only.
+    """Return, of the micro-batches that a chunk holds at once, how many with all activations at most, how many inputs
+    only.
 
     With recomputation one has its activations while it goes backward. `except_last` keeps those of the last micro-batch
     too, which goes backward first in gpipe (Huang et al., 2019), and last otherwise.
@@ -163,8 +164,8 @@ def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
 
 
 def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
-    """Routes between the chunks of nodes (first, stop). First those from each chunk to the next of what its last node
-    makes, then all that pass over nodes.
+    """Return the routes between the chunks of nodes (first, stop). First those from each chunk to the next of what its
+    last node makes, then all that pass over nodes.
 
     The network's input is with the first chunk, its outputs are wanted by the last one.
     """
@@ -180,12 +181,12 @@ def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, 
 
 
 def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
-    """Whether a route passes over nodes: it does not go from the last node of a chunk to the next chunk."""
+    """Return True if a route passes over nodes: it does not go from the last node of a chunk to the next chunk."""
     return route.tensor != runs[route.target][0]
 
 
 def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkTimes | None = None) -> Program:
-    """The actions of every rank for one step; `times` as for `compute_orders`.
+    """Return the actions of every rank for one step; `times` as for `compute_orders`.
 
     Raises ConfigError for an unknown schedule, or no micro-batch.
     """
@@ -201,14 +202,17 @@ def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkT
 
 
 def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
-    """The actions of every rank where nothing is trained: no backward passes, no gradients."""
+    """Return the actions of every rank where nothing is trained: no backward passes, no gradients."""
     orders = (_forward_only(pipeline, rank, micro_batches) for rank in range(pipeline.size))
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
 def _forward_only(pipeline: ChunkMap, rank: int, micro_batches: int) -> Iterator[Forward]:
-    """A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of
-    each in turn: no rank waits once the pipeline is full."""
+    """Yield forward passes.
+
+    A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of each
+    in turn: no rank waits once the pipeline is full.
+    """
     first, *others = (chunk for chunk, place in enumerate(pipeline.ranks) if place == rank)
     ahead = min(-(-(others[0] - first) // 2), micro_batches) if others else 0
     for m in range(ahead):
@@ -223,7 +227,7 @@ def _forward_only(pipeline: ChunkMap, rank: int, micro_batches: int) -> Iterator
 def compute_orders(
     schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
 ) -> list[list[Compute]]:
-    """What each rank computes, in order; it depends on no skips.
+    """Return what each rank computes, in order; it depends on no skips.
 
     `times`: the same on all ranks. Orders of ranks with several chunks are made for them (None: for ranks of equal
     work). The other schedules have one order for all times.
@@ -250,7 +254,7 @@ def _fill_drain(stage: int, micro_batches: int) -> Iterator[Compute]:
 
 
 def _in_turn(stage: int, ahead: int, micro_batches: int) -> Iterator[Compute]:
-    """A forward and a backward pass in turn, after so many forward ones."""
+    """Yield a forward and a backward pass in turn, after so many forward ones."""
     for m in range(min(ahead, micro_batches)):
         yield Forward(m, stage)
     for m in range(micro_batches):
@@ -260,7 +264,7 @@ def _in_turn(stage: int, ahead: int, micro_batches: int) -> Iterator[Compute]:
 
 
 def with_messages(order: Iterable[Compute], pipeline: ChunkMap) -> Iterator[Action]:
-    """Each computation between its receives and its sends."""
+    """Yield each computation between its receives and its sends."""
     ranks = pipeline.ranks
     routes = [route for route in pipeline.routes if not pipeline.is_local(route)]
     incoming = [[r for r in routes if r.target == chunk] for chunk in range(len(ranks))]

@@ -48,13 +48,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each rank computes when."""
+    """The computations of each rank, and their times."""
 
     spans: tuple[tuple[Span, ...], ...]
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end."""
+        """The time from the first start to the last end."""
         return max(span.stop for rank in self.spans for span in rank)
 
     @property
@@ -68,7 +68,7 @@ class Timeline:
 
     @property
     def bubble_share(self) -> float:
-        """The rest: the share of the ranks' time in which they wait."""
+        """The rest, the share of the ranks' time in which they wait."""
         return 1 - self.busy_share
 
 
@@ -86,7 +86,7 @@ def verify(program: Program, chunks: int, most_in_flight: Sequence[int]) -> None
 
 
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
-    """The most micro-batches that each chunk has gone forward with and not yet backward."""
+    """Return the most micro-batches that each chunk has gone forward with and not yet backward."""
     held, most = [0] * chunks, [0] * chunks
     for actions in program:
         for action in actions:
@@ -104,7 +104,7 @@ def simulate(
     backward: Sequence[float],
     transfer: Callable[[Route], float] = lambda route: 0.0,
 ) -> Timeline:
-    """When each computation runs, for times of each chunk and of a message along each route.
+    """Return when each computation runs, for times of each chunk and of a message along each route.
 
     Raises ConfigError for a program that cannot end.
     """
@@ -129,7 +129,7 @@ def simulate(
 
 
 def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
-    """The program as text: a row a rank, a column a time slot; a forward pass takes one slot, a backward pass two.
+    """Draw the program as text: a row a rank, a column a time slot; a forward pass takes one slot, a backward pass two.
 
     `F3`, `B3`: forward and backward of micro-batch 3; `f3`, `b3`: of the rank's second chunk (folded); `.`: it waits.
     Wider drawings than `width` characters have their middle left out.
@@ -163,7 +163,8 @@ def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
 
 
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
-    """All actions in an order in which every receive follows its send, and the action at which each rank is stuck."""
+    """Return all actions in an order in which every receive follows its send, and the action at which each rank is
+    stuck."""
     position = [0] * len(program)
     coming: set[tuple[int, Action]] = set()
     order: list[Placed] = []

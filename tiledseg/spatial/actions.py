@@ -1,4 +1,4 @@
-"""What one rank, or one block, does at each node for an image of one size: all that can be known before it runs."""
+"""The actions of one rank, or one block, at each node for an image of one size, compiled before it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DimWindows = tuple[NodeWindows, ...]
 
 @dataclass(frozen=True)
 class Bring:
-    """What one rank does with one input of a node for an image of one size: all that can be known before it runs.
+    """The way of one input of a node to the window that the node reads, on one rank for an image of one size.
 
     `crop`: what of the tensor at hand goes on (None: all); `exchange`: the one after it (None: there is nothing to do);
     `pads`: what is still missing beyond the image's ends, as `functional.pad` takes it.
@@ -32,22 +32,22 @@ class Bring:
     pads: tuple[int, int, int, int] | None
 
     def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What of the tensor at hand goes on."""
+        """Return what of the tensor at hand goes on."""
         return x_BCHW if self.crop is None else cropped(x_BCHW, *self.crop.slices)
 
     def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float, owned: bool = False) -> torch.Tensor:
-        """What the node reads; `owned`: it makes the gradient of that itself."""
+        """Return what the node reads; `owned`: it makes the gradient of that itself."""
         owned = owned and self.pads is None
         return self.padded(exchanger.exchange(self.cut(x_BCHW), self.exchange, fill, owned), fill)
 
     def padded(self, x_BCHW: torch.Tensor, fill: float) -> torch.Tensor:
-        """With what is missing beyond the image's ends."""
+        """Add what is missing beyond the image's ends."""
         return x_BCHW if self.pads is None else functional.pad(x_BCHW, self.pads, value=fill)
 
 
 @dataclass(frozen=True)
 class Action:
-    """What one rank does at one node for an image of one size; `given`: the output, of which `owned` is the rank's
+    """The work of one rank at one node for an image of one size; `given`: the output, of which `owned` is the rank's
     own block: with fusion a tensor may be larger, for nodes after it."""
 
     place: BlockPlace
@@ -56,14 +56,14 @@ class Action:
     owned: Box
 
     def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
-        """The rank's own block of the output."""
+        """Return the rank's own block of the output."""
         crop = _crop(self.given, self.owned)
         return y_BCHW if crop is None else cropped(y_BCHW, *crop.slices)
 
     def run(
         self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
     ) -> torch.Tensor:
-        """The node's output from the tensors at hand. Collective over the ranks of the image."""
+        """Return the node's output from the tensors at hand. Collective over the ranks of the image."""
         only = self.inputs[0]
         if overlap and only.exchange is not None and only.pads is None and layer.can_overlap(self.place):
             return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.exchange)
@@ -79,8 +79,8 @@ def compile_actions(
     held: Mapping[int, Box],
     nodes: Iterable[int],
 ) -> tuple[Action, ...]:
-    """The actions at `nodes` of the rank at (row, col) of the mesh, which holds the boxes `held` of the tensors that
-    they take from before them. `rows`, `cols`: the windows of these nodes."""
+    """Return the actions at `nodes` of the rank at (row, col) of the mesh, which holds the boxes `held` of the tensors
+    that they take from before them. `rows`, `cols`: the windows of these nodes."""
     extents = dict(held)
     actions = []
     for k, row, col in zip(nodes, rows, cols, strict=True):
@@ -115,7 +115,10 @@ def _bring(
 
 
 def _read(node: NodeWindows, index: int, rank: int) -> Interval:
-    """An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself."""
+    """Return the interval that a rank reads.
+
+    An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself.
+    """
     one = node.inputs[index]
     return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
 
@@ -127,7 +130,7 @@ def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
 
 
 def _crop(extent: Box, part: Box) -> Box | None:
-    """Where `part` lies in a tensor that covers `extent`; None where it is all of it."""
+    """Return where `part` lies in a tensor that covers `extent`; None where it is all of it."""
     if part == extent:
         return None
     assert extent.contains(part), f"a rank holds {extent} but is to give {part}: the plan is broken"

@@ -36,7 +36,7 @@ class SpatialConvolution(SpatialLayer):
         self.descriptions = self._row, self._col
 
     def can_overlap(self, place: BlockPlace) -> bool:
-        """Whether `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
+        """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
         return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
 
     def overlapped(
@@ -46,8 +46,8 @@ class SpatialConvolution(SpatialLayer):
         exchanger: HaloExchanger,
         exchange: BlockExchange,
     ) -> torch.Tensor:
-        """The layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior is
-        computed. The same result but for the order of sums. Collective over the ranks of the image."""
+        """Compute the layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior
+        is computed. The same result but for the order of sums. Collective over the ranks of the image."""
         m = self._module
         kind = x_BCHW.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
@@ -91,7 +91,7 @@ def _describe(module: nn.Conv2d, dim: int) -> Convolution:
 
 
 def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:
-    """The kernel along the other dim, where it differs."""
+    """Return the kernel along the other dim, where it differs."""
     return None if module.kernel_size[0] == module.kernel_size[1] else module.kernel_size[1 - dim]
 
 

@@ -1,4 +1,4 @@
-"""From the layers of a network to those that compute a rank's part; what cannot be exact is refused by name.
+"""The twins of a network's layers, which compute a rank's part; what cannot be exact is refused by name.
 
 The converted network shares weights and buffers with the original, under the original's names: optimizers and
 checkpoints keep to that and do not know how the image is spread.
@@ -136,7 +136,7 @@ def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Callable[[], Ra
 
 
 def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
-    """The layers in order, with the names that messages call them by."""
+    """Yield the layers in order, with the names that messages call them by."""
     if isinstance(network, GraphNetwork):
         yield from zip((node.name for node in network.graph.nodes), network.layers.values(), strict=True)
     else:
@@ -144,7 +144,7 @@ def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, n
 
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
-    """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
+    """Return the spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
         return Own(name, module, ranks)

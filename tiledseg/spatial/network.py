@@ -45,7 +45,10 @@ class SpatialNetwork:
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
-        """The partitions of the input with edges moved to where blocks fit all layers; see `layer_windows.settle`."""
+        """Return the partitions of the input with edges moved to where blocks fit all layers.
+
+        See `layer_windows.settle`.
+        """
         return settle(self._converted.rows, rows), settle(self._converted.cols, cols)
 
     def check(self, rows: Partition, cols: Partition) -> None:
@@ -53,11 +56,11 @@ class SpatialNetwork:
         self._windows(rows, cols)
 
     def output(self, rows: Partition, cols: Partition) -> Box:
-        """This rank's block of the output of an input so cut, in positions of the whole output."""
+        """Return this rank's block of the output of an input so cut, in positions of the whole output."""
         return self._program(rows, cols)[self._converted.rows.results[0] - 1].given
 
     def __call__(self, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> torch.Tensor:
-        """This rank's block of the output from its block of the input, which `rows` x `cols` cut.
+        """Return this rank's block of the output from its block of the input, which `rows` x `cols` cut.
 
         Collective over the ranks of the image. Raises GeometryError, on all of them and before any message, where the
         input cannot be so cut.
@@ -75,8 +78,8 @@ class SpatialNetwork:
         return tensors[self._converted.rows.results[0]]
 
     def run_nodes(self, tensors: Tensors, rows: Partition, cols: Partition, first: int, stop: int) -> None:
-        """Nodes `first` to `stop` (half-open) on this rank's blocks `tensors`, as `models.network.run_nodes`, for an
-        input so cut. Collective over the ranks of the image."""
+        """Run nodes `first` to `stop` (half-open) on this rank's blocks `tensors`, as `models.network.run_nodes`, for
+        an input so cut. Collective over the ranks of the image."""
         program = self._program(rows, cols)
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -87,8 +90,11 @@ class SpatialNetwork:
             tensors[result] = program[result - 1].own(tensors[result])
 
     def _by_policy(self, compute: Compute) -> Compute:
-        """As the network's memory policy says; but a window that a convolution computes from while its halo travels is
-        had only by computing all of it, so it is kept."""
+        """Compute as the network's memory policy says.
+
+        But a window that a convolution computes from while its halo travels is had only by computing all of it, so it
+        is kept.
+        """
         network = self._network
         if not isinstance(network, GraphNetwork):
             return compute
@@ -103,7 +109,7 @@ class SpatialNetwork:
         ranks: Communicator,
         device: torch.device,
     ) -> None:
-        """Node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
+        """Run node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
         statistics are those of all images of all `ranks`. Collective over these; a rank may have none."""
         graph, layer = self._converted.rows, self._converted.layers[k]
         blocks = []
@@ -116,11 +122,11 @@ class SpatialNetwork:
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
-        """The backward pass of `norm_together` on a rank that had no image."""
+        """Run the backward pass of `norm_together` on a rank that had no image."""
         self._converted.layers[k].no_gradients(ranks, device)
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
-        """This rank's block of each tensor for an input so cut, in positions of the whole tensor."""
+        """Return this rank's block of each tensor for an input so cut, in positions of the whole tensor."""
         row, col = self._position()
         own = Box(rows.owned(row), cols.owned(col))
         return own, *(action.given for action in self._program(rows, cols))

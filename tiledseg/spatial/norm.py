@@ -53,30 +53,31 @@ class SpatialNorm(SpatialLayer):
 
     @property
     def measures(self) -> bool:
-        """Whether it takes statistics of its input now."""
+        """Return True if it takes statistics of its input now."""
         return True
 
     def measured(self, x_BCHW: torch.Tensor) -> Statistics:
-        """The statistics of a block, without any halo. No communication."""
+        """Return the statistics of a block, without any halo. No communication."""
         return measure(x_BCHW, sharing_of(self.module, x_BCHW))
 
     def track(self, found: Statistics) -> None:
-        """Moves the running statistics, where it has some, by those of the whole image."""
+        """Move the running statistics, where it has some, by those of the whole image."""
         track(self.module, found)
 
     def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        """The layer by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
+        """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
         through them to x is left to `moment_gradient`."""
         m = self.module
         how = NormScope(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
         return normalise(x_BCHW, m.weight, m.bias, m.eps, found, how)
 
     def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What goes to the gradient of a block through the statistics, by the sums of all blocks."""
+        """Return what goes to the gradient of a block through the statistics, by the sums of all blocks."""
         return moment_gradient(x_BCHW, sums, found, self.module.eps, sharing_of(self.module, x_BCHW))
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
-        """That of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on a CPU."""
+        """Return the dtype of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on
+        a CPU."""
         device = x_BCHW.device
         if not isinstance(self.module, nn.GroupNorm) or not torch.is_autocast_enabled(device.type):
             return x_BCHW.dtype
@@ -107,6 +108,6 @@ class SpatialBatchNorm(SpatialNorm):
 
 @functools.cache
 def _group_norm_dtype(device: torch.device, dtype: torch.dtype, autocast_dtype: torch.dtype) -> torch.dtype:
-    """Asked of torch, with two values."""
+    """Ask torch, with two values."""
     with torch.autocast(device.type, autocast_dtype):
         return functional.group_norm(torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), 1).dtype

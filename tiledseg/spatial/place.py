@@ -23,23 +23,23 @@ class SpatialLayer:
     descriptions: tuple[Layer, Layer]
 
     def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        """The outputs `place.given` from what is read of each input: `place.read` of the first."""
+        """Return the outputs `place.given` from what is read of each input: `place.read` of the first."""
         raise NotImplementedError
 
     def together(
         self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
-        """Of a layer that takes statistics over a batch: of this rank's blocks of several images, where they are of all
+        """Run a layer that takes statistics over a batch on this rank's blocks of several images, where they are of all
         images of all `ranks`. Collective over these; a rank may have none, and calls `no_gradients` backward. On
         `device` it then sums zeros."""
         raise NotImplementedError
 
     def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
-        """The backward pass of `together` on a rank that had no image. Collective."""
+        """Run the backward pass of `together` on a rank that had no image. Collective."""
         raise NotImplementedError
 
     def can_overlap(self, place: BlockPlace) -> bool:
-        """Whether `overlapped` serves here."""
+        """Return True if `overlapped` serves here."""
         return False
 
     def overlapped(
@@ -49,6 +49,6 @@ class SpatialLayer:
         exchanger: HaloExchanger,
         exchange: BlockExchange,
     ) -> torch.Tensor:
-        """The layer on this rank's own block, halo exchange included, which travels while the interior is computed. The
-        same result but for the order of sums. Collective over the ranks of the image."""
+        """Compute the layer on this rank's own block, halo exchange included, which travels while the interior is
+        computed. The same result but for the order of sums. Collective over the ranks of the image."""
         raise NotImplementedError

@@ -64,7 +64,7 @@ class SpatialAveragePool(SpatialLayer):
 
 
 def _inside(pool: Pool, place: DimPlace) -> torch.Tensor:
-    """How many positions of each given window lie within the tensor."""
+    """Count the positions of each given window lie within the tensor."""
     whole = Interval(0, place.sizes[0])
     windows = (pool.required_input(Interval(o, o + 1)) for o in range(place.given.start, place.given.stop))
     return torch.tensor([window.clip(whole).size for window in windows], dtype=torch.float64)

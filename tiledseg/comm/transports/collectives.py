@@ -1,4 +1,4 @@
-"""What the ranks of a mesh do together, whatever carries it.
+"""The operations that the ranks of a mesh do together, whatever carries them.
 
 Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
 and dtype. Under that rule nothing can deadlock: each call is one operation in which all ranks take part, none waits
@@ -41,7 +41,7 @@ class Communicator(Protocol):
         """The number of ranks."""
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """Starts the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
+        """Start the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
 
         Any shape, strided or not, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16, which
         are summed in float32 and rounded once. Afterwards every rank holds the same bits. The operation is its own
@@ -49,19 +49,20 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """Overwrites `tensor` on every rank with that of rank `source`, bit for bit, any dtype; returns when done."""
+        """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; returns when done."""
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """The picklable `value` of rank `source`, on every rank; what the others pass is not looked at."""
+        """Return the picklable `value` of rank `source`, on every rank; what the others pass is not looked at."""
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """The picklable values of all ranks in the order of ranks, on every rank."""
+        """Return the picklable values of all ranks in the order of ranks, on every rank."""
 
     def barrier(self) -> None:
-        """Returns once every rank has called it."""
+        """Return once every rank has called it."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """The communicator of the group of `groups` that this rank is in, whose ranks count in the group's order.
+        """Return the communicator of the group of `groups` that this rank is in, whose ranks count in the group's
+        order.
 
         Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
         group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
@@ -70,10 +71,10 @@ class Communicator(Protocol):
         """
 
     def point_to_point(self) -> PointToPoint:
-        """Messages among the ranks of this communicator. Collective; close it before the communicator."""
+        """Return messages among the ranks of this communicator. Collective; close it before the communicator."""
 
     def close(self) -> None:
-        """Ends the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
+        """End the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
 
 
 class SerialCommunicator:
@@ -83,7 +84,7 @@ class SerialCommunicator:
     size = 1
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """The tensor is its own sum; refuses the dtypes that the other communicators refuse."""
+        """Do nothing: the tensor is its own sum. Refuse the dtypes that the other communicators refuse."""
         sum_dtype(tensor)
         return DoneWork()
 
@@ -98,7 +99,7 @@ class SerialCommunicator:
         return [value]
 
     def barrier(self) -> None:
-        """Returns at once."""
+        """Return at once."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         check_groups(groups, self.size)
@@ -112,7 +113,7 @@ class SerialCommunicator:
 
 
 def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
+    """Return the dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
     if tensor.dtype not in _SUM_DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
         raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")
@@ -120,13 +121,13 @@ def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 
 def check_source(source: int, size: int) -> None:
-    """Raises CommunicationError where no rank `source` exists."""
+    """Raise CommunicationError where no rank `source` exists."""
     if not 0 <= source < size:
         raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
 
 
 def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
-    """Raises CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1."""
+    """Raise CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1."""
     seen: set[int] = set()
     for number, group in enumerate(groups):
         if not group:

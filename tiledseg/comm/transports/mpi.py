@@ -15,7 +15,7 @@ MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi", "mpi")
 
 
 def load_world(launch: Launch) -> MPI.Intracomm:
-    """COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
+    """Return COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
 
     Collective: all ranks call it at the start of a job.
     """
@@ -37,7 +37,8 @@ def load_world(launch: Launch) -> MPI.Intracomm:
 
 
 def ask_mpi() -> Launch:
-    """The place of this process as MPI itself tells it, for launchers that leave no variables; alone without mpi4py.
+    """Return the place of this process as MPI itself tells it, for launchers that leave no variables; alone without
+    mpi4py.
 
     Collective over whatever COMM_WORLD turns out to be.
     """
@@ -55,7 +56,7 @@ def ask_mpi() -> Launch:
 
 
 def check_threads(provided: int, serialized: int, library: str) -> None:
-    """Raises ConfigError where MPI may be called from the main thread only. Pure; both levels are MPI's own numbers.
+    """Raise ConfigError where MPI may be called from the main thread only. Pure; both levels are MPI's own numbers.
 
     Halo exchanges and gradient sums of a GPU are started from autograd's thread of that device, not from the main one.
     """
@@ -68,7 +69,10 @@ def check_threads(provided: int, serialized: int, library: str) -> None:
 
 
 def _import_mpi() -> Any:
-    """The MPI module, asked for calls from several threads at once; what it provides is checked where it matters."""
+    """Return the MPI module, asked for calls from several threads at once.
+
+    What it provides is checked where it matters.
+    """
     import mpi4py
 
     mpi4py.rc.threads = True
@@ -79,7 +83,7 @@ def _import_mpi() -> Any:
 
 
 def initialised() -> Any | None:
-    """The MPI module where this process has started MPI and not yet ended it, else None. Imports nothing."""
+    """Return the MPI module where this process has started MPI and not yet ended it, else None. Imports nothing."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None

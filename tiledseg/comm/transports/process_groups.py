@@ -39,7 +39,7 @@ class ProcessGroups:
         return self.gpu if tensor.is_cuda else self.host
 
     def in_order(self, values: Sequence[object]) -> list[object]:
-        """Values in the order of torch's ranks, which ascend, in the order of `ranks`."""
+        """Return values in the order of torch's ranks, which ascend, in the order of `ranks`."""
         places = {rank: place for place, rank in enumerate(sorted(self.ranks))}
         return [values[places[rank]] for rank in self.ranks]
 
@@ -82,7 +82,7 @@ def _close() -> None:
 
 
 def whole_job() -> ProcessGroups:
-    """All ranks of the job over the default group, which is Gloo's and must have been started."""
+    """Return the groups of all ranks of the job over the default group, which is Gloo's and must have been started."""
     everyone = dist.group.WORLD
     assert everyone is not None, "the process group is started before its communicator"
     return ProcessGroups(tuple(range(dist.get_world_size())), everyone, everyone)
@@ -111,5 +111,5 @@ def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
 
 
 def _new_group(ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
-    """On a rank that is not among `ranks` it returns torch's mark of a stranger, which is of no use."""
+    """Return a new group; on a rank that is not among `ranks` torch's mark of a stranger, which is of no use."""
     return dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)

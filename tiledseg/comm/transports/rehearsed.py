@@ -15,8 +15,8 @@ from tiledseg.comm.transports.work import DoneWork, Work
 
 @dataclass
 class Doings:
-    """What one rank did: the groups that it is in, the bytes of its messages to and from each peer, and those of its
-    sums over each group (none: all ranks), in order."""
+    """The deeds of one rank: the groups that it is in, the bytes of its messages to and from each peer, and those of
+    its sums over each group (none: all ranks), in order."""
 
     groups: list[tuple[int, ...]] = field(default_factory=list)
     sent: dict[int, list[int]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class RehearsedCommunicator:
         return value
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """As if all had given the same."""
+        """Return the value as if all had given the same."""
         return [value] * self.size
 
     def barrier(self) -> None:
@@ -84,8 +84,8 @@ class RehearsedMessages:
 
 
 def unmatched(doings: dict[int, Doings]) -> list[str]:
-    """Where a message that one rank sends is not what the other one awaits, or a sum not that of the others of its
-    group, in order and bytes: a line each. Pure."""
+    """Return a line for each message that the other rank does not await, and each sum that is not that of the others
+    of its group, in order and bytes. Pure."""
     faults = []
     first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
     for rank, own in doings.items():

@@ -1,5 +1,5 @@
-"""How long a device computes, or waits: by the clock on a CPU; by events on a GPU, whose work goes on when the host has
-left it.
+"""A watch of a device's computing or waiting: by the clock on a CPU, by events on a GPU, whose work goes on when the
+host has left it.
 
 A span on a GPU is from the moment at which its stream comes to the first event to that at which it comes to the second:
 a wait for NCCL, which costs the host nothing, is as long as the stream stands still. Nothing is waited for until the
@@ -24,14 +24,14 @@ class Clock(Protocol):
     """Marks moments of a device's work, in its order."""
 
     def mark(self) -> Any:
-        """The moment at which the device has done all that it was given so far. Does not wait."""
+        """Return the moment at which the device has done all that it was given so far, without waiting."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """From one mark to a later one; waits until the device has come there."""
+        """Return the time from one mark to a later one; wait until the device has come there."""
 
 
 class HostClock:
-    """Of a CPU, which has done what it was given."""
+    """The clock of a CPU, which has done what it was given."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -41,7 +41,7 @@ class HostClock:
 
 
 class GpuClock:
-    """Of a GPU's current stream."""
+    """The clock of a GPU's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,7 +74,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self, device: torch.device | None = None) -> Iterator[None]:
-        """Measures what is started inside, on `device` where that is not the watch's own."""
+        """Measure what is started inside, on `device` where that is not the watch's own."""
         clock = self._clock_of(device or self._device)
         begin = clock.mark()
         yield
@@ -91,7 +91,7 @@ class Stopwatch:
 
 
 def least(device: torch.device, call: Callable[[], object]) -> float:
-    """Seconds of the quickest of some calls."""
+    """Return seconds of the quickest of some calls."""
     watch, seconds = Stopwatch(device), []
     for _ in range(6):
         watch.reset()

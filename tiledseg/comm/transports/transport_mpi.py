@@ -33,7 +33,7 @@ _TURN = threading.RLock()
 
 
 def check_thread_level() -> None:
-    """Raises ConfigError where this MPI may be called from the main thread only."""
+    """Raise ConfigError where this MPI may be called from the main thread only."""
     from mpi4py import MPI
 
     library = MPI.Get_library_version().split(",")[0].strip()
@@ -41,7 +41,7 @@ def check_thread_level() -> None:
 
 
 def _turn() -> AbstractContextManager[object]:
-    """What a thread holds while it calls MPI: nothing where MPI takes calls from several at once.
+    """Return what a thread holds while it calls MPI: nothing where MPI takes calls from several at once.
 
     Elsewhere one lock, under which a call may wait for peers: autograd's thread of a GPU calls MPI while the main one
     waits for it, so that no two of a job's threads ever want it at the same time.
@@ -53,7 +53,7 @@ def _turn() -> AbstractContextManager[object]:
 
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """A turn of calls to MPI; turns mpi4py's exception of a broken collective into CommunicationError."""
+    """Take a turn of calls to MPI; turn mpi4py's exception of a broken collective into CommunicationError."""
     from mpi4py import MPI
 
     try:
@@ -135,7 +135,7 @@ class MpiCommunicator:
         return MpiPointToPoint(self._communicator, self._cuda_aware)
 
     def close(self) -> None:
-        """Waits for all ranks and frees the duplicate."""
+        """Wait for all ranks and free the duplicate."""
         self.barrier()
         self._communicator.Free()
 
@@ -154,7 +154,7 @@ class MpiPointToPoint(BytePointToPoint):
             self._communicator = communicator.Dup()
 
     def close(self) -> None:
-        """Frees the duplicate."""
+        """Free the duplicate."""
         with peer_errors("closing of messages"):
             self._communicator.Free()
 

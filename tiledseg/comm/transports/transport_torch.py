@@ -33,7 +33,7 @@ _CHANNELS, _MESSAGES = 2**10, 2**20
 
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """Turns torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
+    """Turn torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
 
     Without the source file of torch's own that the line may begin with. Out of memory, which is a RuntimeError too,
     passes as itself: no peer has to do with it.
@@ -85,7 +85,7 @@ class TorchCommunicator:
         copy_back(staged, tensor)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Always over Gloo."""
+        """Broadcast over Gloo, always."""
         check_source(source, self.size)
         box = [value if self.rank == source else None]
         with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
@@ -93,14 +93,14 @@ class TorchCommunicator:
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Always over Gloo."""
+        """Gather over Gloo, always."""
         values: list[Any] = [None] * self.size
         with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
             dist.all_gather_object(values, value, group=self._groups.host)
         return self._groups.in_order(values)
 
     def barrier(self) -> None:
-        """The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
+        """Sum nothing: a barrier of NCCL's would need a device to be chosen."""
         with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
             dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
 
@@ -122,7 +122,7 @@ class TorchCommunicator:
         return TorchPointToPoint(self._groups, channel)
 
     def close(self) -> None:
-        """Waits for all ranks, since rank 0 may hold the store that the others still talk to, and ends the groups."""
+        """Wait for all ranks, since rank 0 may hold the store that the others still talk to, and end the groups."""
         self.barrier()
         if self._is_part or self._is_guest:
             self._groups.destroy()

@@ -35,14 +35,14 @@ class Turns:
         self._flying: list[_OnceWork] = []
 
     def take(self, owner: object) -> None:
-        """Before `owner` starts something: waits for what another has in flight."""
+        """Wait, before `owner` starts something, for what another has in flight."""
         if owner is not self._owner:
             for work in self._flying:
                 work.wait()
             self._owner, self._flying = owner, []
 
     def started(self, work: Work) -> Work:
-        """What the owner has started, to be waited for by whoever comes first: it, or the next owner."""
+        """Note what the owner has started, to be waited for by whoever comes first: it, or the next owner."""
         once = _OnceWork(work)
         self._flying = [*(work for work in self._flying if work.flies), once]
         return once
@@ -56,7 +56,7 @@ class _OnceWork:
 
     @property
     def flies(self) -> bool:
-        """Whether nobody has waited for it."""
+        """Return True if nobody has waited for it."""
         return self._work is not None
 
     def wait(self) -> None:
@@ -95,7 +95,7 @@ class TurnCommunicator:
         self._communicator.barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """The part takes turns with the whole."""
+        """Return a part that takes turns with the whole."""
         self._turns.take(None)
         part = self._communicator.split(groups)
         return part if isinstance(part, SerialCommunicator) else TurnCommunicator(part, self._turns)

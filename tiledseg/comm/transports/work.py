@@ -15,14 +15,14 @@ class Work(Protocol):
     """A sum, or an exchange of messages, under way."""
 
     def wait(self) -> None:
-        """Returns once the tensors hold the result. Raises CommunicationError where a peer was lost."""
+        """Return once the tensors hold the result. Raises CommunicationError where a peer was lost."""
 
 
 class DoneWork:
-    """What needed nothing to be done."""
+    """Work that needed nothing to be done."""
 
     def wait(self) -> None:
-        """Returns at once."""
+        """Return at once."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class SumWork:
     tensor: torch.Tensor
 
     def wait(self) -> None:
-        """Returns once `tensor` holds the sum; on a GPU, once the current stream will see it."""
+        """Return once `tensor` holds the sum; on a GPU, once the current stream will see it."""
         with waiting("a sum over ranks"):
             self.finish()
         copy_back(self.staged, self.tensor)
 
 
 def copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Into `tensor`, where `staged` is another one."""
+    """Copy into `tensor`, where `staged` is another one."""
     if staged.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(staged)
 

@@ -68,7 +68,7 @@ class ReadMode:
         return () if at is None else dealt[at.replica]
 
     def dealt(self, step: Sequence[TileReference | DrawnTile]) -> tuple[tuple[Part, ...], ...]:
-        """The parts of each rank; with stages, of each pipeline."""
+        """Return the parts of each rank; with stages, of each pipeline."""
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         if self.axes is not None:
             return tuple(map(tuple, deal(tiles, self.axes.shape.replicas, lambda part: part.tile.context.area)))
@@ -104,11 +104,11 @@ class ReadMode:
                 self.network.run_nodes(tensors, first, stop, places)
 
     def whole(self, micro_batch: MicroBatch) -> Box:
-        """What the network reads in all of the raster that a tile is of."""
+        """Return what the network reads in all of the raster that a tile is of."""
         return micro_batch.tile.whole or self.tilings[micro_batch.image].whole
 
     def shared(self, micro_batch: MicroBatch) -> Shared:
-        """How the ranks of its image own a micro-batch: here one has all of it."""
+        """Return how the ranks of its image own a micro-batch: here one has all of it."""
         tile = micro_batch.tile
         rows, cols = (Partition((0, size)) for size in tile.context.shape)
         return Shared(rows, cols, (0, 0), tile.output, (self.whole(micro_batch), tile.context))
@@ -123,7 +123,10 @@ class ReadMode:
 
 
 def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> list[tuple[Part, ...]]:
-    """Batches of one shape; those that are not full come last of their shape. In the parts' order where each is one."""
+    """Make batches of one shape.
+
+    Those that are not full come last of their shape. In the parts' order where each is one.
+    """
     if most == 1:
         return [(part,) for part in parts]
     by_shape: dict[Any, list[Part]] = {}
@@ -146,7 +149,7 @@ class SharedMode(ReadMode):
     """Ranks own blocks of one image."""
 
     def cores(self, image: int) -> dict[int, Box]:
-        """The pixels of an image that each rank of this replica and stage owns, by its number in the job."""
+        """Return the pixels of an image that each rank of this replica and stage owns, by its number in the job."""
         axes = self._mesh_axes()
         places = product(range(axes.shape.rows), range(axes.shape.cols))
         return {axes.rank_at(*place): self._block(image, *place).core for place in places}
@@ -198,7 +201,7 @@ class ExchangeMode(SharedMode):
         yield from self.of_block(network_input(sample, self.mesh.device), sample.image, sample.tile.position)
 
     def of_block(self, x_BCHW: torch.Tensor, image: int, at: tuple[int, int]) -> Iterator[torch.Tensor]:
-        """The network's input for each tile of this rank's block, which stands at `at` in the mesh."""
+        """Yield the network's input for each tile of this rank's block, which stands at `at` in the mesh."""
         with torch.no_grad():
             window_BCHW, window = self._exchange(x_BCHW, self._images[image], *at)
         for tile in self._tiles(image, at):
@@ -210,7 +213,7 @@ class ExchangeMode(SharedMode):
         return tiles if self.batch == 1 else sorted(tiles, key=lambda tile: tile.context.shape)
 
     def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
-        """The block with the halo of all its tiles, and where that lies in the raster."""
+        """Return the block with the halo of all its tiles, and where that lies in the raster."""
         rows, cols = image.context_windows()
         window = Box(rows[row], cols[col]).shift(image.whole.row.start, image.whole.col.start)
         return self._exchanger.exchange(x_BCHW, context_exchange(image, (row, col))), window
@@ -265,13 +268,13 @@ class LayerMode(SharedMode):
         return Shared(image.rows, image.cols, micro_batch.tile.position, image.output, None)
 
     def norm_together(self, k: int, images: Sequence[tuple[MicroBatch, Tensors]]) -> None:
-        """Node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
+        """Run node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
         cuts = [(tensors, self._images[one.image].rows, self._images[one.image].cols) for one, tensors in images]
         with autocast(self.precision, self.mesh.device):
             self.spatial.norm_together(k, cuts, self.spatial.axes.weights, self.mesh.device)
 
     def no_gradients(self, k: int) -> None:
-        """The backward pass of `norm_together` on a rank that had no image."""
+        """Run the backward pass of `norm_together` on a rank that had no image."""
         self.spatial.no_gradients(k, self.spatial.axes.weights, self.mesh.device)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
@@ -281,17 +284,17 @@ class LayerMode(SharedMode):
         return tuple((count, *block.shape) for count, block in zip(channels, blocks, strict=True))
 
     def speaks(self, parts: Sequence[Part]) -> bool:
-        """The ranks of an image have taken the same statistics: one of them speaks for all."""
+        """Return True on one rank of an image: they have taken the same statistics: one of them speaks for all."""
         at = self.spatial.axes.position
         return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
 
 
 def _own_images(step: Sequence[TileReference | DrawnTile], axes: Axes) -> list[tuple[int, Draw | None]]:
-    """The images of a step that this rank's replica takes: every replica-th."""
+    """Return the images of a step that this rank's replica takes: every replica-th."""
     assert axes.position is not None, "ranks outside the mesh take no image"
     return _images_of(step)[axes.position.replica :: axes.shape.replicas]
 
 
 def _images_of(step: Sequence[TileReference | DrawnTile]) -> list[tuple[int, Draw | None]]:
-    """The images of a step in their order, each with the draw of all its tiles."""
+    """Return the images of a step in their order, each with the draw of all its tiles."""
     return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

@@ -15,7 +15,7 @@ from tiledseg.raster.samples.draws import Draw
 
 
 class Part(NamedTuple):
-    """What a rank loads at once: a tile of an image, or its block of the image, as it lies on the disk or as a draw
+    """The unit that a rank loads: a tile of an image, or its block of the image, as it lies on the disk or as a draw
     changes it."""
 
     image: int
@@ -24,14 +24,14 @@ class Part(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What the network runs on at once, the micro-batch of a pipeline: a tile of a part, or all of it."""
+    """The unit that the network runs on, the micro-batch of a pipeline: a tile of a part, or all of it."""
 
     image: int
     tile: Tile
     part: Tile
 
     def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
-        """What the micro-batch owns of the network's outputs on it."""
+        """Return what the micro-batch owns of the network's outputs on it."""
         rows, cols = self.tile.core_in_output.slices
         first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs_BKHW)
         return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))

@@ -32,7 +32,7 @@ class Carried(NamedTuple):
     event: Any
 
     def await_all(self) -> Carried:
-        """The same, which the current stream may use: it waits, not the host."""
+        """Return the arrays, which the current stream may use: it waits, not the host."""
         stream = torch.cuda.current_stream(self.pixels_CHW.device)
         stream.wait_event(self.event)
         for tensor in (self.pixels_CHW, self.valid_HW, self.labels_HW):
@@ -42,7 +42,10 @@ class Carried(NamedTuple):
 
 
 def sender(device: torch.device) -> Send:
-    """What gives a sample back with its arrays on their way to `device`. Any number of threads may call it at once."""
+    """Return a function that gives a sample back with its arrays on their way to `device`.
+
+    Any number of threads may call it at once.
+    """
     if device.type != "cuda":
         return lambda sample: sample
     stream = torch.cuda.Stream(device)
@@ -65,8 +68,8 @@ def _sent(array: NDArray, device: torch.device) -> torch.Tensor:
 
 
 def network_input(sample: Sample, device: torch.device) -> torch.Tensor:
-    """The context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a pixel
-    the same bits whatever the size of the tile around it (docs/decisions/0002)."""
+    """Return the context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a
+    pixel the same bits whatever the size of the tile around it (docs/decisions/0002)."""
     if sample.carried is not None:
         pixels_CHW, valid_HW = sample.carried.await_all()[:2]
     else:
@@ -78,7 +81,7 @@ def network_input(sample: Sample, device: torch.device) -> torch.Tensor:
 
 
 def labels(sample: Sample, device: torch.device) -> torch.Tensor:
-    """The classes of a sample, with the margin that it was loaded with (`Sample.around`), else of its core."""
+    """Return the classes of a sample, with the margin that it was loaded with (`Sample.around`), else of its core."""
     if sample.carried is not None:
         found: torch.Tensor = sample.carried.await_all().labels_HW
         return found
@@ -88,11 +91,11 @@ def labels(sample: Sample, device: torch.device) -> torch.Tensor:
 
 
 def bytes_on_the_way(sample: Sample) -> int:
-    """How many bytes of a sample go to the device."""
+    """Count the bytes of a sample go to the device."""
     return sum(array.nbytes for array in _arrays(sample) if array is not None)
 
 
 def _arrays(sample: Sample) -> tuple[NDArray, NDArray[np.bool_] | None, NDArray[np.uint8] | None]:
-    """Pixels, their validity, classes."""
+    """Return pixels, their validity, classes."""
     valid_HW = None if sample.rule is None else sample.rule.valid_HW
     return sample.pixels_CHW, valid_HW, sample.y_HW if sample.around_HW is None else sample.around_HW

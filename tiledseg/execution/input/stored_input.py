@@ -22,7 +22,8 @@ _LARGE_CHUNK = 1 << 22
 
 
 def stored_input(pixels_BCHW: torch.Tensor, valid_HW: torch.Tensor | None, rule: Rule) -> torch.Tensor:
-    """x_BCHW, channels last, of pixels of the same shape and their validity (None: all are valid), on one device."""
+    """Return x_BCHW, channels last, of pixels of the same shape and their validity (None: all are valid), on one
+    device."""
     dtype = torch.from_numpy(rule.normalize.scale[0]).dtype
     mean, std = (
         _along_a_row(fixed(tuple(part.ravel().tolist()), dtype, pixels_BCHW.device), pixels_BCHW.shape[3])
@@ -36,13 +37,13 @@ def stored_input(pixels_BCHW: torch.Tensor, valid_HW: torch.Tensor | None, rule:
 
 
 def _along_a_row(values_C: torch.Tensor, width: int) -> torch.Tensor:
-    """For each pixel of a row, shape (C, 1, width): a CPU then takes a row at once, not a pixel (2048 x 2048 x 4: 3 ms
-    in place of 11)."""
+    """Repeat values for each pixel of a row, shape (C, 1, width): a CPU then takes a row at once, not a pixel (2048 x
+    2048 x 4: 3 ms in place of 11)."""
     return values_C.repeat(width, 1).t()[:, None]
 
 
 def _recolour(x_BCHW: torch.Tensor, change: Photometry, box: Box, raster: tuple[int, int]) -> None:
-    """As `Photometry.apply`; what is not valid is put to 0 afterwards."""
+    """Change values as `Photometry.apply` does; what is not valid is put to 0 afterwards."""
     bands_BHW = x_BCHW.unbind(1)
     for band_BHW, factor, offset in zip(bands_BHW, change.factors, change.offsets, strict=True):
         if factor != 1:
@@ -57,7 +58,7 @@ def _recolour(x_BCHW: torch.Tensor, change: Photometry, box: Box, raster: tuple[
 
 
 def _add_noise(x_BCHW: torch.Tensor, change: Photometry, box: Box, raster: tuple[int, int]) -> None:
-    """As `pixel_noise`, two bands a mixing, some rows at a time."""
+    """Add noise as `pixel_noise` does, two bands a mixing, some rows at a time."""
     device, low, high = x_BCHW.device, change.key & 0xFFFFFFFF, change.key >> 32 & 0xFFFFFFFF
     rows_H, cols_W = (
         sent(torch.from_numpy(mirrored_positions(side, size).astype(np.int32)), device)
@@ -78,12 +79,12 @@ def _add_noise(x_BCHW: torch.Tensor, change: Photometry, box: Box, raster: tuple
 
 
 def _signed(word: int) -> int:
-    """The 32 bits as a signed integer: sums and products of these wrap as those of unsigned ones do."""
+    """Return the 32 bits as a signed integer: sums and products of these wrap as those of unsigned ones do."""
     return word - (1 << 32) if word >> 31 else word
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """As `pixel_noise` mixes, in signed integers: what shifts bring in from the left is masked."""
+    """Mix as `pixel_noise` does, in signed integers: what shifts bring in from the left is masked."""
     for shift, factor in MIXING:
         words = (words ^ (words >> shift & (1 << 32 - shift) - 1)) * _signed(factor)
     return words ^ (words >> 16 & 0xFFFF)

@@ -38,13 +38,42 @@ from tiledseg.spatial.blocks.store import Shelf
 
 
 class BlockWork(NamedTuple):
-    """How tiles are computed in blocks: at most so many rows and columns of them, which lie on `shelf` in between.
-    `axes`: the ranks that share an image."""
+    """The means of computing tiles in blocks: at most so many rows and columns of them, which lie on `shelf` in
+    between. `axes`: the ranks that share an image."""
 
     network: BlockNetwork
     blocks: tuple[int, int]
     shelf: Shelf
     axes: Axes
+
+
+class BlockTile(NamedTuple):
+    """A micro-batch in blocks: a tile, or a rank's part of an image. `output`: begins where the whole output does in
+    the raster."""
+
+    network: BlockNetwork
+    program: BlockProgram
+    output: Box
+    micro_batch: MicroBatch
+
+    def _in_raster(self, block: int) -> Box:
+        """Return what a block makes of the first output, in raster positions."""
+        made = self.network.output_box(self.program, block)
+        return made.shift(self.output.row.start, self.output.col.start)
+
+    def owns(self, block: int) -> bool:
+        """Return True if the micro-batch owns pixels of a block."""
+        return self._in_raster(block).clip(self.micro_batch.tile.core).area > 0
+
+    def piece(self, block: int, outputs: Outputs) -> Piece:
+        """Return the outputs on what the micro-batch owns of a block."""
+        made = self._in_raster(block)
+        owned = made.clip(self.micro_batch.tile.core)
+        first, *others = (cropped(output_BKHW, *owned.relative_to(made).slices) for output_BKHW in outputs)
+        return Piece(first, owned, owned.relative_to(self.micro_batch.part.core), tuple(others))
+
+
+Running = Sequence[tuple[BlockTile, Sample, ImagePass]]
 
 
 class BlockPasses(SerialPasses):
@@ -68,43 +97,44 @@ class BlockPasses(SerialPasses):
         if again:
             with still_statistics([self.mode.network]):
                 for count in groups:
-                    with self._under_way(islice(timed, count), key, keep=False) as run:
-                        run.look(loss)
+                    with self._under_way(islice(timed, count), key, keep=False) as (_, running):
+                        self._look(running, loss)
             loss.agree()
         for count in groups:
-            with self._under_way(islice(timed, count), key) as run:
+            with self._under_way(islice(timed, count), key) as (run, running):
                 if loss.looks_first and not again:
-                    run.look(loss)
+                    self._look(running, loss)
                     loss.agree()
-                run.train(loss)
+                run.backward(*(partial(_loss_of, loss, tile, sample) for tile, sample, _ in running))
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and len(self._groups(parts)) > 1 else 1
 
-    def _groups(self, parts: Sequence[Part]) -> list[int]:
-        """How many of the parts go at once."""
-        return [len(parts)] if self._together else [1] * len(parts)
-
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:
-            with self._under_way([sample], keep=False) as run:
-                for tile in run.tiles:
-                    yield from ((sample, piece) for piece in tile.pieces())
+            with self._under_way([sample], keep=False) as (_, running):
+                yield from _pieces(running)
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        return sum(self._count(micro_batch) for part in parts for micro_batch in self.mode.micro_batches(part))
+        micro_batches = (one for part in parts for one in self.mode.micro_batches(part))
+        return sum(sum(map(tile.owns, tile.program.own)) for tile in map(self._tile, micro_batches))
 
-    def _count(self, micro_batch: MicroBatch) -> int:
-        place = self._place(micro_batch)
-        return sum(place.owned(block) is not None for block in place.program.own)
+    def _groups(self, parts: Sequence[Part]) -> list[int]:
+        """Return how many of the parts go at once."""
+        return [len(parts)] if self._together else [1] * len(parts)
 
-    def _place(self, micro_batch: MicroBatch, together: bool = False) -> _Place:
+    def _look(self, running: Running, loss: Loss) -> None:
+        with torch.no_grad():
+            for sample, piece in _pieces(running):
+                loss.look(piece, sample)
+
+    def _tile(self, micro_batch: MicroBatch, together: bool = False) -> BlockTile:
         shared = self.mode.shared(micro_batch)
         cuts = self._work.network.partitions((shared.rows, shared.cols), self._work.blocks)
         ranks = ImageRanks(shared.rows.parts, shared.cols.parts, shared.at)
         program = self._work.network.program(*cuts, shared.where, ranks, together)
-        return _Place(self._work.network, program, shared.output, micro_batch.tile.core)
+        return BlockTile(self._work.network, program, shared.output, micro_batch)
 
     def _bring(self, window_BCHW: torch.Tensor) -> torch.Tensor:
         return window_BCHW.to(self.mode.mesh.device).contiguous(memory_format=torch.channels_last)
@@ -113,90 +143,38 @@ class BlockPasses(SerialPasses):
         return autocast(self.mode.precision, self.mode.mesh.device)
 
     @contextmanager
-    def _under_way(self, samples: Iterable[Sample], key: Key | None = None, keep: bool = True) -> Iterator[_UnderWay]:
-        """Samples that have gone through all segments but the last; with a `key` they are trained on."""
+    def _under_way(
+        self, samples: Iterable[Sample], key: Key | None = None, keep: bool = True
+    ) -> Iterator[tuple[BlockPass, Running]]:
+        """Run samples through all segments but the last; with a `key` they are trained on."""
         together = None if key is None else self._together
         own = list(samples)
-        parts = [self.mode.micro_batches(Part(sample.image, sample.tile)) for sample in own]
-        places = [self._place(micro_batch, together is not None) for (micro_batch,) in parts]
+        batches = [self.mode.micro_batches(Part(sample.image, sample.tile))[0] for sample in own]
+        tiles = [self._tile(micro_batch, together is not None) for micro_batch in batches]
         what = f"a step of {len(own)} images" if together else f"tile {own[0].tile.index} of image {own[0].image}"
         with doing("%s, in blocks", what):
-            images = [self._image(sample, place, key) for sample, place in zip(own, places, strict=True)]
+            images = []
+            for sample, tile in zip(own, tiles, strict=True):
+                x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # each window is brought to the device alone
+                begin = () if key is None else (partial(set_dropout_key, self._dropouts, key(sample.image)),)
+                images.append(Image(x_BCHW, tile.program, *begin))
             how = self._work.shelf, False, self._cast, self._bring, self._work.axes, together
             run = BlockPass(self._work.network, images, *how)
             try:
                 run.forward(keep)
-                tiles = zip(places, own, (one for (one,) in parts), run.images, strict=True)
-                yield _UnderWay(run, [_Tile(*tile) for tile in tiles])
+                yield run, list(zip(tiles, own, run.images, strict=True))
             finally:
                 run.close()
 
-    def _image(self, sample: Sample, place: _Place, key: Key | None) -> Image:
-        x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # as it is: each window is brought to the device by itself
-        if key is None:
-            return Image(x_BCHW, place.program)
-        return Image(x_BCHW, place.program, partial(set_dropout_key, self._dropouts, key(sample.image)))
+
+def _pieces(running: Running) -> Iterator[tuple[Sample, Piece]]:
+    """Yield the outputs on what each block owns of each tile, without gradients."""
+    for tile, sample, blocks in running:
+        for block in tile.program.own:
+            if tile.owns(block):
+                yield sample, tile.piece(block, blocks.outputs(block))
 
 
-class _Place(NamedTuple):
-    """Where the blocks of a micro-batch lie: `output` begins where the whole output does in the raster, and the
-    micro-batch owns `core` of that."""
-
-    network: BlockNetwork
-    program: BlockProgram
-    output: Box
-    core: Box
-
-    def in_raster(self, block: int) -> Box:
-        """What a block makes of the first output."""
-        made = self.network.output_box(self.program, block)
-        return made.shift(self.output.row.start, self.output.col.start)
-
-    def owned(self, block: int) -> Box | None:
-        """What of that the micro-batch owns; None where it owns none."""
-        owned = self.in_raster(block).clip(self.core)
-        return owned if owned.row.size > 0 and owned.col.size > 0 else None
-
-
-class _Tile(NamedTuple):
-    """A tile, or a rank's part of an image, on its way through the network."""
-
-    place: _Place
-    sample: Sample
-    micro_batch: MicroBatch
-    blocks: ImagePass
-
-    def pieces(self) -> Iterator[Piece]:
-        """The outputs on what each block owns of the tile's core. Without gradients."""
-        for block in self.place.program.own:
-            owned = self.place.owned(block)
-            if owned is not None:
-                yield self._piece(block, owned, self.blocks.outputs(block))
-
-    def loss(self, loss: Loss, block: int, outputs: Outputs) -> torch.Tensor | None:
-        """Of a block; None where the tile owns none of it."""
-        owned = self.place.owned(block)
-        return None if owned is None else loss([(self._piece(block, owned, outputs), self.sample)])
-
-    def _piece(self, block: int, owned: Box, outputs: Outputs) -> Piece:
-        """`owned`: in raster positions."""
-        rows, cols = owned.relative_to(self.place.in_raster(block)).slices
-        first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs)
-        return Piece(first, owned, owned.relative_to(self.micro_batch.part.core), tuple(others))
-
-
-class _UnderWay(NamedTuple):
-    """What goes at once."""
-
-    run: BlockPass
-    tiles: list[_Tile]
-
-    def look(self, loss: Loss) -> None:
-        with torch.no_grad():
-            for tile in self.tiles:
-                for piece in tile.pieces():
-                    loss.look(piece, tile.sample)
-
-    def train(self, loss: Loss) -> None:
-        """The backward pass of the loss of all blocks."""
-        self.run.backward(*(partial(tile.loss, loss) for tile in self.tiles))
+def _loss_of(loss: Loss, tile: BlockTile, sample: Sample, block: int, outputs: Outputs) -> torch.Tensor | None:
+    """Return the loss of a block; None where the tile owns none of it."""
+    return loss([(tile.piece(block, outputs), sample)]) if tile.owns(block) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,25 +27,28 @@ Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
 
 
 class Loss(Protocol):
-    """What to differentiate of a step's pieces. Where it looks first, it wants the sums of the step before it says."""
+    """The scalar to differentiate of a step's pieces.
+
+    Where it looks first, it wants the sums of the step before it says.
+    """
 
     @property
     def looks_first(self) -> bool:
-        """Whether it is to be shown all pieces beforehand, and then to `agree`, unless one call has them all."""
+        """True if it is to be shown all pieces beforehand, and then to `agree`, unless one call has them all."""
 
     def look(self, piece: Piece, sample: Sample) -> None:
-        """Adds a piece, which has no gradients, to the sums of the step."""
+        """Add a piece, which has no gradients, to the sums of the step."""
 
     def agree(self) -> None:
-        """The ranks add up what each has looked at; once a step. Collective where it looks first, else nothing."""
+        """Add up what each rank has looked at; once a step. Collective where it looks first, else nothing."""
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
-        """What to differentiate of pieces that are at hand together, a scalar. It agrees where that is not done."""
+        """Return the scalar to differentiate of pieces that are at hand together. It agrees where that is not done."""
 
 
 @dataclass(frozen=True)
 class StageFigures:
-    """What a pipeline's rank has done in a step: seconds that it computed, and its passes took; what it has sent."""
+    """The figures of a pipeline's rank in a step: seconds that it computed, and its passes took; what it has sent."""
 
     busy_seconds: float
     seconds: float
@@ -60,35 +63,39 @@ class Passes(Protocol):
 
     @property
     def loads(self) -> bool:
-        """Whether this rank has to load its parts: samples are drawn only where it is true."""
+        """True if this rank has to load its parts: samples are drawn only where it is true."""
 
     @property
     def loads_pixels(self) -> bool:
-        """Whether it needs their pixels, besides labels and validity."""
+        """True if it needs their pixels, besides labels and validity."""
 
     @property
     def sends(self) -> bool:
-        """Whether parts go to the device whole; else window by window."""
+        """True if parts go to the device whole; else window by window."""
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """Differentiates the loss of every micro-batch of `parts`; the seconds that were waited for samples.
+        """Differentiate the loss of every micro-batch of `parts`; return the seconds that were waited for samples.
 
         `samples` come as often as `rounds` says.
         """
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        """How often `train` takes the samples of `parts`: twice where it has to go forward once more, to look first."""
+        """Return how often `train` takes the samples of `parts`: twice where it has to go forward once more, to look
+        first."""
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """The network's output on every micro-batch of `parts`, in order, where it is made. Call without gradients."""
+        """Yield the network's output on every micro-batch of `parts`, in order, where it is made.
+
+        Call without gradients.
+        """
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        """How many pieces `outputs` gives on this rank."""
+        """Count the pieces that `outputs` gives on this rank."""
 
     def figures(self) -> StageFigures | None:
-        """Of the last `train`; None without stages."""
+        """Return the figures of the last `train`; None without stages."""
 
 
 class _Loaded(NamedTuple):
@@ -97,6 +104,10 @@ class _Loaded(NamedTuple):
     sample: Sample
     micro_batch: MicroBatch
     x_BCHW: torch.Tensor
+
+    def work(self) -> doing:
+        """Return the words for the watch."""
+        return doing("tile %d of image %d", self.micro_batch.tile.index, self.sample.image)
 
 
 class SerialPasses:
@@ -118,29 +129,25 @@ class SerialPasses:
         timed = TimedSamples(samples)
         if self.rounds(parts, loss.looks_first) > 1:
             with torch.no_grad(), still_statistics([self.mode.network]):
-                for piece, sample in chain.from_iterable(self._each(timed, parts, key)):
-                    loss.look(piece, sample)
+                for batch in self._batches(islice(timed, len(parts))):
+                    with batch[0].work():
+                        for piece, sample in self._run(batch, key):
+                            loss.look(piece, sample)
             loss.agree()
         left = self.pieces(parts)
-        for pieces in self._each(timed, parts, key):
-            left -= len(pieces)
-            if left == 0:
-                reducer.overlap()
-            total = loss(pieces)
-            pieces.clear()  # the loss alone decides how long it needs the network's output
-            total.backward()
+        for batch in self._batches(islice(timed, len(parts))):
+            with batch[0].work():
+                pieces = self._run(batch, key)
+                left -= len(pieces)
+                if left == 0:
+                    reducer.overlap()
+                total = loss(pieces)
+                pieces.clear()  # the loss alone decides how long it needs the network's output
+                total.backward()
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and self.pieces(parts) > 1 else 1
-
-    def _each(self, samples: Iterator[Sample], parts: Sequence[Part], key: Key) -> Iterator[list[tuple[Piece, Sample]]]:
-        """The pieces of a step's parts: those of a batch, one batch after the other."""
-        for loaded in self._batches(islice(samples, len(parts))):
-            own = [one.sample for one in loaded]
-            set_dropout_key(self.mode.network, *(key(sample.image) for sample in own))
-            with doing("tile %d of image %d", loaded[0].micro_batch.tile.index, own[0].image):
-                yield list(zip(self._run(loaded), own, strict=True))
 
     def _batches(self, samples: Iterator[Sample]) -> Iterator[list[_Loaded]]:
         """Micro-batches in their order, as many of one shape as may run at once."""
@@ -160,20 +167,25 @@ class SerialPasses:
         if held:
             yield held
 
-    def _run(self, loaded: list[_Loaded]) -> list[Piece]:
-        """The network's outputs on micro-batches of one shape, computed as one batch. `loaded` is used up."""
-        graph, micro_batches = self.mode.network.graph, [one.micro_batch for one in loaded]
+    def _run(self, loaded: list[_Loaded], key: Key | None = None) -> list[tuple[Piece, Sample]]:
+        """Compute the outputs on micro-batches of one shape as one batch; `loaded` is used up. With a `key` they are
+        trained on."""
+        samples, micro_batches = [one.sample for one in loaded], [one.micro_batch for one in loaded]
         tensors = {0: batched([one.x_BCHW for one in loaded])}
         loaded.clear()
+        graph = self.mode.network.graph
+        if key is not None:
+            set_dropout_key(self.mode.network, *(key(sample.image) for sample in samples))
         self.mode.run_nodes(micro_batches[0], tensors, 0, len(graph))
         outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
-        return [one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True)]
+        pieces = (one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True))
+        return list(zip(pieces, samples, strict=True))
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:
             inputs = self.mode.inputs(sample)
             for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
-                (piece,) = self._run([_Loaded(sample, micro_batch, next(inputs))])
+                ((piece, _),) = self._run([_Loaded(sample, micro_batch, next(inputs))])
                 yield sample, piece
 
     def pieces(self, parts: Sequence[Part]) -> int:
@@ -184,7 +196,7 @@ class SerialPasses:
 
 
 def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-    """Inputs of one shape as one, channels last; `unbatched` takes what the network makes of it apart again."""
+    """Join inputs of one shape, channels last; `unbatched` takes what the network makes of it apart again."""
     if len(inputs_BCHW) == 1:
         return inputs_BCHW[0]
     return torch.cat(inputs_BCHW).contiguous(memory_format=torch.channels_last)
@@ -195,8 +207,10 @@ def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
-    """The samples of a rank's `parts` in order, `depth` of them loaded ahead, and sent to the device; none where it has
-    to load none."""
+    """Yield the samples of a rank's `parts` in order, `depth` of them loaded ahead, and sent to the device.
+
+    None where it has to load none.
+    """
     pixels = passes.loads_pixels
     send = sender(passes.mode.device) if passes.sends else lambda sample: sample
     wanted = parts if passes.loads else ()

@@ -134,7 +134,7 @@ class _Feed:
         self._next = 0
 
     def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
-        """The sample and input of micro-batch `number`; those before it wait for their turn."""
+        """Return the sample and input of micro-batch `number`; those before it wait for their turn."""
         while self._next <= number:
             self._waiting[self._next] = next(self._entries)
             self._next += 1

@@ -96,5 +96,5 @@ class StepPasses(SerialPasses):
 
 
 def step_norms(graph: Graph) -> tuple[int, ...]:
-    """The nodes that take statistics over all images of a step."""
+    """Return the nodes that take statistics over all images of a step."""
     return tuple(k for k, layer in enumerate(graph.layers) if layer.statistics == "batch")

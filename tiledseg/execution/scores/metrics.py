@@ -26,7 +26,7 @@ def confusion_matrix(
     ignore_index: int | None = 255,
     valid: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64]:
-    """Counts of (truth, prediction) pairs, shape (classes, classes).
+    """Count pairs of (truth, prediction) pairs, shape (classes, classes).
 
     `truth` and `prediction` are integer arrays of one shape. Pixels where either equals `ignore_index`, or where
     `valid` is False, are left out. Raises LabelError for any other value outside 0 ... classes - 1.
@@ -92,7 +92,7 @@ class Scores:
 
 
 def scores(matrix: NDArray[np.int64]) -> Scores:
-    """Scores of a confusion matrix (rows truth, columns prediction).
+    """Return the scores of a confusion matrix (rows truth, columns prediction).
 
     With tp, fp and fn the true positive, false positive and false negative pixels of a class:
     IoU = tp / (tp + fp + fn), F1 = 2 tp / (2 tp + fp + fn), precision = tp / (tp + fp), recall = tp / (tp + fn).

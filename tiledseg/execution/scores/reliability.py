@@ -1,4 +1,4 @@
-"""How far probabilities can be believed: of the pixels mapped with a confidence of about 0.8, are 0.8 right?
+"""The reliability of probabilities: of the pixels mapped with a confidence of about 0.8, are 0.8 right?
 
 A pixel's confidence is the probability of the class that it is mapped as. Confidences are counted in bins, and summed
 as whole numbers of 2^-24: counts of tiles and ranks add up exactly, so figures do not depend on how a raster was cut.
@@ -18,17 +18,20 @@ _CHUNK = 1 << 22
 
 
 def empty_counts(classes: int) -> NDArray[np.int64]:
-    """No pixels: (3, classes, BINS); of each class mapped and each bin of confidence the pixels, those of them that are
-    right, and the sum of their confidences in units of 2^-24."""
+    """Return the counts of no pixels: (3, classes, BINS).
+
+    Of each class mapped and each bin of confidence the pixels, those of them that are right, and the sum of their
+    confidences in units of 2^-24.
+    """
     return np.zeros((3, classes, BINS), np.int64)
 
 
 def reliability_counts(
     confidence_P: NDArray[np.floating], mapped_P: NDArray[np.integer], right_P: NDArray[np.bool_], classes: int
 ) -> NDArray[np.int64]:
-    """The counts (as `empty_counts`) of valid pixels: their confidence, the class they are mapped as, and whether that
-    is right. A confidence of exactly a bin's edge is in the higher bin, 1 in the last one; one that is no number, of a
-    network that gives none, counts as 0."""
+    """Return the counts (as `empty_counts`) of valid pixels: their confidence, the class they are mapped as, and
+    whether that is right. A confidence of exactly a bin's edge is in the higher bin, 1 in the last one; one that is no
+    number, of a network that gives none, counts as 0."""
     counts = empty_counts(classes)
     for part in _chunks(confidence_P.size):
         confidence, right = np.nan_to_num(confidence_P[part].astype(np.float64)), right_P[part]
@@ -45,8 +48,11 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 def calibration_error(counts: NDArray[np.int64]) -> float | None:
-    """The expected calibration error (Guo et al. 2017): |share that is right - mean confidence| of each bin, of all
-    classes together, weighted by its pixels; None without a pixel."""
+    """Return the expected calibration error (Guo et al.
+
+    2017): |share that is right - mean confidence| of each bin, of all classes together, weighted by its pixels; None
+    without a pixel.
+    """
     pixels, right, confidence = counts.sum(axis=1)
     if not pixels.any():
         return None
@@ -54,8 +60,8 @@ def calibration_error(counts: NDArray[np.int64]) -> float | None:
 
 
 def reliability_json(counts: NDArray[np.int64]) -> dict[str, object]:
-    """Plain values: for each class that pixels are mapped as, and each bin, the pixels, those right, and the sum of
-    their confidences; and the calibration error."""
+    """Return plain values: for each class that pixels are mapped as, and each bin, the pixels, those right, and the sum
+    of their confidences; and the calibration error."""
     pixels, right, confidence = counts
     return {
         "bins": BINS,

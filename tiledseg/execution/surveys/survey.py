@@ -41,7 +41,8 @@ def survey(
     count: bool = False,
     shown: Shown = unseen,
 ) -> Survey:
-    """The normalisation of `images`, and with `count` the pixels of each class that are valid in image and label.
+    """Return the normalisation of `images`, and with `count` the pixels of each class that are valid in image and
+    label.
 
     Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
     raised on every rank. To count, the images are read once more: for which of their pixels are valid.
@@ -77,8 +78,8 @@ def check_labels(
     counts: NDArray[np.int64] | None = None,
     shown: Shown = unseen,
 ) -> bool:
-    """Whether a pixel of this rank's share of the blocks is of a class. Raises LabelError for the first value outside
-    the classes.
+    """Return True if a pixel of this rank's share of the blocks is of a class. Raises LabelError for the first value
+    outside the classes.
 
     Adds what is counted in them to `counts`, where it is given, with the `images` that the labels are of.
     """
