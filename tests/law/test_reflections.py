@@ -26,7 +26,6 @@ CHANGES = {
     + [lambda x, k=k: np.rot90(x[:, ::-1], k, (1, 2)) for k in range(4)],
 }
 HOW = {"whole": "read", "tiles": "read", "stages": "read"}
-HOW |= {"exchange": "exchange", "layer": "layer", "layer in stages": "layer"}
 BACK = {
     "reflections": CHANGES["reflections"],
     "turns": [lambda x, k=k: np.rot90(x, -k, (1, 2)) for k in range(4)]
@@ -103,14 +102,12 @@ def test_the_mean_is_that_of_the_changed_rasters(
 
 
 @pytest.mark.mpi
-def test_what_a_rank_cannot_hold_is_refused(
+def test_ranks_that_share_an_image_are_refused(
     shared: Path, expected: dict[str, NDArray], meshes: dict[str, Mesh]
 ) -> None:
-    """The sum of the probabilities of a rank's block, in float64, and three times those of a view."""
     mesh = meshes["gloo"]
     mapper = checkpoint_mapper(mesh.on_root(lambda: find_checkpoint(shared / "seen")))
-    asked = request(shared, "image.tif", "refused", ParallelConfig(halo="exchange"), (3, 4), "turns")
-    least = -(-70 * 57 // mesh.size) * 20 * len(read(shared / "reflections-0-shares.tif"))
-    with pytest.raises(ConfigError, match=r"--tta is turns, whose mean takes 0 MiB of each rank .*; start more ranks"):
-        predict(asked, mapper, least, mesh)
+    shares = request(shared, "image.tif", "refused", ParallelConfig(halo="exchange"), (3, 4), "turns")
+    with pytest.raises(ConfigError, match=r"--tta is turns, .*, but --parallel.halo is exchange; use --parallel.halo"):
+        predict(shares, mapper, 1 << 30, mesh)
     assert not (shared / "refused-classes.tif").exists()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import RasterError
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
@@ -23,7 +23,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.map_files import NO_SHARE, in_bytes
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.request import Request
-from tiledseg.inference.views import Window, means, parts_of_views, shared_means, shares_of, tilings_of, views_of
+from tiledseg.inference.views import parts_of_views, shares_of, tilings_of, views_of, windows_of
 from tiledseg.models.sending import asked_back
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.pair_reading import area_reader
@@ -45,14 +45,13 @@ class ImageShare:
     passes: Passes
     parts: tuple[Part, ...]
     views: tuple[View, ...]
-    parallel: ParallelRun
     outside: tuple[Box, ...] = ()
 
 
 def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> ImageShare:
     """Return this rank's share of the map of one image."""
     views, shares_images = views_of(request.views, tiling.raster), parallel.spread.shares_images
-    tilings = tilings_of(views, tiling, shares_images)
+    tilings = tilings_of(views, tiling)
     passes = parallel.over(tilings)
     wanted = list(tiling.tiles)
     if request.area is not None and not shares_images:  # ranks that share an image compute all of it together
@@ -61,15 +60,9 @@ def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: Raste
     left = {tile.index for tile in tiling.tiles} - {tile.index for tile in wanted}
     outside = tuple(tiling.tiles[index].core for index in sorted(left)[mesh.rank :: mesh.size])
     parts = passes.mode.share([TileReference(0, tile.index) for tile in wanted])
-    if len(views) > 1 and shares_images:
-        parts = tuple(
-            part
-            for image, cut in enumerate(tilings)
-            for part in passes.mode.share([TileReference(image, k) for k in range(len(cut))])
-        )
-    elif len(views) > 1:
+    if len(views) > 1:
         parts = parts_of_views(parts, views, tiling.footprint)
-    return ImageShare(request, info, tilings, passes, parts, views, parallel, outside)
+    return ImageShare(request, info, tilings, passes, parts, views, outside)
 
 
 def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
@@ -94,8 +87,7 @@ def map_windows(
 
     `advance` is called with words for each window that is read. Collective as the passes are.
     """
-    request, probabilities = share.request, len(layouts) > 1
-    inside, as_bytes = _area(request, share.info), request.probability_type == "uint8"
+    request, passes = share.request, share.passes
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(open_dataset(share, mapper)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
@@ -103,46 +95,63 @@ def map_windows(
         mesh.communicator.barrier()
         stack.enter_context(torch.inference_mode())
         stack.enter_context(doing("mapping"))
+        output = _MapOutput(writers, _area(request, share.info), mapper.ignore_index, request)
         for core in share.outside:
-            _write_nothing(writers, core, mapper.ignore_index)
-
-        def write(window: HostWindow) -> None:
-            classes_HW, shares_KHW, finite_HW = window.arrays()
-            nothing_HW = ~(window.valid_HW & inside(window.core))
-            _check_finite(finite_HW | nothing_HW, window.core, request)
-            classes_HW[nothing_HW] = mapper.ignore_index
-            writers[0].write(window.core, classes_HW[None])
-            if shares_KHW is not None:
-                shares_KHW[:, nothing_HW] = np.nan
-                writers[1].write(window.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
-
+            output.write_nothing(core)
+        samples = read_ahead(passes, dataset, _announced(share.parts, advance), request.threads, request.prefetch)
         waiting: list[HostWindow] = []
-        for core, scores_KHW, valid_HW in _scores(share, dataset, advance):
-            waiting.append(to_host(core, scores_KHW, valid_HW, probabilities, len(share.views) > 1))
+        for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
+            tick()
+            waiting.append(to_host(core, scores_KHW, valid_HW, len(layouts) > 1, len(share.views) > 1))
             del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
             if len(waiting) > int(mesh.device.type == "cuda"):
-                write(waiting.pop(0))
+                output.write(waiting.pop(0))
         for window in waiting:
-            write(window)
+            output.write(window)
 
 
-def _scores(share: ImageShare, dataset: Dataset, advance: Callable[[str], object]) -> Iterator[Window]:
-    """Yield each window's scores, or its mean probabilities over several views."""
-    passes, parts, request = share.passes, share.parts, share.request
+def _announced(parts: Sequence[Part], advance: Callable[[str], object]) -> Iterator[Part]:
+    """Yield the parts, each announced when it begins to be read."""
+    for part in parts:
+        advance(f"mapping rows {part.tile.core.row.start} to {part.tile.core.row.stop}")
+        yield part
 
-    def samples() -> Iterator[Any]:
-        for sample in read_ahead(passes, dataset, parts, request.threads, request.prefetch):
-            core = sample.tile.core
-            advance(f"mapping rows {core.row.start} to {core.row.stop}")
-            yield sample
 
-    if len(share.views) == 1:
-        for sample, piece in ticking(passes.outputs(samples(), parts)):
-            yield piece.core, piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
-    elif share.parallel.spread.shares_images:
-        yield from shared_means(passes, share.parallel.axes, samples(), parts, share.views)
-    else:
-        yield from means(passes, samples(), parts, share.views)
+@dataclass(frozen=True)
+class _MapOutput:
+    """The open files of a map. `inside` gives the pixels of a box in the area."""
+
+    writers: Sequence[RasterWriter]
+    inside: Callable[[Box], NDArray[np.bool_]]
+    ignore_index: int
+    request: Request
+
+    def write(self, window: HostWindow) -> None:
+        """Write a window's classes and probabilities. Raise RasterError where a score is no finite number: no class is
+        likelier than another there."""
+        classes_HW, shares_KHW, finite_HW = window.arrays()
+        nothing_HW = ~(window.valid_HW & self.inside(window.core))
+        bad_HW = ~(finite_HW | nothing_HW)
+        if bad_HW.any():
+            row, col = np.argwhere(bad_HW)[0]
+            raise RasterError(
+                f"{self.request.image}: the network's scores of {bad_HW.sum()} pixels are no finite numbers, the first "
+                f"at row {window.core.row.start + row}, col {window.core.col.start + col}; give values that stand for "
+                f"no data there a tag (gdal_edit.py -a_nodata), or another --precision than {self.request.precision}"
+            )
+        classes_HW[nothing_HW] = self.ignore_index
+        self.writers[0].write(window.core, classes_HW[None])
+        if shares_KHW is not None:
+            shares_KHW[:, nothing_HW] = np.nan
+            as_bytes = self.request.probability_type == "uint8"
+            self.writers[1].write(window.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
+
+    def write_nothing(self, core: Box) -> None:
+        """Write no data, in the classes and in the probabilities."""
+        for writer, nothing in zip(self.writers, (self.ignore_index, np.nan), strict=False):
+            layout = writer.layout
+            fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
+            writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
 
 
 class HostWindow(NamedTuple):
@@ -181,23 +190,3 @@ def _area(request: Request, info: RasterInfo) -> Callable[[Box], NDArray[np.bool
         return lambda box: np.ones(box.shape, np.bool_)
     reader = area_reader(request.area, info)
     return lambda box: reader.read(box)[0][0] == 1
-
-
-def _check_finite(good_HW: NDArray[np.bool_], core: Box, request: Request) -> None:
-    """Raise RasterError where a score is no finite number: no class is likelier than another there."""
-    if good_HW.all():
-        return
-    row, col = np.argwhere(~good_HW)[0]
-    raise RasterError(
-        f"{request.image}: the network's scores of {(~good_HW).sum()} pixels are no finite numbers, the first at row "
-        f"{core.row.start + row}, col {core.col.start + col}; give values that stand for no data there a tag "
-        f"(gdal_edit.py -a_nodata), or another --precision than {request.precision}"
-    )
-
-
-def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int) -> None:
-    """Write no data, in the classes and in the probabilities."""
-    for writer, nothing in zip(writers, (ignore_index, np.nan), strict=False):
-        layout = writer.layout
-        fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
-        writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))

@@ -21,18 +21,10 @@ from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress
-from tiledseg.inference.map_files import (
-    MapFiles,
-    claim_files,
-    discard_files,
-    file_notes,
-    finish_files,
-    lay_out_files,
-    publish_files,
-)
+from tiledseg.inference.map_files import MapFiles, lay_out_files
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import TRAINING, PlannedMaps, Request, notes, plan_maps
+from tiledseg.inference.request import IMAGE, PlannedMaps, Request, notes, plan_maps
 from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
@@ -61,25 +53,38 @@ def predict_all(
     float32, NaN without data, or of bytes). The requests differ in their files only. `network`: a line that names the
     network, printed at the end. Maps for s3:// and https:// are put there one by one (`staging`).
 
-    Raises an InputError before anything is written. An unfinished map never carries the final name.
+    Raise an InputError before anything is written. An unfinished map never carries the final name.
     """
+    words = StepProgress(0, 0, min(requests[0].verbosity, 2) and 2)  # without a bar
+
+    def warn(lines: Sequence[str]) -> None:
+        for line in lines if mesh.is_root else ():
+            words.say(f"warning: {line}")
+
     with staged(requests, mesh) as stage:
-        infos = _predict_all(stage, mapper, memory_bytes, mesh)
+        infos = _map_all(stage, mapper, memory_bytes, mesh, words, warn)
     if mesh.is_root:
         for line in filter(None, (network, _written(requests, infos))):
-            _words_only(requests[0]).say(line)
+            words.say(line)
 
 
-def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> tuple[RasterInfo, ...]:
+def _map_all(
+    stage: Stage,
+    mapper: Mapper,
+    memory_bytes: int,
+    mesh: Mesh,
+    words: StepProgress,
+    warn: Callable[[Sequence[str]], None],
+) -> tuple[RasterInfo, ...]:
+    """Plan all maps, and make one after the other; return what is known of each image."""
     requests, first = stage.requests, stage.requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
-    _warn(notes(planned), first, mesh)
-    named = zip(requests, planned.infos, strict=True) if mesh.is_root else ()
-    images = [identify(request.image, info.beside) for request, info in named]
+    warn(notes(planned))
+    pairs = zip(requests, planned.infos, strict=True) if mesh.is_root else ()
+    images = [identify(request.image, info.beside) for request, info in pairs]
     use_one_kernel(True)
-    plan = planned.plan
-    network = mapper.build(mesh)
+    plan, network = planned.plan, mapper.build(mesh)
     verifies = network.recorded is not None and first.verify
     # Stages let go of what is not theirs.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
@@ -87,22 +92,26 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
     triples = zip(requests, planned.infos, planned.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
-    total = sum(len(share.parts) for share in shares)
+    total, done = sum(len(share.parts) for share in shares), count(1)
     with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:
-        done = count(1)
         for share in shares:
-            own = mapper if first.normalize == TRAINING else _by_own_bands(share, mapper, mesh)
+            own = mapper
+            if first.normalize == IMAGE:
+                own = replace(mapper, normalization=_statistics(share, mapper, mesh))
+                warn(own.normalization.warnings() if own.normalization else ())
             if verifies:
-                _verify(whole, share, own, memory_bytes, mesh)
+                _verify(whole, share, own, memory_bytes, mesh, words)
                 verifies, whole = False, network
-            _make_map(share, own, planned.classes, mesh, lambda words: progress.advance(next(done), words))
-            _warn(mesh.on_root(lambda: upload(stage)), first, mesh)
-    _warn([_REWRITTEN.format(path) for path in written_since(images)], first, mesh)
+            _make_map(share, own, planned.classes, mesh, warn, lambda line: progress.advance(next(done), line))
+            warn(mesh.on_root(lambda: upload(stage)))
+    warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()
     return planned.infos
 
 
-def _verify(network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
+def _verify(
+    network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh, words: StepProgress
+) -> None:
     """Compare a traced network with its module on the root's first part. Collective."""
     from tiledseg.tracing.agreement import verify_first
 
@@ -111,16 +120,16 @@ def _verify(network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_byt
             part = next(iter(share.parts), None)
             return part and network_input(dataset.load(part.image, part.tile), mesh.device)
 
-    verify_first(network, load, mesh, share.request.precision, memory_bytes, _words_only(share.request).say)
+    verify_first(network, load, mesh, share.request.precision, memory_bytes, words.say)
 
 
-def _by_own_bands(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Mapper:
-    """Return the mapper with mean and deviation of the raster's own valid pixels, those outside an area too.
+def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
+    """Return mean and deviation of the raster's own valid pixels, those outside an area too.
 
     Each rank measures its share of a fixed grid, so the result has the same bits for any number of them. Collective;
     any rank's InputError is raised on all.
     """
-    request, error, sums = share.request, None, None
+    error, sums, request = None, None, share.request
     try:
         with (
             KnownReader(
@@ -134,11 +143,17 @@ def _by_own_bands(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Mapper:
     mesh.agree(error)
     parts = mesh.communicator.gather_objects(sums)
     normalization: Normalization = mesh.on_root(lambda: finish(merge(parts)))
-    _warn(normalization.warnings(), request, mesh)
-    return replace(mapper, normalization=normalization)
+    return normalization
 
 
-def _make_map(share: ImageShare, mapper: Mapper, classes: int, mesh: Mesh, advance: Callable[[str], object]) -> None:
+def _make_map(
+    share: ImageShare,
+    mapper: Mapper,
+    classes: int,
+    mesh: Mesh,
+    warn: Callable[[Sequence[str]], None],
+    advance: Callable[[str], object],
+) -> None:
     """Write one image's files, each whole or not at all. Collective."""
     legend = mapper.legend or default_classes(classes)
     request, info, ignored = share.request, share.info, mapper.ignore_index
@@ -147,16 +162,16 @@ def _make_map(share: ImageShare, mapper: Mapper, classes: int, mesh: Mesh, advan
         try:
             files: MapFiles = mesh.on_root(lambda: lay_out_files(request, info, legend, ignored, made))
             made[:] = [files]
-            mesh.on_root(lambda: claim_files(files, held))
-            _warn(file_notes(files, request, info), request, mesh)
+            mesh.on_root(lambda: files.claim(held))
+            warn(files.notes(info))
             map_windows(share, mapper, files.rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
-            mesh.on_root(lambda: finish_files(files, request, info, legend, ignored))
+            mesh.on_root(lambda: files.finish(request, info, legend, ignored))
         except BaseException:
             for one in made:  # on any rank: the map cannot be finished, others may be ended unheard
-                discard_files(one)
+                one.discard()
             raise
-        mesh.on_root(lambda: publish_files(files))
+        mesh.on_root(files.publish)
 
 
 def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
@@ -168,14 +183,3 @@ def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
     sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.exists(path) else "" for path in files]
     named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
     return f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
-
-
-def _warn(lines: Sequence[str], request: Request, mesh: Mesh) -> None:
-    if mesh.is_root:
-        for line in lines:
-            _words_only(request).say(f"warning: {line}")
-
-
-def _words_only(request: Request) -> StepProgress:
-    """Return a progress without a bar."""
-    return StepProgress(0, 0, min(request.verbosity, 2) and 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tiledseg.config.map_formats import Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
-from tiledseg.inference.views import NONE, TURNS
+from tiledseg.inference.views import NONE
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
@@ -86,45 +86,36 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     `targets` are the outputs by the request's names: a file of one image, a folder of several, in which a file has its
     image's name. A name that ends in a slash is a folder too.
 
-    Raises RasterError where there is no such image, OutputError where a folder is not there, or two images have one
+    Raise RasterError where there is no such image, OutputError where a folder is not there, or two images have one
     name.
     """
     given = {name: target for name, target in targets.items() if target is not None}
-    found = expand_sources(images, "--image", EVERY, request.references)
-    several = len(found) > 1
-    folders = {name for name, target in given.items() if several or target.endswith("/")}
-    for name in folders:
-        if several and not _is_folder(given[name]):
+    paths = expand_sources(images, "--image", EVERY, request.references)
+    folders = set()
+    for name, target in given.items():
+        at_server = is_bucket_folder(target) or (target.endswith("/") and parse_http(target) is not None)
+        if at_server or irregular_kind(target) == "a folder":
+            if len(paths) > 1 or target.endswith("/"):
+                folders.add(name)
+        elif len(paths) > 1:
             raise OutputError(
-                f"--{name} is {given[name]}, but --image has {len(found)} rasters; give a folder that is there, or "
+                f"--{name} is {target}, but --image has {len(paths)} rasters; give a folder that is there, or "
                 "s3:// or https:// with a slash at its end"
             )
-    return [replace(request, image=path, **_files(given, folders, stem)) for path, stem in _stems(found).items()]
-
-
-def _files(given: Mapping[str, str], folders: Set[str], stem: str) -> dict[str, Any]:
-    """Return each output's own file."""
-    return {
-        name: os.path.join(target, stem + _ENDINGS[name]) if name in folders and _is_folder(target) else target
-        for name, target in given.items()
-    }
-
-
-def _is_folder(target: str) -> bool:
-    on_server = is_bucket_folder(target) or (target.endswith("/") and parse_http(target) is not None)
-    return on_server or irregular_kind(target) == "a folder"
-
-
-def _stems(images: Sequence[str]) -> dict[str, str]:
-    """Return each image's name without folder and ending. Images of a tile store keep their number."""
-    first: dict[str, str] = {}
-    for path in images:
-        name = re.sub(r"[^\w.+-]", "-", path.rstrip("/").rsplit("/", 1)[-1])
-        stem = name if parse_store_name(path) else os.path.splitext(name)[0]
-        if stem in first:
-            raise OutputError(f"--image has {first[stem]} and {path}, whose maps would be one file; make two calls")
-        first[stem] = path
-    return {path: stem for stem, path in first.items()}
+    requests: dict[str, Request] = {}
+    for path in paths:
+        file = re.sub(r"[^\w.+-]", "-", path.rstrip("/").rsplit("/", 1)[-1])
+        stem = file if parse_store_name(path) else os.path.splitext(file)[0]  # images of a store keep their number
+        if stem in requests:
+            raise OutputError(
+                f"--image has {requests[stem].image} and {path}, whose maps would be one file; make two calls"
+            )
+        files: dict[str, Any] = {
+            name: os.path.join(target, stem + _ENDINGS[name]) if name in folders else target
+            for name, target in given.items()
+        }
+        requests[stem] = replace(request, image=path, **files)
+    return list(requests.values())
 
 
 @dataclass(frozen=True)
@@ -137,8 +128,8 @@ class PlannedMaps:
 
     @property
     def tilings(self) -> tuple[Tiling, ...]:
-        """Return the tilings of the images, without the turned ones that follow in the plan."""
-        return self.plan.tilings[: len(self.infos)]
+        """Return the tilings of the images."""
+        return self.plan.tilings
 
 
 def plan_maps(
@@ -153,13 +144,12 @@ def plan_maps(
             network,
             tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in infos),  # a store's own
             ranks,
-            memory_bytes - _mean_bytes(first, infos, network.classes, ranks, memory_bytes),
+            memory_bytes,
             first.parallel,
             first.precision,
             grid=first.grid,
             trains=False,
             blocks=first.blocks,
-            turned=_turned(first, infos),
             machine=machine_of(first.machine or usual),
         )
     )
@@ -185,38 +175,15 @@ def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -
     return frozenset(range(len(names)) if words is None else (known[word] for word in words))
 
 
-def _turned(request: Request, infos: Sequence[RasterInfo]) -> tuple[int, ...]:
-    """Return the images of which ranks share a view with rows for columns, of another shape."""
-    if request.views != TURNS or request.parallel.halo == "read":
-        return ()
-    return tuple(k for k, info in enumerate(infos) if info.height != info.width)
-
-
-def _mean_bytes(request: Request, infos: Sequence[RasterInfo], classes: int, ranks: int, memory_bytes: int) -> int:
-    """Return the bytes of the mean over views on a rank that has a block of each.
-
-    They are its sum in float64, and a view's probabilities as they are made, sent and received. Raises ConfigError
-    where a rank has less.
-    """
-    parallel = request.parallel
-    if request.views == NONE or parallel.halo == "read":
-        return 0
-    rows, cols = parallel.mesh or (max(1, ranks // parallel.stages), 1)
-    pixels = max(-(-info.height * info.width // (rows * cols)) for info in infos)
-    needed = pixels * classes * (8 + 3 * (8 if request.precision == "fp64" else 4))
-    if needed >= memory_bytes:
-        raise ConfigError(
-            f"--tta is {request.views}, whose mean takes {needed / 2**20:.0f} MiB of each rank with --parallel.halo "
-            f"{parallel.halo}, but a rank may use {memory_bytes / 2**20:.0f} MiB; start more ranks, or use "
-            "--parallel.halo read"
-        )
-    return needed
-
-
 def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
     """Raise ConfigError or RasterError where a reflected raster has no windows."""
     if views == NONE:
         return
+    if plan.spread.shares_images:
+        raise ConfigError(
+            f"--tta is {views}, whose views of a tile one rank maps, but --parallel.halo is {plan.spread.mode}; use "
+            "--parallel.halo read"
+        )
     if plan.blocks is not None:
         raise ConfigError(f"--tta is {views}, which looks at whole tiles, but --memory.blocks is given; leave one out")
     if info.tiling is not None:
