@@ -85,7 +85,7 @@ def test_a_store_is_not_that_of_other_files_beside(
 
 def test_a_halo_is_one_number(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, "--halo", "[32,48]", "--output", str(tmp_path / "tiles.h5")]) == 2
-    assert "--halo is '[32,48]'; give one whole number" in capsys.readouterr().err
+    assert "--halo is [32, 48]; give a whole number" in capsys.readouterr().err
 
 
 def digest(path: Path) -> str:

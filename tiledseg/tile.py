@@ -10,27 +10,35 @@ if __name__ == "__main__":
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.commands.options import parse_config
+from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
 from tiledseg.commands.parser import Parser, run, warn
-from tiledseg.config.run import Config, TilingConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs
-from tiledseg.user_files.classes import parse_classes, read_classes
+from tiledseg.user_files.classes import read_classes
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
     from tiledseg.raster.tile_store.writer import StorePlan
+
+
+PLAIN = (
+    *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
+    *("data.classes", "data.warp", "tiling.halo"),
+    *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
+)
+"""Keys of a run's configuration that a store has too, under flags without their group."""
 
 
 def build_parser() -> Parser:
@@ -42,29 +50,10 @@ def build_parser() -> Parser:
     parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
     parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
     parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
-    parser.add_argument("--halo", help="pixels around a core, or auto (default): the smallest exact one")
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
-    parser.add_argument("--bands", help="band numbers to keep, from 1, such as [1,2,3,4] (default: all)")
-    parser.add_argument("--nodata", type=float, help="value of pixels without data (default: what the raster says)")
-    parser.add_argument(
-        "--references", action="store_true", default=None, help="open formats that read further files and URLs (VRT)"
-    )
-    polygons = parser.add_argument_group("labels that are polygons, or lie on another grid (docs/own-data.md)")
-    polygons.add_argument("--label-layer", metavar="NAME", help="of polygons: as train's data.label_layer")
-    polygons.add_argument("--label-attribute", metavar="NAME", help="the same: what tells their class")
-    polygons.add_argument("--background", metavar="CLASS", help="the same: the class of pixels in none, or ignored")
-    polygons.add_argument("--classes", help="the same: as evaluate's --classes; rasters keep their values")
-    polygons.add_argument(
-        "--warp", action="store_true", default=None, help="bring labels of another grid to the image's"
-    )
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
-    network = parser.add_argument_group("the network that the halo is for")
-    network.add_argument("--levels", type=int)
-    network.add_argument("--convs-per-level", type=int)
-    network.add_argument("--kernel", type=int)
-    network.add_argument("--padding", choices=PADDINGS)
-    network.add_argument("--upsampling", choices=UPSAMPLINGS)
-    parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
+    add_keys(parser, PLAIN, plain=True, classes="of labels that are polygons: as train's; rasters keep their values")
+    add_keys(parser, ("parallel.transport",))
     return parser
 
 
@@ -77,53 +66,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def work(mesh: Mesh) -> None:
             inputs = [options.config] if options.config else []
-            _work(config, options.output, inputs, options.classes is not None, mesh)
+            _work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
 
-        return run_on_mesh(work, options.transport)
+        return run_on_mesh(work, config.parallel.transport)
 
     return run(body)
 
 
 def resolve(options: argparse.Namespace) -> Config:
     """Return the configuration of the flags and --config. Raises ConfigError."""
-    config = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
-    for key in ("images", "labels", "nodata", "references", "label_layer", "label_attribute", "background", "warp"):
+    base = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
+    config = config_of(options, PLAIN, "(see tiledseg tile --help)", **asdict(base))
+    for key in ("images", "labels"):
         if getattr(options, key) is not None:
             setattr(config.data, key, getattr(options, key))
-    config.data.classes = (
-        read_classes(config.data.classes) if options.classes is None else parse_classes(options.classes)
-    )
-    if options.bands is not None:
-        config.data.bands = _numbers("--bands", options.bands)
+    given = vars(options)["data.classes"] is not None
+    config.data.classes = read_classes(config.data.classes, "--classes" if given else "data.classes")
     if options.grid is not None:
         text = " ".join(options.grid)
-        config.tiling.grid = text if text == "auto" else _numbers("--grid", text)
-    if options.halo is not None:
-        config.tiling.halo = options.halo if options.halo == "auto" else _number("--halo", options.halo)
-    for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling"):
-        if getattr(options, key) is not None:
-            setattr(config.model, key, getattr(options, key))
-    if isinstance(config.tiling.grid, list) and len(config.tiling.grid) == 1:
-        config.tiling = TilingConfig(config.tiling.grid[0], config.tiling.halo)
+        config.tiling.grid = value_of("tiling.grid", text if text[0] == "[" else ",".join(options.grid), "--grid")
     if config.tiling.grid_shape() is None:
         raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (plan proposes one)")
     config.data.check()
     config.tiling.check()
     return config
-
-
-def _numbers(flag: str, text: str) -> list[int]:
-    words = text.strip().strip("[]").replace(",", " ").split()
-    if not words or not all(word.isdigit() for word in words):
-        raise ConfigError(f"{flag} is '{text}'; give whole numbers")
-    return [int(word) for word in words]
-
-
-def _number(flag: str, text: str) -> int:
-    numbers = _numbers(flag, text)
-    if len(numbers) != 1:
-        raise ConfigError(f"{flag} is '{text}'; give one whole number")
-    return numbers[0]
 
 
 def plan_store(config: Config, from_flags: bool = True, classes_given: bool = False) -> tuple[StorePlan, PairReading]:

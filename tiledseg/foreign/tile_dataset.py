@@ -1,12 +1,11 @@
-"""The tiles of rasters for somebody else's training loop: a `torch.utils.data` set over `raster.samples.dataset`, and
-which of them a rank takes: `raster.samples.sampling`'s order, dealt in turn."""
+"""Tiles of rasters for other people's training loops: a set of `torch.utils.data` over `raster.samples.dataset`, and a
+sampler that deals them to ranks in the order of `raster.samples.sampling`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.foreign.traced import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
+from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.finding.sources import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
@@ -35,37 +34,6 @@ from tiledseg.user_files.classes import read_classes
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")
 Paths = str | Path | Sequence[str | Path]
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """What is opened, in each process by itself."""
-
-    images: tuple[str, ...]
-    labels: tuple[str, ...] | None
-    tilings: tuple[Tiling, ...]
-    reading: LabelReading | None
-    normalization: Normalization
-    bands: tuple[int, ...] | None
-    nodata: float | None
-    references: bool
-
-    def open(self) -> Dataset:
-        with ExitStack() as opened:
-            images = [
-                opened.enter_context(open_raster(path, self.bands, self.nodata, self.references))
-                for path in self.images
-            ]
-            labels = None
-            label_map = None
-            if self.labels is not None and self.reading is not None:
-                pairs = zip(self.labels, images, strict=True)
-                labels = [opened.enter_context(self.reading.open(path, image.info)) for path, image in pairs]
-                label_map = self.reading.label_map
-                check_any(self.labels, [one.count for one in labels if isinstance(one, PolygonReader)])
-            dataset = Dataset(images, labels, self.tilings, label_map, self.normalization)
-            opened.pop_all()
-        return dataset
 
 
 class TileDataset(data.Dataset[dict[str, Any]]):
@@ -119,37 +87,39 @@ class TileDataset(data.Dataset[dict[str, Any]]):
                 "set align_corners=False"
             )
         if labels is None:
-            _refuse_any({"label_layer": label_layer, "label_attribute": label_attribute, "background": background})
-            _refuse_any({"warp": warp}, plain=False)
-            _refuse_any({"classes": classes, "ignore_index": ignore_index}, plain=IGNORED)
-        image_paths, label_paths = _paths(images, labels, references)
-        numbers = None if bands is None else tuple(bands)
-        infos = [_info(path, numbers, nodata, references) for path in image_paths]
-        check_alike(infos)
+            unused: dict[str, Any] = {
+                "label_layer": label_layer,
+                "label_attribute": label_attribute,
+                "background": background,
+            }
+            unused |= {"warp": warp or None, "classes": None if classes == IGNORED else classes}
+            unused |= {"ignore_index": None if ignore_index == IGNORED else ignore_index}
+            for key, value in unused.items():
+                if value is not None:
+                    raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
+        image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
+        if labels is None:
+            self._images, self._labels = expand_sources(image_list, "images", references=references), None
+        else:
+            names = "images", "labels"
+            self._images, self._labels = pair_sources(image_list, label_list, names, references=references)
+        self._how = None if bands is None else tuple(bands), nodata, references
+        self._infos = tuple(_info(path, self._how) for path in self._images)
+        check_alike(self._infos)
         footprint = halo.footprint if isinstance(halo, Halo) else _plain(halo)
-        reading = None
-        if label_paths is not None:
+        self._reading = None
+        if self._labels is not None:
             label_map = LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
             more = references, label_layer, label_attribute, background, warp
-            reading = LabelReading(label_map, *more, key="{}")
-            check_used(reading, label_paths)
-        tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in infos)
-        normalization = given_normalization(normalize, infos[0].bands)
-        self._sources = _Sources(image_paths, label_paths, tilings, reading, normalization, numbers, nodata, references)
-        self._infos = tuple(infos)
-        self._places = [(image, tile) for image, tiling in enumerate(tilings) for tile in tiling.tiles]
+            self._reading = LabelReading(label_map, *more, key="{}")
+            check_used(self._reading, self._labels)
+        self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
+        self.tiles_per_image = tuple(map(len, self.tilings))
+        self._normalization = given_normalization(normalize, self._infos[0].bands)
+        self._places = [(image, tile) for image, tiling in enumerate(self.tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
         self._inherited: tuple[int, Dataset] | None = None  # of the process that has forked: it alone closes them
-        self._sources.open().close()  # everything fits, or is refused here
-
-    @property
-    def tilings(self) -> tuple[Tiling, ...]:
-        """How each image is cut."""
-        return self._sources.tilings
-
-    @property
-    def tiles_per_image(self) -> tuple[int, ...]:
-        return tuple(map(len, self.tilings))
+        self._open().close()  # everything fits, or is refused here
 
     def __len__(self) -> int:
         return len(self._places)
@@ -163,21 +133,18 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             "core": torch.tensor([core.row.start, core.row.stop, core.col.start, core.col.stop]),
             **place(self._infos[image], tile.context),
         }
-        if sample.y_HW is not None:
-            reading = self._sources.reading
-            assert reading is not None, "labels are read somehow"
-            assert reading.label_map is not None, "and have a map"
-            mask_HW = torch.full(tile.output.shape, reading.label_map.ignore_index)
+        if sample.y_HW is not None and self._reading is not None and self._reading.label_map is not None:
+            mask_HW = torch.full(tile.output.shape, self._reading.label_map.ignore_index)
             mask_HW[core.slices] = torch.from_numpy(sample.y_HW).long()
             item["mask"] = mask_HW
         return item
 
     def where(self, index: int) -> tuple[int, Tile]:
-        """The image's number and the tile of an item."""
+        """Return the image's number and the tile of an item."""
         return self._places[index]
 
     def close(self) -> None:
-        """Let go of this process's handles; the next item opens them again."""
+        """Close this process's handles; the next item opens them again."""
         if self._opened is not None and self._opened[0] == os.getpid():
             self._opened[1].close()
         self._opened = None
@@ -186,15 +153,29 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         return {**self.__dict__, "_opened": None, "_inherited": None}
 
     def _dataset(self) -> Dataset:
-        """That of this process. One that a fork has brought along is not touched: its handles are the parent's."""
+        """Return the open files of this process. Those that a fork has brought along stay open: they are the
+        parent's."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._inherited = self._opened
-            self._opened = os.getpid(), self._sources.open()
+            self._opened = os.getpid(), self._open()
         return self._opened[1]
+
+    def _open(self) -> Dataset:
+        with ExitStack() as opened:
+            images = [opened.enter_context(open_raster(path, *self._how)) for path in self._images]
+            labels = label_map = None
+            if self._labels is not None and self._reading is not None:
+                pairs = zip(self._labels, images, strict=True)
+                labels = [opened.enter_context(self._reading.open(path, image.info)) for path, image in pairs]
+                label_map = self._reading.label_map
+                check_any(self._labels, [one.count for one in labels if isinstance(one, PolygonReader)])
+            dataset = Dataset(images, labels, self.tilings, label_map, self._normalization)
+            opened.pop_all()
+        return dataset
 
 
 def place(info: RasterInfo, window: Box) -> dict[str, Any]:
-    """`bounds`, `crs` and `transform` of a window of a raster."""
+    """Return `bounds`, `crs` and `transform` of a window of a raster."""
     from rasterio import Affine  # slow to import, and named here alone
     from rasterio.transform import array_bounds
 
@@ -207,19 +188,12 @@ def place(info: RasterInfo, window: Box) -> dict[str, Any]:
     }
 
 
-def _paths(images: Paths, labels: Paths | None, references: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
-    if labels is None:
-        return expand_sources(image_list, "images", references=references), None
-    return pair_sources(image_list, label_list, ("images", "labels"), references=references)
-
-
 def _text(paths: Paths) -> str | list[str]:
     return os.fspath(paths) if isinstance(paths, str | Path) else [os.fspath(path) for path in paths]
 
 
-def _info(path: str, bands: tuple[int, ...] | None, nodata: float | None, references: bool) -> RasterInfo:
-    with open_raster(path, bands, nodata, references) as reader:
+def _info(path: str, how: tuple[tuple[int, ...] | None, float | None, bool]) -> RasterInfo:
+    with open_raster(path, *how) as reader:
         return reader.info
 
 
@@ -234,13 +208,6 @@ def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, i
     if shape is None:
         raise ConfigError("tiling.grid is auto, which nothing tells a memory for; give Q or (rows, cols)")
     return shape
-
-
-def _refuse_any(said: Mapping[str, Any], plain: Any = None) -> None:
-    """Raise ConfigError for what is said of labels, other than the `plain` value, where there are none."""
-    for key, value in said.items():
-        if value != plain:
-            raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
 
 
 def _plain(pixels: int) -> Footprint:
@@ -297,7 +264,7 @@ class TileSampler(data.Sampler[int]):
 
     @checked
     def set_epoch(self, epoch: int) -> None:
-        """The epoch, from 0, whose order the next iteration has. Call it on every rank before each epoch."""
+        """Set the epoch, from 0, whose order the next iteration has. Call it on every rank before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
