@@ -1,4 +1,4 @@
-"""How a process becomes a program, and ends: one way for `tiledseg X` and `python -m tiledseg.X`."""
+"""Start and end of a process: one way for `tiledseg X` and `python -m tiledseg.X`."""
 
 from __future__ import annotations
 

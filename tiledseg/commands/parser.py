@@ -1,4 +1,4 @@
-"""What all commands share: an argument parser that speaks in one line, and the way they end. Standard library only."""
+"""Shared parts of commands: an argument parser with errors of one line, and exit codes. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raises ConfigError in one line that names the command."""
+        """Raise ConfigError in one line that names the command."""
         raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(body: Callable[[], int | None]) -> int:
-    """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
+    """Call `body` and return the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
     stopped it, 1 for any other failure, an answer that standard output does not take among them.
 
     A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
@@ -79,7 +79,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def own_launch() -> Launch:
-    """The place of this process in its job; alone where its launcher's variables make no sense."""
+    """Return the place of this process in its job; alone where its launcher's variables make no sense."""
     try:
         return detect(os.environ)
     except ConfigError:
@@ -123,7 +123,7 @@ class _Command(ModuleType):
 
 
 def json_list(text: str) -> list[float]:
-    """Numbers as [1,2,3]."""
+    """Parse numbers such as [1,2,3]."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(type(value) in (int, float) for value in found):
         raise ValueError(text)
@@ -131,7 +131,7 @@ def json_list(text: str) -> list[float]:
 
 
 def json_map(text: str) -> dict[str, Any]:
-    """Names and values as {"width": 16}."""
+    """Parse names and values such as {"width": 16}."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(text)

@@ -61,7 +61,7 @@ def answered(flags: Namespace) -> Answered:
 
 
 def _search(flags: Namespace) -> Answered:
-    """The best settings, or the batch script of the winner."""
+    """Answer --search: the best settings, or the batch script of the winner."""
     from tiledseg.planning.answer.search import search_part, search_table, searchable, searched
 
     images = _images_per_step(flags, "--search")
@@ -76,7 +76,7 @@ def _search(flags: Namespace) -> Answered:
 
 
 def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
-    """What writes the batch script, if one is asked for."""
+    """Return a function that writes the batch script, if one is wanted."""
     job = _job_asked(flags)
     if job is None:
         return None
@@ -84,7 +84,7 @@ def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
 
 
 def _images_per_step(flags: Namespace, word: str) -> int:
-    """Of a search or a scaling study, whose flags are checked. Raises ConfigError for those that it decides."""
+    """Return the images of a step of a search or a scaling study. Raise ConfigError for flags of what it decides."""
     for name in (*_SEARCHED, *(["plot"] if flags.scaling is None else [])):
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -125,7 +125,7 @@ def _scaling(flags: Namespace) -> Answered:
 
 
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
-    """The site of the batch script, and its minutes, if one is asked for."""
+    """Return the site of the batch script, and its minutes, if one is wanted."""
     if flags.emit is None:
         for name in ("site", "time", "halo"):
             if getattr(flags, name) is not None:
@@ -152,7 +152,7 @@ def _plot(path: str, question: Question, planned: Planned) -> None:
 
 
 def _plotter(name: str) -> ModuleType:
-    """What draws, imported late: matplotlib is slow to import, and an extra."""
+    """Return the module that draws, imported late: matplotlib is slow to import, and an extra."""
     try:
         return import_module(f"tiledseg.planning.answer.plots.{name}")
     except ModuleNotFoundError as error:

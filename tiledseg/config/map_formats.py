@@ -1,4 +1,4 @@
-"""How maps are kept on the disk: the words, and what they cost. Standard library only."""
+"""Formats of maps on the disk: their words and sizes. Standard library only."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ _BELONGS_TO = {"probability_type": "probabilities", "minimum_area": "polygons", 
 
 
 def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> None:
-    """Raise ConfigError for what is given without the file that it is said of; `key`: what messages call a name."""
+    """Raise ConfigError for an option of a file that is not written. `key`: gives the name of an option in messages."""
     for name, file in _BELONGS_TO.items():
         if given[name] is not None and given[file] is None:
             raise ConfigError(f"{key(name)} is {given[name]}, but {key(file)} is not given; give it")
 
 
 class BlockBytes(NamedTuple):
-    """Of the whole blocks of a raster, and of those of all its overviews, without compression."""
+    """Bytes of the whole blocks of a raster, and of all its overviews, without compression."""
 
     plain: int
     overviews: int
 
 
 def overview_shapes(height: int, width: int) -> list[tuple[int, int]]:
-    """Of a raster: each has half the rows and columns of the one before, and the last one fits a block."""
-    found = []
+    """Return the shapes of a raster's overviews: each halves the one before, and the last one fits a block."""
+    shapes = []
     while max(height, width) > BLOCK:
         height, width = -(-height // 2), -(-width // 2)
-        found.append((height, width))
-    return found
+        shapes.append((height, width))
+    return shapes
 
 
 def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
-    """`pixel`: bytes of one, with all bands."""
+    """Return the bytes of a raster's blocks. `pixel`: bytes of a pixel with all bands."""
     overviews = sum(_blocks(*shape) for shape in overview_shapes(height, width))
     return BlockBytes(_blocks(height, width) * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
 
@@ -63,37 +63,36 @@ def _blocks(height: int, width: int) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a raster is kept. `compress` auto: deflate, which every program reads. `average`: of shares, whose overviews
-    hold means of pixels; others hold what most pixels have."""
+    """Format and compression of a raster. `compress` auto: deflate, which every program reads. `average`: overviews
+    hold means of pixels, as shares need; others hold the most frequent value."""
 
     format: str = "cog"
     compress: str = AUTO
     average: bool = False
 
     def of_shares(self, dtype: str) -> Packing:
-        """That of class probabilities beside a map. auto: float32 as it is, since its last bits are noise."""
+        """Return the packing of class probabilities. auto leaves float32 as it is, since its last bits are noise."""
         plain = dtype == "float32" and self.compress == AUTO
         return replace(self, average=True, compress="none" if plain else self.compress)
 
     @property
     def codec(self) -> str:
-        """By its name: GDAL's."""
+        """Return GDAL's name of the compression."""
         return "deflate" if self.compress == AUTO else self.compress
 
     @property
     def second_file(self) -> bool:
-        """Whether the plain file, whose pixels any rank can put in place, is packed into another one."""
+        """Return True if the plain file, whose pixels any rank can put in place, is packed into another one."""
         return (self.format, self.codec) != ("gtiff", "none")
 
     def bytes(self, blocks: BlockBytes) -> int:
-        """Of the disk, at worst, until the plain file is let go: both files, and the one in which GDAL makes overviews,
-        which is not compressed."""
+        """Return the most bytes of the disk: the plain file, the packed one, and GDAL's uncompressed overviews."""
         if not self.second_file:
             return blocks.plain
         return math.ceil(blocks.plain + self._worst(blocks) + self._overviews(blocks))
 
     def is_big(self, blocks: BlockBytes) -> bool:
-        """Whether the file has to be BigTIFF."""
+        """Return True if the file has to be BigTIFF."""
         return self._worst(blocks) > _CLASSIC_LIMIT
 
     def _worst(self, blocks: BlockBytes) -> float:

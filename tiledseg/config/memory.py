@@ -1,4 +1,4 @@
-"""What is done for networks and images that do not fit the memory: the configuration's group `memory`."""
+"""The configuration's group `memory`: networks and images that do not fit the memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
 
 @dataclass
 class MemoryConfig:
-    """What is done where memory is short; none of it changes the result.
+    """Measures against a lack of memory; none changes the result.
 
     Args:
         budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs

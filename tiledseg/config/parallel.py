@@ -1,4 +1,4 @@
-"""How a run's work is spread: the configuration's group `parallel`."""
+"""The configuration's group `parallel`: the spread of the work over ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
 
 @dataclass
 class ParallelConfig:
-    """How the work is spread.
+    """The spread of the work over ranks.
 
     Args:
         exact: refuse what tiling would change; false accepts it with a warning

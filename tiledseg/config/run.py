@@ -23,7 +23,7 @@ LARGEST_GRID = 2**20  # tiles along a side
 
 @dataclass
 class TilingConfig:
-    """How rasters are cut.
+    """Tiles of rasters.
 
     Args:
         grid: tiles along rows and columns: Q, [R, C], or auto (the fewest that memory and ranks allow)
@@ -151,7 +151,7 @@ class OptimizerConfig:
 
 @dataclass
 class RunConfig:
-    """Where the run goes and what it says.
+    """Folder and messages of the run.
 
     Args:
         output: folder of the run
@@ -176,13 +176,13 @@ class Config:
 
     Args:
         data: rasters to learn from
-        tiling: how they are cut
+        tiling: their tiles
         model: the network
-        parallel: how the work is spread
-        memory: what is done where memory is short
+        parallel: the spread of the work over ranks
+        memory: measures against a lack of memory
         optimizer: the optimizer and its policy
         train: the training loop
-        run: where the run goes
+        run: folder and messages of the run
     """
 
     data: DataConfig = field(default_factory=DataConfig)

@@ -1,4 +1,4 @@
-"""Somebody's training step in less memory, by one line around it.
+"""A training step of other people in less memory, by one line around it.
 
     with tiledseg.large_model_support(budget="16GiB", store="/scratch"):
         for x, y in loader:
@@ -37,7 +37,7 @@ def large_model_support(
     store: str | Path = HOST,
     store_limit: str | int = "64GiB",
 ) -> Offload:
-    """A context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
+    """Return a context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
 
     `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
     batch, or what the running layer needs for itself. `store`: host, the memory beside a GPU, to which its tensors are
@@ -54,7 +54,13 @@ def large_model_support(
     be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
-    device = _device(model)
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    device = weight.device if weight is not None else torch.accelerator.current_accelerator(check_available=True)
+    device = device or torch.device("cpu")
+    if device == torch.device("cuda"):
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"tensors of {device.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
     if str(store) == HOST and device.type == "cpu":
         if model is not None:
             return Recomputing(model, Mover, room, _NO_LIMIT)
@@ -62,34 +68,16 @@ def large_model_support(
             "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
             "folder on a local disk, or model, the network, to compute parts of it once more"
         )
-    _check_store(device, store, most)
+    if str(store) != HOST and device.type != "cpu":
+        raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
+    if str(store) != HOST:
+        FileStore(store, most).close()  # a folder that cannot be is refused here
     mover = mover_to(store, device, most)
     return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
 
 
-def _device(model: nn.Module | None) -> torch.device:
-    """Whose tensors leave: the network's, else the GPU's that is current, where there is one. Raises ConfigError for
-    one that is neither a CPU nor takes CUDA."""
-    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    found = weight.device if weight is not None else torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
-        return torch.device("cpu")
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"tensors of {found.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
-    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
-
-
-def _check_store(device: torch.device, store: str | Path, most: int) -> None:
-    """A folder that cannot be is refused here."""
-    if str(store) == HOST:
-        return
-    if device.type != "cpu":
-        raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
-    FileStore(store, most).close()
-
-
-def _size(name: str, given: str | int) -> int:
+def _size(name: str, size: str | int) -> int:
     try:
-        return parse_bytes(given if isinstance(given, str) else f"{given}B")
+        return parse_bytes(size if isinstance(size, str) else f"{size}B")
     except ConfigError:
-        raise ConfigError(f"{name} is {given!r}; give 16GiB, 16GB, 512MiB or a plain number of bytes") from None
+        raise ConfigError(f"{name} is {size!r}; give 16GiB, 16GB, 512MiB or a plain number of bytes") from None

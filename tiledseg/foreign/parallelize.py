@@ -55,13 +55,11 @@ class ParallelModule(SpreadModule):
         self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1, seed: int = 0, verify: bool = True
     ) -> None:
         super().__init__(network, *mesh, stages=1, seed=seed)
-        self._unverified = (
-            {True, False} if verify and network.recorded is not None else set()
-        )  # modes, in training first
+        self._unverified = {True, False} if verify and network.recorded is not None else set()  # modes of training
         self._spatial = SpatialNetwork(self.network, self.axes, fusion)
 
     def block(self, height: int, width: int) -> Box:
-        """The rows and columns that are this rank's of an image of so many pixels: about as many on every rank, cut
+        """Return the rows and columns of this rank of an image of so many pixels: about as many on every rank, cut
         where all layers can be. `box.slices` cuts them out of an array.
 
         Raises GeometryError where the image has fewer pixels than ranks.
@@ -70,12 +68,12 @@ class ParallelModule(SpreadModule):
         return self._spatial.blocks(rows, cols)[0]
 
     def output_block(self, height: int, width: int) -> Box:
-        """The part of the whole output that this rank gives for its `block` of an image of so many pixels."""
+        """Return the part of the whole output that this rank gives for its `block` of an image of so many pixels."""
         return self._spatial.output(*self._even(height, width))
 
     def forward(self, x_BCHW: torch.Tensor) -> Any:
-        """What the module returns, of this rank's block of each tensor, from its block of the image. Collective over
-        the ranks of the image; so is the backward pass, after which each rank has its share of the gradients
+        """Return what the module does, of this rank's block of each tensor, from its block of the image. Collective
+        over the ranks of the image; so is the backward pass, after which each rank has its share of the gradients
         (`reduce_gradients`).
 
         Blocks may be cut anywhere, as long as those of a row of ranks are equally high, and those of a column equally
@@ -101,7 +99,7 @@ class ParallelModule(SpreadModule):
         return self.network.returned(tuple(tensors[tensor] for tensor in graph.results))
 
     def _measuring(self) -> list[int]:
-        """The nodes that measure the images of all replicas, where there are several."""
+        """Return the nodes that measure the images of all replicas, where there are several."""
         if self.replicas == 1:
             return []
         pairs = zip(self.network.graph.layers, self.network.layers.values(), strict=True)
@@ -112,7 +110,7 @@ class ParallelModule(SpreadModule):
         return self._spatial.settle(Partition.even(height, shape.rows), Partition.even(width, shape.cols))
 
     def _partitions(self, x_BCHW: torch.Tensor) -> tuple[Partition, Partition]:
-        """Where the blocks of all ranks lie: one message tells their sizes."""
+        """Return the places of all ranks' blocks, whose sizes one message carries."""
         shape = self.axes.shape
         shapes = self.axes.image.gather_objects(tuple(x_BCHW.shape))
         for given in shapes:

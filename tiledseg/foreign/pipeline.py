@@ -85,24 +85,28 @@ class Pipeline(SpreadModule):
 
     @property
     def stage(self) -> int:
-        """That of this rank, from 0."""
+        """Return the stage of this rank, from 0."""
         assert self.axes.position is not None, "every rank has a place"
         return self.axes.position.stage
 
     def step(self, x_BCHW: torch.Tensor, target: torch.Tensor, loss: Loss) -> torch.Tensor:
-        """Forward and backward passes of a batch: gradients are added to those of this rank's weights. Returns the sum
-        of the micro-batches' losses, on every rank of the pipeline, which all call it.
+        """Run forward and backward passes of a batch, which add to the gradients of this rank's weights. Return the sum
+        of the micro-batches' losses. Collective over the ranks of the pipeline.
 
         `loss(returned, target[i:j])` is called for each micro-batch, of images i to j, where the output is made, with
         what the module returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are looked at
         on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
-        self._check_statistics()
-        self._check_input(x_BCHW)
-        if self.network.own_gradients:
-            raise mark_agreed(ConfigError(f"the module cannot be trained in stages: {self.network.own_gradients}"))
-        if len(target) != len(x_BCHW):
-            raise mark_agreed(ConfigError(f"{len(x_BCHW)} images have {len(target)} targets; give each image one"))
+        moving, own = self._moving_norm(), self.network.own_gradients
+        self._check(
+            x_BCHW,
+            {
+                f"'{moving}' is a batch norm, which would move its statistics on each of {self.replicas} replicas by "
+                "itself; use all ranks for one pipeline, or .eval() of the norms": bool(moving) and self.replicas > 1,
+                f"the module cannot be trained in stages: {own}": bool(own),
+                f"{len(x_BCHW)} images have {len(target)} targets; give each image one": len(target) != len(x_BCHW),
+            },
+        )
         self._verify(x_BCHW)
         batch = self._cut(x_BCHW, target, loss)
         self._executor.train(batch, lambda parameters: None)
@@ -133,44 +137,35 @@ class Pipeline(SpreadModule):
         ]
 
     def _shapes(self, x_BCHW: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-        """Of each tensor of the graph. Raises GeometryError, on all ranks, for a size that it does not take."""
+        """Return the shape of each tensor. Raise GeometryError, on all ranks, for a size that does not fit."""
         return tensor_shapes(self.network.graph, self.network.bands, *x_BCHW.shape[2:])
 
-    def _check_input(self, x_BCHW: torch.Tensor) -> None:
-        """Raise on all ranks, which pass the same shape and dtype, what one stage alone would come upon: the others
-        would wait for it."""
+    def _check(self, x_BCHW: torch.Tensor, faults: Mapping[str, bool] | None = None) -> None:
+        """Raise ConfigError on all ranks, which pass the same shape and dtype, for a fault that one stage alone would
+        meet: the others would wait for it. `faults`: further lines, and whether each holds."""
         self.network.check_origin()
         check_images(x_BCHW.shape, self.network.bands)
-        held, made = next(self.network.parameters()).dtype, self._split.dtypes[0]
-        if held != made:
-            raise mark_agreed(
-                ConfigError(f"the pipeline was made of {made} weights, which are {held} now; convert the module before")
-            )
-        if torch.is_autocast_enabled(self.mesh.device.type):
-            raise mark_agreed(
-                ConfigError(f"autocast is on, but the stages send each other {made}; leave it, or convert the module")
-            )
-        if x_BCHW.dtype != made:
-            raise mark_agreed(ConfigError(f"the images are {x_BCHW.dtype}, but the weights {made}; convert them"))
+        dtype, made = next(self.network.parameters()).dtype, self._split.dtypes[0]
+        autocast = torch.is_autocast_enabled(self.mesh.device.type)
+        lines = {
+            f"the pipeline was made of {made} weights, which are {dtype} now; convert the module before": dtype != made,
+            f"autocast is on, but the stages send each other {made}; leave it, or convert the module": autocast,
+            f"the images are {x_BCHW.dtype}, but the weights {made}; convert them": x_BCHW.dtype != made,
+        }
+        for line, holds in {**(faults or {}), **lines}.items():
+            if holds:
+                raise mark_agreed(ConfigError(line))
 
-    def _check_statistics(self) -> None:
-        """Raise ConfigError, on all ranks, where replicas would drift apart in training."""
-        graph = self.network.graph
-        pairs = zip(graph.nodes, self.network.layers.values(), strict=True)
-        moving = [node.name for node, module in pairs if node.layer.statistics == "batch" and module.training]
-        if moving and self.replicas > 1:
-            raise mark_agreed(
-                ConfigError(
-                    f"'{moving[0]}' is a batch norm, which would move its statistics on each of {self.replicas} "
-                    "replicas by itself; use all ranks for one pipeline, or .eval() of the norms"
-                )
-            )
+    def _moving_norm(self) -> str | None:
+        """Return the name of the first batch norm that measures in training."""
+        pairs = zip(self.network.graph.nodes, self.network.layers.values(), strict=True)
+        return next((node.name for node, each in pairs if node.layer.statistics == "batch" and each.training), None)
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The module's (first) output for a batch, without gradients, on every rank of the pipeline, which all call
-        it with a batch of the same shape."""
-        self._check_input(x_BCHW)
+        """Return the module's (first) output for a batch, without gradients, on every rank of the pipeline, which all
+        pass a batch of the same shape."""
+        self._check(x_BCHW)
         self._verify(x_BCHW)
         made = [outputs_BKHW[0] for _, outputs_BKHW in self._executor.outputs(self._cut(x_BCHW))]
         result = self.network.graph.results[0]
@@ -181,8 +176,8 @@ class Pipeline(SpreadModule):
         return output_BKHW
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """All weights and buffers by the module's names, on the CPU of every rank. Collective over the pipeline: the
-        stages send theirs in the order of names."""
+        """Return all weights and buffers by the module's names, on the CPU of every rank. Collective over the
+        pipeline: the stages send theirs in the order of names."""
         found = {}
         for name, tensor in super().state_dict(*args, **kwargs).items():
             found[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -192,7 +187,7 @@ class Pipeline(SpreadModule):
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Each rank takes what it holds. Names are compared as a module does."""
+        """Copy what this rank holds. Names are compared as a module does."""
         held = super().state_dict()
         missing, unexpected = [k for k in held if k not in state_dict], [k for k in state_dict if k not in held]
         wrong = [k for k in held if k in state_dict and held[k].shape != state_dict[k].shape]
@@ -248,7 +243,7 @@ def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
 
 
 def _stages(network: GraphNetwork, cut: NetworkCut) -> dict[str, int]:
-    """The stage that holds each weight and buffer that a layer takes."""
+    """Return the stage of each weight and buffer of a layer."""
     modules = list(network.layers.values())
     stages = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
     holder = {id(tensor): stage for stage, index in stages for tensor in layer_tensors(modules[index])}

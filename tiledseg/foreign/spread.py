@@ -22,6 +22,8 @@ from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
 from tiledseg.system.console import say
 
+_SHARED = "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks"
+
 
 class SpreadModule(nn.Module):
     """A module whose weights, buffers and submodules are those of a traced one, the same objects under the same names:
@@ -51,50 +53,44 @@ class SpreadModule(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """As of the module. Raises ConfigError for one that only maps."""
+        """Set the mode of the module. Raise ConfigError for one that only maps."""
         self.network.train(mode)
         self.training = mode
         return self
 
     def _take(self, network: GraphNetwork) -> None:
-        for kind in (
-            "_parameters",
-            "_buffers",
-            "_modules",
-            "_non_persistent_buffers_set",
-            "_load_state_dict_post_hooks",
-        ):
+        for kind in _SHARED:
             self.__dict__[kind] = network.__dict__[kind]
         self.training = network.training
 
     @property
     def network(self) -> GraphNetwork:
-        """The traced module."""
+        """Return the traced module."""
         return self._parts[0]
 
     @property
     def mesh(self) -> Mesh:
-        """All ranks."""
+        """Return the mesh of all ranks."""
         return self._parts[1]
 
     @property
     def axes(self) -> Axes:
-        """Where this rank stands among them."""
+        """Return the groups of ranks that this one is in."""
         return self._parts[2]
 
     @property
     def replicas(self) -> int:
-        """Images that are worked on at once."""
+        """Return the number of images that are worked on at once."""
         return self.axes.shape.replicas
 
     @property
     def replica(self) -> int:
-        """Which of them is this rank's."""
+        """Return the number of this rank's image among them."""
         assert self.axes.position is not None, "every rank has a place"
         return self.axes.position.replica
 
     def dropout_keys(self, images: int) -> list[DropoutKey]:
-        """Of each of this replica's images in this call, which is counted where the module is in training."""
+        """Return the key of each of this replica's images in this call, which is counted in training."""
         first, call = self.replica * images, self.calls
         self.calls += self.training
         return [DropoutKey(self.seed, call, first + image) for image in range(images)]
@@ -143,7 +139,7 @@ def check_images(shape: Sequence[int], bands: int) -> None:
 
 
 def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:
-    """Raises ConfigError, on all ranks alike, where ranks would be left over."""
+    """Return the mesh of ranks. Raise ConfigError, on all ranks alike, where ranks would be left over."""
     image = rows * cols * stages
     if min(rows, cols, stages) < 1:
         raise mark_agreed(ConfigError(f"mesh ({rows}, {cols}) with {stages} stages; give at least 1 each"))

@@ -1,4 +1,4 @@
-"""A module of somebody's as a graph, the one seam to `tracing`, and what it asks of a tile."""
+"""Any module as a graph, the one seam to `tracing`, and the halo that its tiles need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Halo:
 
     @staticmethod
     def of(graph: Graph) -> Halo:
-        """Raises GeometryError where no exact tile exists."""
+        """Return the halo of a graph. Raise GeometryError where no exact tile exists."""
         asks = any(layer.asks_place for layer in graph.layers)
         return Halo(minimum_halo(graph), network_footprint(graph), asks)
 
@@ -38,6 +38,7 @@ class Halo:
 
     @property
     def minimum(self) -> int:
+        """Return the pixels around a core that its outputs depend on."""
         return max(self.minimum_sides)
 
     @property
@@ -54,7 +55,7 @@ class Halo:
 
 
 def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
-    """The module as a network with the same weights; one of ours is that already.
+    """Return the module as a network with the same weights; one of ours is that already.
 
     `bands`: None for those that its first convolution takes. Raises ConfigError that lists every place that is not
     exact.

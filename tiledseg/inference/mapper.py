@@ -1,4 +1,4 @@
-"""What maps a raster: a network, and what its inputs and outputs mean."""
+"""Networks that map rasters, with the meaning of their inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to map and where to, and everything that can be refused of it before anything is written."""
+"""Requests of maps, and all that can be refused of them before anything is written."""
 
 from __future__ import annotations
 

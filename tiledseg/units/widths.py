@@ -1,4 +1,4 @@
-"""Bytes of a value in each kind of tensor, by precision: what `plan`, `train`, `predict` and balances ask, all here.
+"""Bytes of a value in each kind of tensor, by precision.
 
 | tensor | fp32 | bf16, fp16 | fp64 |
 | --- | --- | --- | --- |
@@ -26,25 +26,25 @@ _SUMS = 3  # twice as many values a channel, while rows are summed
 
 
 def wide_bytes(activation_bytes: int) -> int:
-    """Of weights, gradients, inputs, losses and statistics: float32 at least."""
+    """Return the bytes of a weight, a gradient, an input, a loss or a statistic: float32 at least."""
     return max(activation_bytes, SINGLE_BYTES)
 
 
 def copy_bytes(activation_bytes: int) -> int:
-    """Of a weight's copy that autocast keeps beside it; 0 without autocast."""
+    """Return the bytes of the copy of a weight that autocast keeps; 0 without autocast."""
     return activation_bytes if activation_bytes < SINGLE_BYTES else 0
 
 
 def norm_bytes(kind: str, activation_bytes: int) -> int:
-    """Of what a norm of this kind takes and gives."""
+    """Return the bytes of a value of the input and the output of a norm of this kind."""
     return wide_bytes(activation_bytes) if kind in SINGLE_NORMS else activation_bytes
 
 
 def norm_rows(channels: int, height: int, width: int) -> int:
-    """Rows of a tensor that a norm on the CPU holds in float64 at once: as many as fit a cache, or one."""
+    """Return the rows of a tensor that a norm on the CPU holds in float64 at once: as many as fit a cache, or one."""
     return min(height, max(1, PIECE_VALUES // max(1, channels * width)))
 
 
 def norm_work_bytes(channels: int, height: int, width: int) -> int:
-    """Bytes of such rows of a tensor and of its gradient, and of sums of each channel."""
+    """Return the bytes of such rows of a tensor and of its gradient, and of sums of each channel."""
     return 2 * DOUBLE_BYTES * channels * (width * norm_rows(channels, height, width) + _SUMS)

@@ -23,7 +23,7 @@ _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)
 
 
 class _RefusedError(Exception):
-    """What is wrong, with the remedy, and the line (from 1) where it stands."""
+    """A fault with its remedy, and the line (from 1) of the file."""
 
     def __init__(self, words: str, mark: Any) -> None:
         super().__init__(words)
@@ -31,7 +31,7 @@ class _RefusedError(Exception):
 
 
 def read_yaml(path: str) -> Any:
-    """What the YAML file `path` holds. Raises ConfigError, naming the file and the line."""
+    """Return the values of the YAML file `path`. Raise ConfigError, naming the file and the line."""
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
         refuse_hazards(text)
@@ -47,8 +47,8 @@ def read_yaml(path: str) -> Any:
 
 
 def check_keys(path: str, values: Any, known: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
-    """What the file `path` holds: a map of groups that hold maps of keys, and of keys outside groups, which are `known`
-    with no key below them. Raises ConfigError, naming the file, for all else."""
+    """Return `values` of the file `path` if they are maps of keys by group, or keys outside groups, which are `known`
+    without a key below them. Raise ConfigError, naming the file, for all else."""
     kind = "group" if all(known.values()) else "key"
     if not isinstance(values, Mapping):
         wanted = "groups of keys" if kind == "group" else "keys"
@@ -113,7 +113,7 @@ def refuse_hazards(text: str) -> None:
 
 
 def _refuse_lost_keys(node: yaml.Node) -> None:
-    """No map of a tree, as deep as `DEEPEST`, may give a key twice or merge another map."""
+    """Raise for a map of a tree that gives a key twice, or merges another map."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_lost_keys(item)

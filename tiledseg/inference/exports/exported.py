@@ -61,8 +61,8 @@ def _constants(trained: Trained) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class TileAdvice:
-    """How a program is to cut a raster for this network: a tile's `side`, of which `halo` pixels at each edge are not
-    yet right, and `percent` of overlap, which is both halos of two neighbours, rounded up."""
+    """Advice for a program that cuts a raster into tiles: the `side` of a tile, of which `halo` pixels at each edge are
+    not yet right, and `percent` of overlap, which is both halos of two neighbours, rounded up."""
 
     side: int
     halo: int

@@ -1,4 +1,4 @@
-"""What other programs read of an exported network, besides its numbers: Deepness's keys, and a STAC-MLM item."""
+"""Metadata of an exported network for other programs: Deepness's keys, and a STAC-MLM item."""
 
 from __future__ import annotations
 
