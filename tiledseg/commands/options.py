@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -55,7 +55,9 @@ def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help:
             if group == "parallel" and "parallel.auto" in keys:
                 groups[group].add_argument("--parallel", metavar=AUTO, help="find all keys of least predicted time")
         target = parser if plain else groups[group]
-        text = help.get(name) or _help(group)[name].replace("%", "%%")
+        text, default = help.get(name) or _help(group)[name].replace("%", "%%"), KEYS[key].default
+        if default is not None and default is not MISSING and "default" not in text:
+            text += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
         flag, kind = f"--{name.replace('_', '-')}" if plain else f"--{key}", _hints(group)[name]
         if plain and kind is bool:
             target.add_argument(flag, dest=key, action=argparse.BooleanOptionalAction, help=text)
@@ -222,7 +224,7 @@ def parse_config(words: Sequence[str], command: str, description: str) -> Config
 
     Raise ConfigError, in one line, for an unknown key, a value of a wrong kind or an unreadable file.
     """
-    parser = Parser(prog=command, description=description)
+    parser = Parser(prog=command, description=description, usage=f"{command} [--config FILE] [--GROUP.KEY VALUE ...]")
     add_keys(parser, KEYS)
     options = parse(parser, words)
     config = config_of(options, see=f"(see {command} --help)")
