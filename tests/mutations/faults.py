@@ -246,8 +246,8 @@ FAULTS = (
     Fault(
         "pixels without data enter the statistics",
         "raster/statistics.py",
-        "bands = [band_HW.ravel() if every else band_HW[valid_HW] for band_HW in pixels_CHW]",
-        "bands = [band_HW.ravel() for band_HW in pixels_CHW]",
+        "values = (band_HW.ravel() if every else band_HW[valid_HW]).astype(np.float64)",
+        "values = band_HW.ravel().astype(np.float64)",
         "tests/raster/test_statistics.py",
     ),
     # Checkpoints, resuming, outputs.

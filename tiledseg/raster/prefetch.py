@@ -29,35 +29,19 @@ def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: in
         yield from map(load, items)
         return
     pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    drawn, waiting = iter(items), deque[Future[S]]()
+    failure: BaseException | None = None
     try:
-        yield from _in_order(pool, iter(items), load, depth)
+        while True:
+            while failure is None and len(waiting) < depth:
+                try:
+                    waiting.append(pool.submit(load, next(drawn)))
+                except Exception as error:  # StopIteration too; raised after the loads that are under way
+                    failure = error
+            if not waiting:
+                break
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order(pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], S], depth: int) -> Iterator[S]:
-    waiting: deque[Future[S]] = deque()
-    drawing = True
-    while True:
-        while drawing and len(waiting) < depth:
-            drawing = _submit_next(pool, items, load, waiting)
-        if not waiting:
-            return
-        yield waiting.popleft().result()
-
-
-def _submit_next(
-    pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], S], waiting: deque[Future[S]]
-) -> bool:
-    """Submit one more item. Return False where there is none left."""
-    try:
-        item = next(items)
-    except StopIteration:
-        return False
-    except Exception as error:  # raised to the consumer after the loads already under way
-        failed: Future[S] = Future()
-        failed.set_exception(error)
-        waiting.append(failed)
-        return False
-    waiting.append(pool.submit(load, item))
-    return True
+    if failure is not None and not isinstance(failure, StopIteration):
+        raise failure

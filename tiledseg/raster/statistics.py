@@ -1,9 +1,8 @@
 """Mean and standard deviation of each band over all valid pixels, the same bits for any number of ranks.
 
-Each rank measures its share of a fixed grid of blocks; the partial sums are merged and finished. Integer rasters:
-exact sums of x and x^2 as Python integers. Floating-point rasters: for each block its count, sum and sum of squared
-deviations from its own mean (Chan, Golub and LeVeque 1983), combined with math.fsum, whose result does not depend on
-the order.
+Each rank measures its share of a fixed grid of blocks: of each block and band the count, the sum and the sum of squared
+deviations from its own mean (Chan, Golub and LeVeque 1983). They are combined with math.fsum, whose result does not
+depend on the order.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -75,15 +73,15 @@ def given_normalization(
     return Normalization(mean, std)
 
 
+BlockSums = tuple[int, float, float]
+"""The count of a block's valid pixels, their sum, and their squared deviations from the block's mean."""
+
+
 @dataclass(frozen=True)
 class PartialSums:
-    """What some blocks contribute, by band. Integer rasters fill `total` and `squares`, floating-point ones `blocks`:
-    (count, sum, squared deviations from the block's mean) of each block."""
+    """The sums of some blocks: of each band, of each block."""
 
-    count: int
-    total: tuple[int, ...] = ()
-    squares: tuple[int, ...] = ()
-    blocks: tuple[tuple[tuple[int, float, float], ...], ...] = ()
+    bands: tuple[tuple[BlockSums, ...], ...]
 
 
 def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Block, ...]:
@@ -97,8 +95,7 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Partial
     are so large that no float64 holds a sum."""
     infos = [reader.info for reader in readers]
     check_alike(infos)
-    empty = partial_sums(np.zeros((infos[0].bands, 0, 0), infos[0].dtype), np.ones((0, 0), np.bool_))
-    parts = [empty]
+    parts = [PartialSums(((),) * infos[0].bands)]
     previous: RasterReader | None = None
     for block in blocks:
         reader = readers[block.image]
@@ -111,29 +108,23 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Partial
 
 
 def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSums:
-    """Return the contribution of one block, pixels (C, H, W) of an integer or real floating-point dtype, validity (H,
-    W)."""
+    """Return the sums of one block: pixels (C, H, W) of an integer or real floating-point dtype, validity (H, W)."""
     every = bool(valid_HW.all())
-    bands = [band_HW.ravel() if every else band_HW[valid_HW] for band_HW in pixels_CHW]
-    count = int(np.count_nonzero(valid_HW))
-    if pixels_CHW.dtype.kind == "f":
-        return PartialSums(count, blocks=tuple(_float_sums(band) for band in bands))
-    sums = [_integer_sums(band) for band in bands]
-    return PartialSums(count, tuple(s[0] for s in sums), tuple(s[1] for s in sums))
+    bands = []
+    for band_HW in pixels_CHW:
+        values = (band_HW.ravel() if every else band_HW[valid_HW]).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite sums are refused where the file is known
+            total = float(values.sum())
+            values -= total / max(values.size, 1)
+            squares = float(np.square(values, out=values).sum())  # not np.dot: BLAS sums by thread count
+        bands.append(((values.size, total, squares),) if values.size else ())
+    return PartialSums(tuple(bands))
 
 
 def merge(parts: Iterable[PartialSums]) -> PartialSums:
-    """Return all of `parts` together; grouping and order change nothing in what `finish` gives."""
-    parts = list(parts)
-    return PartialSums(
-        sum(part.count for part in parts),
-        tuple(map(sum, zip(*(part.total for part in parts if part.total), strict=True))),
-        tuple(map(sum, zip(*(part.squares for part in parts if part.squares), strict=True))),
-        tuple(
-            tuple(entry for blocks in band for entry in blocks)
-            for band in zip(*(part.blocks for part in parts if part.blocks), strict=True)
-        ),
-    )
+    """Return all of `parts` together; grouping and order change nothing in the result of `finish`."""
+    bands = zip(*(part.bands for part in parts), strict=True)
+    return PartialSums(tuple(tuple(block for blocks in band for block in blocks) for band in bands))
 
 
 def finish(sums: PartialSums) -> Normalization:
@@ -141,12 +132,9 @@ def finish(sums: PartialSums) -> Normalization:
 
     Raises RasterError where there is no valid pixel.
     """
-    if sums.count == 0:
+    if not any(sums.bands):
         raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata")
-    if sums.blocks:
-        moments = [_finite_moments(band, blocks) for band, blocks in enumerate(sums.blocks, start=1)]
-    else:
-        moments = [_integer_moments(sums.count, *pair) for pair in zip(sums.total, sums.squares, strict=True)]
+    moments = [_moments(band, blocks) for band, blocks in enumerate(sums.bands, start=1)]
     spread = [math.sqrt(variance) for _, variance in moments]
     constant = tuple(i for i, (mean, _) in enumerate(moments) if spread[i] <= _ROUNDING * abs(mean))
     std = tuple(1.0 if i in constant else value for i, value in enumerate(spread))
@@ -164,57 +152,22 @@ def check_alike(infos: Sequence[RasterInfo]) -> None:
                 )
 
 
-def _integer_sums(values: NDArray) -> tuple[int, int]:
-    """Return exact sums of x and x^2.
-
-    Each x is split into 16-bit limbs, so no sum of up to 2^31 products leaves int64.
-    """
-    limbs: list[NDArray[np.int64]] = []
-    rest = values
-    for _ in range(values.dtype.itemsize // 2 - 1):
-        limbs.append((rest & 0xFFFF).astype(np.int64))
-        rest = rest >> 16
-    limbs.append(rest.astype(np.int64))
-    total = sum(int(limb.sum()) << (16 * i) for i, limb in enumerate(limbs))
-    squares = sum(int(np.dot(a, b)) << (16 * (i + j)) for i, a in enumerate(limbs) for j, b in enumerate(limbs))
-    return total, squares
-
-
-def _integer_moments(count: int, total: int, squares: int) -> tuple[float, float]:
-    variance = Fraction(squares, count) - Fraction(total, count) ** 2
-    return float(Fraction(total, count)), float(variance)
-
-
-def _float_sums(values: NDArray) -> tuple[tuple[int, float, float], ...]:
-    if values.size == 0:
-        return ()
-    wide = values.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite sums are refused where the file is known
-        total = float(wide.sum())
-        wide -= total / wide.size
-        return ((wide.size, total, float(np.square(wide, out=wide).sum())),)  # not np.dot: BLAS sums by thread count
-
-
 def _check_finite(sums: PartialSums, path: str, box: Box) -> None:
-    for band, blocks in enumerate(sums.blocks, start=1):
-        if not all(map(math.isfinite, (number for block in blocks for number in block))):
+    for band, blocks in enumerate(sums.bands, start=1):
+        if not all(math.isfinite(number) for block in blocks for number in block):
             rows, cols = (f"{interval.start}:{interval.stop}" for interval in (box.row, box.col))
             raise RasterError(f"band {band} of {path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
 
 
-def _finite_moments(band: int, blocks: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    try:
-        moments = _float_moments(blocks)
-    except OverflowError:
-        moments = math.inf, math.inf
-    if not all(map(math.isfinite, moments)):
-        raise RasterError(f"band {band} of the images {_TOO_LARGE}")
-    return moments
-
-
-def _float_moments(blocks: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+def _moments(band: int, blocks: Sequence[BlockSums]) -> tuple[float, float]:
     """Return mean and population variance: the spread within the blocks and that between their means."""
-    count = sum(n for n, _, _ in blocks)
-    mean = math.fsum(total for _, total, _ in blocks) / count
-    between = (n * (total / n - mean) ** 2 for n, total, _ in blocks)
-    return mean, math.fsum([*between, *(within for _, _, within in blocks)]) / count
+    try:
+        count = sum(n for n, _, _ in blocks)
+        mean = math.fsum(total for _, total, _ in blocks) / count
+        between = (n * (total / n - mean) ** 2 for n, total, _ in blocks)
+        variance = math.fsum([*between, *(within for _, _, within in blocks)]) / count
+    except OverflowError:
+        mean = variance = math.inf
+    if not (math.isfinite(mean) and math.isfinite(variance)):
+        raise RasterError(f"band {band} of the images {_TOO_LARGE}")
+    return mean, variance
