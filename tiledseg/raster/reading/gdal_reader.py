@@ -60,8 +60,11 @@ class GdalReader(RasterReader):
             _check_header(path, dataset)
             check_complete(path, dataset)
             selected = _select_bands(path, dataset, bands)
-            self._alpha = _alpha_band(dataset, selected)
-            self._masked = _has_mask_band(dataset)
+            alpha = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
+            # Unless it is selected: many 4-band files mark near-infrared as alpha by mistake.
+            self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
+            flags = dataset.mask_flag_enums[0]
+            self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
             self._nodata = _nodata_values(path, dataset, selected, nodata)
             self.info = self._describe(dataset, selected)
         self.release()  # a run may open more rasters than the system allows files
@@ -85,11 +88,19 @@ class GdalReader(RasterReader):
             sequential=dataset.driver in _SEQUENTIAL,
             palette=_palette(dataset) if len(selected) == 1 else None,
             files=source_files(self._path, dataset),
-            notes=_notes(self._path, dataset, selected, self._alpha),
+            notes=self._notes(dataset),
             ground=ground_of(self._path, dataset),
             references=references_of(self._path, dataset),
             class_names=_class_names(dataset) if len(selected) == 1 else (),
             size=os.path.getsize(self._path) if os.path.isfile(self._path) else 0,
+        )
+
+    def _notes(self, dataset: Any) -> tuple[str, ...]:
+        if self._alpha is None:
+            return ()
+        return (
+            f"{self._path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is data "
+            f"(near-infrared, say), name it: --data.bands [{','.join(map(str, dataset.indexes))}]",
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
@@ -168,17 +179,6 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
     return selected
 
 
-def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:
-    """Return the alpha band, unless it is selected: many 4-band files mark near-infrared as alpha by mistake."""
-    marked = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
-    return marked[0] if marked and marked[0] not in selected else None
-
-
-def _has_mask_band(dataset: Any) -> bool:
-    flags = dataset.mask_flag_enums[0]
-    return MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
-
-
 def _nodata_values(
     path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None
 ) -> tuple[float | None, ...]:
@@ -218,16 +218,6 @@ def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
     return tuple(sorted(found.items()))
 
 
-def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None) -> tuple[str, ...]:
-    if alpha is None:
-        return ()
-    every = ",".join(str(i) for i in dataset.indexes)
-    return (
-        f"{path}: band {alpha} is marked as alpha and is read as validity, not as data; if it is data (near-infrared, "
-        f"say), name it: --data.bands [{every}]",
-    )
-
-
 def valid_pixels(
     pixels_CHW: NDArray, nodata: Sequence[float | None], masks: Sequence[NDArray] = ()
 ) -> NDArray[np.bool_]:
@@ -253,20 +243,13 @@ def valid_pixels(
             if sentinel is not None:
                 valid_HW &= band_HW != sentinel
     elif None not in sentinels:
-        held_HW = _holds_everywhere(pixels_CHW, sentinels)
-        if held_HW.any():
-            valid_HW &= ~held_HW
+        empty_HW = pixels_CHW[0] == sentinels[0]
+        for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
+            if not empty_HW.any():  # most windows are done after the first band
+                break
+            empty_HW &= band_HW == sentinel
+        valid_HW &= ~empty_HW
     return valid_HW
-
-
-def _holds_everywhere(pixels_CHW: NDArray, sentinels: Sequence[np.generic | None]) -> NDArray[np.bool_]:
-    """Return the places where every band holds its sentinel. Most windows are done after the first band."""
-    held_HW = pixels_CHW[0] == sentinels[0]
-    for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
-        if not held_HW.any():
-            break
-        held_HW &= band_HW == sentinel
-    return held_HW
 
 
 def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from tiledseg.raster.reading.gdal_open import DRIVERS, files_beside, local_file
 from tiledseg.system.files import irregular_kind
 
 _VRT_HEAD_BYTES = 1024
+_MOST_BLOCKS = 1 << 16  # looked up one by one at about 5 microseconds each
+_PNG_END = b"IEND\xaeB`\x82"
 
 
 def source_files(path: str, dataset: Any) -> tuple[str, ...]:
@@ -26,18 +27,17 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
     file = local_file(path)
     if dataset.driver in DRIVERS and file is not None:
         return (file, *files_beside(file))
-    found = dict.fromkeys([path, *dataset.files] if os.path.exists(path) else dataset.files)
-    waiting = [file for file in found if file != path] if dataset.driver == "VRT" else []
-    while waiting:
-        for file in _listed_by(waiting.pop()):
-            if file not in found:
-                found[file] = None
-                waiting.append(file)
-    return tuple(found)
+    files = dict.fromkeys([path, *dataset.files] if os.path.exists(path) else dataset.files)
+    waiting = [file for file in files if file != path] if dataset.driver == "VRT" else []
+    while waiting:  # GDAL lists the sources of the outermost VRT only
+        new = [file for file in _files_of_vrt(waiting.pop()) if file not in files]
+        files |= dict.fromkeys(new)
+        waiting += new
+    return tuple(files)
 
 
-def _listed_by(file: str) -> list[str]:
-    """Return the files that a VRT names; none for any other file. GDAL lists the sources of the outermost VRT only."""
+def _files_of_vrt(file: str) -> list[str]:
+    """Return the files that a VRT names; none for any other file."""
     if not os.path.isfile(file) or irregular_kind(file) is not None:
         return []
     with open(file, "rb") as handle:
@@ -50,13 +50,9 @@ def _listed_by(file: str) -> list[str]:
         return []
 
 
-_MOST_BLOCKS = 1 << 16  # looked up one by one at about 5 microseconds each
-_PNG_END = b"IEND\xaeB`\x82"
-
-
 def check_complete(path: str, dataset: Any) -> None:
-    """Raise RasterError where a local TIFF has blocks past the end of the file or blocks of uncompressed pixels with
-    fewer bytes than pixels, or where a PNG lacks its last chunk.
+    """Raise RasterError for a local TIFF with blocks past the end of its file, or with blocks of uncompressed pixels of
+    fewer bytes than their pixels take, and for a PNG without its last chunk.
 
     `dataset` is rasterio's. In TIFFs of more than 65536 blocks the last ones are looked at: writers put them last.
     Other formats, and files at URLs, tell when they are read. Uncompressed blocks do not: GDAL reads windows of
@@ -70,48 +66,36 @@ def check_complete(path: str, dataset: Any) -> None:
             file.seek(max(0, size - 4096))
             if _PNG_END not in file.read():
                 raise RasterError(f"{path} is truncated: a PNG of {size} bytes without its end; copy it again")
-    if dataset.driver in ("GTiff", "COG"):
-        blocks = list(_blocks(dataset))
-        needed = max((block.offset + block.length for block in blocks), default=0)
-        if needed > size:
-            raise RasterError(f"{path} is truncated: it has {size} bytes of at least {needed}; copy it again")
-        short = [block for block in blocks if block.length < block.pixel_bytes]
-        if short and _is_plain(dataset):
+    if dataset.driver != "GTiff":
+        return
+    structure = dataset.tags(ns="IMAGE_STRUCTURE")
+    packed = "NBITS" in dataset.tags(1, ns="IMAGE_STRUCTURE")
+    plain = "COMPRESSION" not in structure and "SOURCE_COLOR_SPACE" not in structure and not packed
+    for end, length, needed in _blocks(dataset, structure.get("INTERLEAVE") == "BAND"):
+        if end > size:
+            raise RasterError(f"{path} is truncated: it has {size} bytes of at least {end}; copy it again")
+        if plain and length < needed:
             rows, cols = dataset.block_shapes[0]
             raise RasterError(
-                f"{path} has {short[0].length} bytes for a block of {rows} x {cols} px, "
-                f"whose pixels take {short[0].pixel_bytes}; its header is damaged: copy it again"
+                f"{path} has {length} bytes for a block of {rows} x {cols} px, whose pixels take {needed}; its header "
+                "is damaged: copy it again"
             )
 
 
-@dataclass(frozen=True)
-class _Block:
-    offset: int  # bytes, in the file
-    length: int  # bytes, as the header says
-    pixel_bytes: int  # that its pixels inside the image take uncompressed
-
-
-def _blocks(dataset: Any) -> Iterator[_Block]:
-    """Yield the blocks that the file holds, without those that it leaves out as empty."""
+def _blocks(dataset: Any, by_band: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield of each block its end in the file, its bytes there, and the bytes of its pixels inside the image. Empty
+    blocks are left out of a file."""
     rows, cols = dataset.block_shapes[0]
     down, across = -(-dataset.height // rows), -(-dataset.width // cols)
-    by_band = dataset.tags(ns="IMAGE_STRUCTURE").get("INTERLEAVE") == "BAND"
     bands = dataset.indexes if by_band else (1,)
     pixel_bytes = np.dtype(dataset.dtypes[0]).itemsize * (1 if by_band else dataset.count)
     for band in bands:
         for block in range(max(0, down * across - max(1, _MOST_BLOCKS // len(bands))), down * across):
             row, col = divmod(block, across)
-            offset = dataset.get_tag_item(f"BLOCK_OFFSET_{col}_{row}", "TIFF", bidx=band)
-            length = dataset.get_tag_item(f"BLOCK_SIZE_{col}_{row}", "TIFF", bidx=band)
+            offset, length = (
+                int(dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band) or 0)
+                for what in ("OFFSET", "SIZE")
+            )
             if offset and length:
                 # A last strip may end with the image; a tile is whole, but its pixels outside are read by nobody.
-                inside = min(rows, dataset.height - row * rows) * cols
-                yield _Block(int(offset), int(length), inside * pixel_bytes)
-
-
-def _is_plain(dataset: Any) -> bool:
-    """Return True if a block is its pixels one after the other: not compressed, not packed, no colours at half
-    resolution."""
-    structure = dataset.tags(ns="IMAGE_STRUCTURE")
-    packed = "NBITS" in dataset.tags(1, ns="IMAGE_STRUCTURE")
-    return "COMPRESSION" not in structure and "SOURCE_COLOR_SPACE" not in structure and not packed
+                yield offset + length, length, min(rows, dataset.height - row * rows) * cols * pixel_bytes
