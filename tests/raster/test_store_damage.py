@@ -79,7 +79,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 def test_a_flipped_bit_is_found_or_without_effect(store: Path, whole: Path) -> None:
     expected, data = everything(whole), whole.read_bytes()
     generator = np.random.default_rng(4)
-    places = [*range(0, 48), *generator.integers(0, len(data), 150).tolist(), *range(len(data) - 20, len(data))]
+    places = [*range(0, 48), *generator.integers(0, len(data), 60).tolist(), *range(len(data) - 20, len(data))]
     refused = 0
     for at in places:
         damaged = bytearray(data)
@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_a_description_is_found(store: Path, whole: Path) -> No
         assert "not the one written" in str(outcome(store)), f"byte {at} of {len(data)}"
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("share", [0.1, 1.0])
 def test_a_truncated_store_is_refused(store: Path, share: float) -> None:
     data = store.read_bytes()
     store.write_bytes(data[: min(int(len(data) * share), len(data) - 1)])

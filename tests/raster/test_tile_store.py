@@ -226,7 +226,7 @@ def test_killed_after_some_writes_it_leaves_no_store(tmp_path: Path, rasters: tu
         "w.os.write = dying; cut(sys.argv[1], plan(sys.argv[2:4], sys.argv[4:6], grid=(4, 4)))"
     )
     root = str(Path(__file__).parents[2])
-    for writes in (1, 20, 70):
+    for writes in (1, 20):
         command = [sys.executable, "-c", code, str(path), *rasters[0], *rasters[1], str(writes), root]
         done = subprocess.run(command, cwd=root, check=False, stdout=subprocess.DEVNULL)
         assert done.returncode == -signal.SIGKILL
@@ -313,7 +313,7 @@ class TestRefuses:
         self, tmp_path: Path, rasters: tuple[list[str], list[str]]
     ) -> None:
         path = cut(tmp_path / "tiles.h5", plan(*rasters))
-        with pytest.raises(OutputError, match=r"cut with grid \[3, 2\], .* now it is grid \[2, 2\]"):
+        with pytest.raises(OutputError, match=r"its grid was \[3, 2\], now it is \[2, 2\]"):
             is_cut(path, plan(*rasters, grid=(2, 2)))
         with pytest.raises(OutputError, match="holds 2 images and 2 labels, not the 1 and 0 of this command"):
             is_cut(path, plan(rasters[0][:1], None))

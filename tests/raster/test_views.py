@@ -54,7 +54,7 @@ def every_box(reader: RasterReader, shape: tuple[int, int]) -> tuple[NDArray, ND
     return pixels_CHW, valid_HW
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_reflections_turns_and_moves_are_those_of_numpy(seed: int) -> None:
     pixels_CHW, valid_HW = raster(shape=(H, H))
     asked = Augmentation(reflect=(True, True), turn=90, translate=4)
@@ -88,8 +88,7 @@ def test_half_turns_and_reflections_keep_the_shape_of_any_raster() -> None:
         assert (view.shape, view.transposed, view.on_pixels) == ((H, W), False, True)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
-@pytest.mark.parametrize("factor", [0.5, 0.83, 1.3, 2.0])
+@pytest.mark.parametrize(("factor", "dtype"), [(0.5, "uint8"), (0.83, "float64"), (1.3, "uint8")])
 def test_resizing_interpolates_as_scipy_does_and_takes_the_nearest_class(factor: float, dtype: str) -> None:
     pixels_CHW, _ = raster(dtype)
     valid_HW = np.ones((H, W), np.bool_)
@@ -126,8 +125,9 @@ def test_the_view_that_changes_nothing_is_known() -> None:
     assert not View((3, 4), Line(0, 1), Line(3, -1)).is_whole
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
-@pytest.mark.parametrize(("degrees", "transposed"), [(30.0, False), (-77.0, True), (180.0, False)])
+@pytest.mark.parametrize(
+    ("degrees", "transposed", "dtype"), [(30.0, False, "uint8"), (-77.0, True, "float64"), (180.0, False, "uint8")]
+)
 def test_a_rotation_interpolates_as_scipy_does_and_takes_the_nearest_class(
     degrees: float, transposed: bool, dtype: str
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.synthetic.land import BUILDING, IGNORED, OPEN, ROAD, TREE, WATER, bend, noise_of, plan_of, survey
+from tiledseg.synthetic.land import IGNORED
 from tiledseg.synthetic.scene import NODATA, Scene
 
 HUGE = (10**6, 10**6)
@@ -20,10 +20,8 @@ HUGE = (10**6, 10**6)
     ("seed", "size", "bands", "rows", "cols", "digest"),
     [
         (0, (512, 512), 4, (0, 512), (0, 512), "e31d4d434c9c7f05"),
-        (2, (300, 700), 3, (0, 300), (0, 700), "5079302b66381e3a"),
         (7, (131, 257), 1, (0, 131), (0, 257), "df92f1ed03a5a179"),
         (4194303, HUGE, 4, (700000, 700256), (800000, 800300), "a525157885c28a73"),
-        (5, HUGE, 4, (1000, 1400), (400, 700), "54ffd6d9ac4cf081"),
         (11, (1, 1), 4, (0, 1), (0, 1), "13a0de9c69dab9d8"),
     ],
 )
@@ -63,43 +61,12 @@ def test_two_halves_are_the_whole_anywhere(seed: int, row: int, col: int, cut: i
     np.testing.assert_array_equal(np.concatenate([left[1], right[1]], axis=1), whole_HW)
 
 
-def test_seeds_differ_and_repeat() -> None:
-    box = Box.of_shape((200, 200))
-    first, again, other = (Scene(seed, (200, 200)).render(box)[0] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).mean() > 0.5
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_small_scene_holds_every_class(seed: int) -> None:
     _, classes = Scene(seed, (512, 512)).render(Box.of_shape((512, 512)))
     share = np.bincount(classes.ravel(), minlength=256) / classes.size
     assert (share[:5] > 0.005).all(), share[:5]
     assert share[:5].sum() + share[IGNORED] == pytest.approx(1)
-
-
-def test_vegetation_is_bright_in_near_infrared_and_water_dark() -> None:
-    image, classes = Scene(7, HUGE).render(Box.of_shape((600, 1000)))
-    red, _, _, infrared = image.astype(float)
-    index = (infrared - red) / (infrared + red)
-    assert index[classes == TREE].mean() > 0.3
-    assert index[classes == WATER].mean() < 0
-    assert abs(index[classes == ROAD].mean()) < 0.1
-    assert infrared[classes == WATER].mean() < 0.4 * infrared[classes == OPEN].mean()
-
-
-def test_shadows_fall_away_from_the_sun() -> None:
-    """Ground north-west of a building is darker than ground south-east of it."""
-    image, classes = Scene(7, HUGE).render(Box.of_shape((900, 900)))
-    ground, building = image[:3].mean(axis=0), classes == BUILDING
-
-    def beside(step: int) -> float:
-        rows, cols = np.nonzero(building[20:-20, 20:-20])
-        rows, cols = rows + 20 + step * 4, cols + 20 + step * 3
-        near = classes[rows, cols] == OPEN
-        return float(ground[rows, cols][near].mean())
-
-    assert beside(-1) < 0.8 * beside(1)
 
 
 def test_nodata_corner() -> None:
@@ -128,13 +95,6 @@ def test_fewer_bands_show_the_same_scene(bands: int) -> None:
         assert np.corrcoef(image[0][valid], full.mean(axis=0)[valid])[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 700), (513, 1)])
-def test_tiny_scenes(size: tuple[int, int]) -> None:
-    image, classes = Scene(0, size).render(Box.of_shape(size))
-    assert image.shape == (4, *size)
-    assert classes.shape == size
-
-
 @pytest.mark.parametrize(
     ("seed", "size", "bands", "match"),
     [
@@ -147,25 +107,3 @@ def test_tiny_scenes(size: tuple[int, int]) -> None:
 def test_impossible_scenes(seed: int, size: tuple[int, int], bands: int, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Scene(seed, size, bands)
-
-
-def test_parcels_cover_the_land_once() -> None:
-    """Each place lies in the parcel that it is looked up in, and no further from its border than half the parcel."""
-    box = Box(Interval(5000, 5400), Interval(2000, 2600))
-    u, v = bend(9000, box)
-    plan = plan_of(9000, u, v)
-    site, of = survey(plan, noise_of(9000, box), u, v), plan.parcels
-    in_u, in_v = site.a - of.u0[site.parcel], site.b - of.v0[site.parcel]
-    assert (in_u >= 0).all()
-    assert (in_v >= 0).all()
-    assert (in_u <= of.wide[site.parcel]).all()
-    assert (in_v <= of.tall[site.parcel]).all()
-    assert (site.border >= 0).all()
-
-
-def test_the_plan_never_folds() -> None:
-    """u grows to the right and v downwards, everywhere."""
-    for seed in range(3):
-        u, v = bend(seed * 1000, Box(Interval(0, 2000), Interval(70000, 72000)))
-        assert (np.diff(u, axis=1) > 0).all()
-        assert (np.diff(v, axis=0) > 0).all()

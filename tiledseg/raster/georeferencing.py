@@ -1,4 +1,4 @@
-"""Where on the ground a raster lies, as what is made from it (a map, a tile store) keeps it.
+"""A raster's place on the ground, as maps and tile stores that are made from it keep it.
 
 A raster is placed by a transform (kept exactly, rotated or not), by control points in a CRS of their own, by rational
 polynomial coefficients, or by nothing.
@@ -72,29 +72,29 @@ def whole_turn(crs: CRS) -> float | None:
 
 def placement(info: RasterInfo) -> dict[str, Any]:
     """Return the arguments of `rasterio.open` that make a file lie where `info` does."""
-    found: dict[str, Any] = {"crs": info.crs}
+    arguments: dict[str, Any] = {"crs": info.crs}
     ground = info.ground or GroundControl()
     if is_placed(info.transform):
-        found["transform"] = info.transform
+        arguments["transform"] = info.transform
     elif ground.points:
-        found["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
-        found["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
+        arguments["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
+        arguments["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
     if ground.coefficients:
-        found["rpcs"] = RPC.from_gdal(dict(ground.coefficients))
-    return found
+        arguments["rpcs"] = RPC.from_gdal(dict(ground.coefficients))
+    return arguments
 
 
 def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
     """Return one line for each part of where `info` lies that the written `dataset` has not kept."""
-    wanted, found = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
+    ours, theirs = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
     pairs = [
         ("CRS", info.crs or None, dataset.crs or None),
         ("transform", tuple(info.transform or Affine.identity())[:6], tuple(dataset.transform)[:6]),
-        ("ground control points", wanted.points, found.points),
-        ("CRS of its control points", wanted.crs and CRS.from_wkt(wanted.crs), found.crs and CRS.from_wkt(found.crs)),
-        ("rational polynomial coefficients", _polynomials(wanted), _polynomials(found)),
+        ("ground control points", ours.points, theirs.points),
+        ("CRS of its control points", ours.crs and CRS.from_wkt(ours.crs), theirs.crs and CRS.from_wkt(theirs.crs)),
+        ("rational polynomial coefficients", _polynomials(ours), _polynomials(theirs)),
     ]
-    return tuple(f"the map does not keep the {what} of {info.path}" for what, ours, theirs in pairs if ours != theirs)
+    return tuple(f"the map does not keep the {what} of {info.path}" for what, one, other in pairs if one != other)
 
 
 def _polynomials(ground: GroundControl) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def ground_of(path: str, dataset: Any) -> GroundControl | None:
     rpcs = dataset.rpcs
     if not points and rpcs is None:
         return None
-    found = tuple((float(p.row), float(p.col), float(p.x), float(p.y), float(p.z or 0)) for p in points)
-    for at, point in enumerate(found):
+    places = tuple((float(p.row), float(p.col), float(p.x), float(p.y), float(p.z or 0)) for p in points)
+    for at, point in enumerate(places):
         if not all(map(math.isfinite, point)):
             raise RasterError(f"{path} has the control point {at + 1} at {point}, which is no place; remove or mend it")
     coefficients = tuple(sorted(rpcs.to_gdal().items())) if rpcs is not None else ()
-    return GroundControl(found, crs.to_wkt() if crs else None, coefficients)
+    return GroundControl(places, crs.to_wkt() if crs else None, coefficients)
 
 
 def as_json(ground: GroundControl | None) -> Any:

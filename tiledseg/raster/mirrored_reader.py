@@ -129,9 +129,9 @@ def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
 
 def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interval]:
     """Return offsets of mirrored positions into the returned interval of real positions."""
-    found = mirrored_positions(positions, size)
-    hull = Interval(int(found.min()), int(found.max()) + 1)
-    return found - hull.start, hull
+    places = mirrored_positions(positions, size)
+    hull = Interval(int(places.min()), int(places.max()) + 1)
+    return places - hull.start, hull
 
 
 def memory_bytes() -> int:

@@ -1,11 +1,11 @@
-"""What kind of name a raster or a file of polygons has, and how GDAL spells it."""
+"""Names of rasters and of files of polygons: their kinds, and GDAL's spelling."""
 
 from __future__ import annotations
 
 import re
 
 VECTOR_ENDINGS = (".geojson", ".gpkg", ".shp", ".fgb")
-"""Of files of polygons."""
+"""Endings of files of polygons."""
 
 REFERENCES = "data.references true (train) or --references"
 """The options that open what a file names."""

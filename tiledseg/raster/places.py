@@ -19,38 +19,35 @@ def read_places(
     dtype: DTypeLike,
     nearest: bool,
 ) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Return pixels (C, H, W) at these places of a raster, and which are valid: those within the raster that are made
-    of valid pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the raster's own."""
+    """Return pixels (C, H, W) at these places of a raster, which broadcast, and which are valid: those within the
+    raster that are made of valid pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the
+    raster's own."""
     height, width = source.info.shape
     rows, cols = _taps(rows_HW, height, nearest), _taps(cols_HW, width, nearest)
     inside_HW = rows.inside & cols.inside
     pixels_CHW, valid_HW = source.read(Box(rows.hull, cols.hull))
+
+    def at(row_HW: NDArray[np.intp], col_HW: NDArray[np.intp]) -> tuple[NDArray, NDArray[np.bool_]]:
+        numbers_HW = row_HW * cols.hull.size + col_HW  # of pixels, counted row by row
+        return np.stack([band_HW.take(numbers_HW) for band_HW in pixels_CHW]), valid_HW.take(numbers_HW)
+
     if nearest:
-        at = _numbers(rows.low, cols.low, cols.hull)
-        return _taken(pixels_CHW, at), valid_HW.take(at) & inside_HW
+        nearest_CHW, valid_there_HW = at(rows.low, cols.low)
+        if not inside_HW.all():
+            nearest_CHW[:, ~inside_HW] = 0
+        return nearest_CHW, valid_there_HW & inside_HW
     pixels_CHW = pixels_CHW.astype(dtype)
     if not valid_HW.all():
         pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
     row_share, col_share = rows.share.astype(dtype), cols.share.astype(dtype)
-    found_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), dtype)
+    blended_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), dtype)
     for row_HW, row_part in ((rows.low, 1 - row_share), (rows.high, row_share)):
         for col_HW, col_part in ((cols.low, 1 - col_share), (cols.high, col_share)):
-            at = _numbers(row_HW, col_HW, cols.hull)
-            corner_CHW = _taken(pixels_CHW, at)
+            corner_CHW, valid_there_HW = at(row_HW, col_HW)
             corner_CHW *= row_part * col_part
-            found_CHW += corner_CHW
-            inside_HW &= valid_HW.take(at)
-    return found_CHW, inside_HW
-
-
-def _numbers(rows_HW: NDArray[np.intp], cols_HW: NDArray[np.intp], hull: Interval) -> NDArray[np.intp]:
-    """Return the numbers of pixels, counted row by row through rows as long as `hull`."""
-    return rows_HW * hull.size + cols_HW
-
-
-def _taken(pixels_CHW: NDArray, at_HW: NDArray[np.intp]) -> NDArray:
-    """Return the pixels of these numbers, in every band."""
-    return np.stack([band_HW.take(at_HW) for band_HW in pixels_CHW])
+            blended_CHW += corner_CHW
+            inside_HW &= valid_there_HW
+    return blended_CHW, inside_HW
 
 
 class _Taps(NamedTuple):
@@ -68,8 +65,7 @@ class _Taps(NamedTuple):
 
 def _taps(at: NDArray[np.float64], size: int, nearest: bool) -> _Taps:
     inside = (at >= -0.5) & (at < size - 0.5)
-    at = np.floor(at + 0.5) if nearest else at
-    at = np.clip(at, 0, size - 1)
+    at = np.clip(np.floor(at + 0.5) if nearest else at, 0, size - 1)
     low = np.floor(at).astype(np.intp)
     share = at - low
     high = low + (share > 0)

@@ -52,17 +52,17 @@ class Normalization:
 
 
 def given_normalization(
-    given: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
+    normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
 ) -> Normalization:
     """Return the normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
-    if given is None:
+    if normalize is None:
         return Normalization.identity(bands)
-    if isinstance(given, Normalization):
-        return given
+    if isinstance(normalize, Normalization):
+        return normalize
     try:
-        mean, std = (tuple(float(value) for value in values) for values in given)
+        mean, std = (tuple(float(value) for value in values) for values in normalize)
     except (TypeError, ValueError):
-        raise ConfigError(f"normalize is {given!r}; give (means, deviations), of one number each a band") from None
+        raise ConfigError(f"normalize is {normalize!r}; give (means, deviations), of one number each a band") from None
     if not all(math.isfinite(value) for value in (*mean, *std)):
         raise ConfigError(f"normalize has means {list(mean)} and deviations {list(std)}; give finite numbers")
     if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):

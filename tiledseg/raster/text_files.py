@@ -52,22 +52,24 @@ def csv_rows(
 def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the features of a FeatureCollection, and the whole. Raises RasterError, naming the file, for all else."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except json.JSONDecodeError as error:
         raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
     except (ValueError, RecursionError) as error:
         raise RasterError(f"{path} is no JSON: {error}; mend it") from None
-    found = {"features": [found]} if isinstance(found, dict) and found.get("type") == "Feature" else found
-    features = found.get("features") if isinstance(found, dict) and found.get("type", _KIND) == _KIND else None
+    document = (
+        {"features": [document]} if isinstance(document, dict) and document.get("type") == "Feature" else document
+    )
+    features = document.get("features") if isinstance(document, dict) and document.get("type", _KIND) == _KIND else None
     if not isinstance(features, list):
         raise RasterError(f"{path} is no FeatureCollection; give a GeoJSON with features")
-    return [feature if isinstance(feature, dict) else {} for feature in features], found
+    return [feature if isinstance(feature, dict) else {} for feature in features], document
 
 
 def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[int], list[dict[str, Any]]]:
     """Return the layer's name, the CRS, and of each feature its geometry as GeoJSON (None: it has none), its number and
     its properties."""
-    features, found = parse_features(path, read_list(path))
+    features, document = parse_features(path, read_list(path))
     geometries = []
     for at, feature in enumerate(features):
         geometry = feature.get("geometry")
@@ -76,15 +78,15 @@ def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[
         geometries.append(None if geometry is None else json.dumps(geometry))
     numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
     properties = [feature["properties"] if isinstance(feature.get("properties"), dict) else {} for feature in features]
-    name = found["name"] if isinstance(found.get("name"), str) else os.path.splitext(os.path.basename(path))[0]
-    return name, _crs(path, found), geometries, numbers, properties
+    name = document["name"] if isinstance(document.get("name"), str) else os.path.splitext(os.path.basename(path))[0]
+    return name, _crs(path, document), geometries, numbers, properties
 
 
-def _crs(path: str, found: dict[str, Any]) -> CRS | None:
+def _crs(path: str, document: dict[str, Any]) -> CRS | None:
     """Return the CRS that is named; without one that of the standard. A link is not followed."""
-    if found.get("crs", ...) is None:
+    if document.get("crs", ...) is None:
         return None
-    named = found.get("crs", {"properties": {"name": "EPSG:4326"}})
+    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})
     properties = named.get("properties") if isinstance(named, dict) else None
     name = properties.get("name") if isinstance(properties, dict) else None
     if not isinstance(name, str):

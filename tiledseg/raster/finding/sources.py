@@ -1,4 +1,4 @@
-"""From the paths, globs and URLs that a user types to a list of rasters in an order that never changes."""
+"""The rasters that a user means by paths, globs and URLs, in an order that never changes."""
 
 from __future__ import annotations
 

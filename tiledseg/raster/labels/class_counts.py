@@ -1,4 +1,4 @@
-"""How many pixels of each class the training rasters hold, and the weights that even them out."""
+"""The pixels of each class in the training rasters, and the weights that even them out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 
 def count_classes(classes_HW: NDArray[np.uint8], valid_HW: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    """Pixels of each of `count` classes, where `valid_HW` is true; numbers from `count` on are no class."""
+    """Count the pixels of each of `count` classes where `valid_HW` is true; numbers from `count` on are no class."""
     return np.bincount(classes_HW[valid_HW], minlength=256)[:count].astype(np.int64)
 
 
 def median_frequency_weights(counts: NDArray[np.int64]) -> tuple[float, ...]:
-    """The weight of each class: the median of all classes' frequencies over its own. `counts`: pixels by image
+    """Return the weight of each class: the median of all classes' frequencies over its own. `counts`: pixels by image
     and class, int64.
 
     A class's frequency is its number of pixels over that of all valid pixels of the images in which it appears

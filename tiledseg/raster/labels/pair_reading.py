@@ -29,10 +29,10 @@ IGNORED = "ignored"
 
 @dataclass(frozen=True)
 class LabelReading:
-    """How labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only one), the
-    `attribute` that names the class (None: there is but one), and the class of pixels in no polygon, `background`: a
-    name or a number, or "ignored"; None: not given. `warp`: labels of another grid are brought to the image's.
-    `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
+    """The way in which labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only
+    one), the `attribute` that names the class (None: there is but one), and the class of pixels in no polygon,
+    `background`: a name or a number, or "ignored"; None: not set. `warp`: labels of another grid are brought to the
+    image's. `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
 
     label_map: LabelMap | None
     references: bool = False
@@ -139,8 +139,8 @@ def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class PairReading:
-    """How images are read, with the arguments of `open_raster`, and how their `labels` are. `warps_images`: those of
-    another grid than their labels are brought to it."""
+    """The way in which images are read, with the arguments of `open_raster`, and their `labels`. `warps_images`: images
+    of another grid than their labels are brought to it."""
 
     bands: Sequence[int] | None
     nodata: float | None

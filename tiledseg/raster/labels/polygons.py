@@ -99,9 +99,8 @@ def _ending(path: str) -> str:
 def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
     """Read the polygons of a file that lie in the image, or near it.
 
-    Raises RasterError, in one line, where the file or the image has no CRS, a feature is no polygon or has no value of
-    the attribute, the layer or the attribute is not there, and where the file cannot be read; ConfigError without the
-    extra `vector`.
+    Raises RasterError, in one line, where the file cannot be read, or lacks the layer or the attribute, where it or the
+    image has no CRS, and for a feature that is no polygon. Raises ConfigError without the extra `vector`.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
         raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")

@@ -1,4 +1,4 @@
-"""What the numbers of a class map mean, beside the map: names and colours, as GDAL and QGIS read them.
+"""Names and colours of a class map's numbers, beside the map, as GDAL and QGIS read them.
 
 A GeoTIFF keeps a colour for each value, and names only as tags of our own (CLASS_0, CLASS_1, ...), by which `evaluate`
 knows them. `map.tif.aux.xml` (GDAL's own) has the names of the categories and an attribute table, `map.qml` the style
@@ -19,12 +19,12 @@ _COLUMNS = (("Value", 0, 5), ("Class", 2, 2), ("Red", 0, 6), ("Green", 0, 7), ("
 
 
 def colormap(classes: Sequence[ClassRecord]) -> dict[int, Colour]:
-    """The colour of each class number."""
+    """Return the colour of each class number."""
     return {number: one.colour for number, one in enumerate(classes)}
 
 
 def tags(classes: Sequence[ClassRecord]) -> dict[str, str]:
-    """The names as the file itself has them."""
+    """Return the names as tags of the file itself."""
     return {f"CLASS_{number}": one.name for number, one in enumerate(classes)}
 
 
@@ -57,12 +57,12 @@ def _table(classes: Sequence[ClassRecord]) -> Xml.Element:
 
 
 def style_path(path: Path) -> Path:
-    """Where QGIS looks for the style of a raster."""
+    """Return the name under which QGIS looks for the style of a raster."""
     return path.with_suffix(".qml")
 
 
 def write_style(path: Path, classes: Sequence[ClassRecord]) -> None:
-    """QGIS's style of a class map: a colour and a name for each number."""
+    """Write QGIS's style of a class map: a colour and a name for each number."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
     pipe = Xml.SubElement(root, "pipe")
     renderer = Xml.SubElement(pipe, "rasterrenderer", type="paletted", band="1", opacity="1", alphaBand="-1")

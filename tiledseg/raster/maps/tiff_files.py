@@ -7,7 +7,9 @@ Packed: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled Geo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from tiledseg.raster.georeferencing import placement
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.maps.legend import colormap, tags
+from tiledseg.system.console import flush as flush_console
+from tiledseg.system.console import say
 from tiledseg.system.writing import flush, write_error, writing
 
 _CACHE_BYTES = 256 << 20
@@ -32,6 +36,7 @@ _SHARES_LEVEL = 1
 
 _LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
 _LOOK_SECONDS = 0.5
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
@@ -122,19 +127,16 @@ def remove_packed(plain: Path) -> None:
 def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
     """Pack the whole file `plain` into `packed_name(plain)`, flushed to the disk, by `threads` threads.
 
-    `path` is the final name, for messages. `beat` is called while the files grow: GDAL reports no progress, and the
-    watch ends a job that stands still. The bytes do not depend on the threads. Raises WriteError, with nothing left,
-    where the file cannot be written or its meaning differs from that of `plain`.
+    `path` is the final name, for messages. `beat` is called meanwhile: GDAL reports no progress. The bytes are the same
+    by any number of threads. Raises WriteError, with nothing left, where the file cannot be written or says less than
+    `plain`.
     """
     remove_packed(plain)
-    before = -1
     try:
         with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, not GDAL: the pool waits for its end
             copy = pool.submit(_copy, plain, packing, threads)
             while not wait([copy], _LOOK_SECONDS).done:
-                if (now := _size(plain)) != before:
-                    before = now
-                    beat()
+                beat()
             copy.result()
         _check_same(plain, packed_name(plain), path)
         with writing(path):
@@ -212,10 +214,28 @@ def meaning(dataset: Any) -> dict[str, Any]:
     }
 
 
-def _size(plain: Path) -> int:
-    """Return the bytes on the disk of all that packing writes."""
-    size = 0
-    for name in packing_names(plain):
-        with contextlib.suppress(OSError):
-            size += name.stat().st_size
-    return size
+@contextlib.contextmanager
+def libtiff_errors() -> Iterator[None]:
+    """Raise an OSError for a system's refusal that libtiff prints on standard error inside the block: GDAL makes no
+    error of one at a file's closing. Other words follow at the end."""
+    flush_console()
+    shown, words = os.dup(2), os.memfd_create("libtiff")
+    try:
+        os.dup2(words, 2)
+        try:
+            yield
+        finally:
+            flush_console()
+            os.dup2(shown, 2)
+            _judge(os.pread(words, 2**16, 0).decode(errors="replace"))
+    finally:
+        os.close(words)
+        os.close(shown)
+
+
+def _judge(text: str) -> None:
+    for number in _REFUSALS:
+        if os.strerror(number) in text:
+            raise OSError(number, os.strerror(number))
+    for line in text.splitlines():
+        say(line)

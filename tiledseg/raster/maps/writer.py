@@ -53,7 +53,7 @@ SIDECARS = (".ovr", ".msk", ".aux.xml")
 
 @dataclass(frozen=True, eq=False)
 class RasterLayout:
-    """Where each block of a laid-out raster lies: a value to broadcast.
+    """The place of each block of a laid-out raster: a value to broadcast.
 
     `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
     file from one that another job has put in its place. `notes` say what of the source's place the file cannot keep.
@@ -74,12 +74,12 @@ class RasterLayout:
 
     @property
     def whole(self) -> Path:
-        """The file that gets the name, once it is whole."""
+        """Return the file that gets the name, once it is whole."""
         return packed_name(self.temporary) if self.packing.second_file else self.temporary
 
     @property
     def style(self) -> Path | None:
-        """The style that is written beside a class map; None where somebody's own is there, which stays."""
+        """Return the style that is written beside a class map; None where somebody's own is there, which stays."""
         place = style_path(self.path)
         return place if self.legend and not place.exists() else None
 
@@ -130,7 +130,7 @@ def lay_out(
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
-    """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
+    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag."""
     output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
@@ -264,7 +264,7 @@ def publish(layout: RasterLayout) -> None:
 
 
 def _replace_sidecars(layout: RasterLayout) -> None:
-    """Away with the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
+    """Remove the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
     for suffix in SIDECARS:
         layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
     if _own_sidecar(layout.whole).exists():

@@ -73,9 +73,9 @@ def settings() -> dict[str, Any]:
 def open_dataset(path: str, references: bool) -> DatasetReader:
     """Return rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
 
-    Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
-    its format, or that of its mask, is none of `DRIVERS` and `references` is False, where it is no raster, and where a
-    server refuses or does not answer for 20 seconds.
+    Raises RasterError where there is no such file, where it or a file beside it is no regular file, and where it is no
+    raster. Without `references` also where its format, or that of its mask, is none of `DRIVERS`. A server that does
+    not answer for 20 seconds is given up.
     """
     if not is_named(path) and not os.path.exists(path):
         raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
@@ -147,8 +147,10 @@ def _check_mask(path: str, mask: str) -> None:
     except RasterioError as error:
         if is_remote(path) and reason(error).startswith("CURL error"):  # nobody answers: do not ask again
             said = reason(error)
-            told = certificate_advice(os.environ) if is_of_certificates(said) else "see that its server can be reached"
-            raise RasterError(f"cannot open {path}: {said}; {told}") from error
+            remedy = (
+                certificate_advice(os.environ) if is_of_certificates(said) else "see that its server can be reached"
+            )
+            raise RasterError(f"cannot open {path}: {said}; {remedy}") from error
         if "not recognized as being in a supported file format" in reason(error):  # it is there
             raise RasterError(
                 f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "

@@ -105,9 +105,9 @@ class GdalReader(RasterReader):
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         window = Window(box.col.start, box.row.start, box.width, box.height)
-        wanted = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
+        bands = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
         with self._handle() as dataset:
-            pixels_CHW = dataset.read(wanted, window=window, out_dtype=self.info.dtype)
+            pixels_CHW = dataset.read(bands, window=window, out_dtype=self.info.dtype)
             masks = [dataset.read_masks(1, window=window)] if self._masked else []
         if self._alpha:
             masks.append(pixels_CHW[-1])
@@ -156,8 +156,8 @@ def _check_header(path: str, dataset: Any) -> None:
 
 def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
     if dataset.count == 0:
-        found = ", ".join(dataset.subdatasets[:3]) or "none found"
-        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {found}")
+        names = ", ".join(dataset.subdatasets[:3]) or "none found"
+        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {names}")
     if bands is None:
         # Lists of GDAL's are asked for once: each asks every band, of which there may be 65,535.
         data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
@@ -210,12 +210,12 @@ def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] 
 
 def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
     """Return the tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
-    found = {}
+    names = {}
     for key, name in dataset.tags(1).items():
         match = _CLASS_TAG.fullmatch(key)
         if match and name.isprintable() and 0 < len(name) <= 100:
-            found[int(match[1])] = name
-    return tuple(sorted(found.items()))
+            names[int(match[1])] = name
+    return tuple(sorted(names.items()))
 
 
 def valid_pixels(

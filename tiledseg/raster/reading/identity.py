@@ -1,4 +1,4 @@
-"""Whether a raster's file is the one that it was: by its path, and by a few of its bytes.
+"""The identity of a raster's file over time: its path, and a few of its bytes.
 
 Three blocks of 64 KiB (begin, middle, end), the size and the time of the last change cost no more than opening the
 file. They tell a file that was moved from one that was replaced; an edit between the blocks shows in the time alone.
@@ -49,10 +49,9 @@ class Identity:
 
     def changed_since(self, earlier: Identity) -> bool:
         """Return True if the raster has other content than it had, or one of its files was written to."""
-        known = None not in (self.beside, earlier.beside)
-        return (self.sample, self.written) != (earlier.sample, earlier.written) or (
-            known and self.beside != earlier.beside
-        )
+        if (self.sample, self.written) != (earlier.sample, earlier.written):
+            return True
+        return None not in (self.beside, earlier.beside) and self.beside != earlier.beside
 
 
 def identify(path: str, beside: Iterable[str] = ()) -> Identity:
@@ -75,11 +74,11 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     return Identity(path, digest.hexdigest()[:32], about.st_mtime, parts)
 
 
-def written_since(found: Iterable[Identity]) -> tuple[str, ...]:
-    """Return the paths of files that are not as they were found, each once."""
-    return tuple(dict.fromkeys(each.path for each in found if _now(each).changed_since(each)))
+def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:
+    """Return the paths of files that have changed, each once."""
+    return tuple(dict.fromkeys(each.path for each in earlier if _now(each).changed_since(each)))
 
 
-def _now(found: Identity) -> Identity:
-    folder = os.path.dirname(os.path.abspath(found.path))
-    return identify(found.path, (os.path.join(folder, part.path) for part in found.beside or ()))
+def _now(earlier: Identity) -> Identity:
+    folder = os.path.dirname(os.path.abspath(earlier.path))
+    return identify(earlier.path, (os.path.join(folder, part.path) for part in earlier.beside or ()))

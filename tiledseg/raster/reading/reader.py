@@ -31,8 +31,8 @@ def open_raster(
     takes the place of the file's own nodata value. `references`: also formats that read further files and URLs, such as
     VRT and WMS.
 
-    Raises RasterError, in one line, where the file is missing, no regular file, truncated, no raster, without bands, of
-    a complex dtype, or has not the bands asked for, and for anything else that goes wrong inside.
+    Raises RasterError, in one line, where the file is missing, truncated or no raster, or lacks one of `bands`, and for
+    anything else that goes wrong inside.
     """
     path = str(path)
     if parse_store_name(path) or is_tile_store(path):
@@ -43,8 +43,8 @@ def open_raster(
 
 
 class KnownReader(RasterReader):
-    """What `opener` opens, a raster of `info`. The first read raises ReadError, of this rank alone, where it cannot be
-    opened here or has become another since it was looked at."""
+    """A raster of `info`, opened by `opener` at its first read. That raises ReadError, of this rank alone, where the
+    raster cannot be opened here or has changed since `info` was read."""
 
     def __init__(self, info: RasterInfo, opener: Callable[[], RasterReader]) -> None:
         self.info = info
@@ -80,16 +80,16 @@ class KnownReader(RasterReader):
             self._source.close()
 
 
-def _check_unchanged(known: RasterInfo, source: RasterReader) -> None:
+def _check_unchanged(earlier: RasterInfo, source: RasterReader) -> None:
     """Raise ReadError for a raster of another shape, or of another size in bytes, which tells compressed images
     apart."""
-    both = known, source.info
+    both = earlier, source.info
     then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
     if then == now:
         then, now = (f"a file of {i.size} bytes" for i in both)
     if then != now:
         source.close()
         raise ReadError(
-            f"{known.path} was {then} when the run began and is {now}; see that all ranks have the same files, and "
+            f"{earlier.path} was {then} when the run began and is {now}; see that all ranks have the same files, and "
             "start the run again"
         )

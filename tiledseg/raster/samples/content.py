@@ -1,4 +1,4 @@
-"""What the labels of the training images hold, region by region, and tiles and windows that are drawn by it.
+"""The classes in the labels of the training images, region by region, and tiles and windows that are drawn by them.
 
 A region is a tile's core, or a small square of an image. Draws depend on counts and random numbers alone, so every
 rank makes the same.
@@ -28,7 +28,7 @@ READ_AT_ONCE = 8  # squares along each side
 
 
 class ByContent(NamedTuple):
-    """What is asked for. `skip_empty`: regions without a label that counts are never drawn. `balance`: the share of
+    """The user's choice. `skip_empty`: regions without a label that counts are never drawn. `balance`: the share of
     draws for a class, each class that occurs as likely as any other."""
 
     skip_empty: bool
@@ -67,7 +67,7 @@ def count_units(
 ) -> NDArray[np.int64]:
     """Return pixels of each class, valid in image and label, in each region of `units`: (regions, classes). Raises what
     reading raises."""
-    found, number = [], 0
+    counts, number = [], 0
     for unit in units:
         if unit[0].image != number:  # units come image by image: no more than one of each kind is held open
             images[number].release()
@@ -78,8 +78,8 @@ def count_units(
         valid_HW = images[number].read(window)[1] & (classes_HW != label_map.ignore_index)
         for region in unit:
             at = region.box.relative_to(window).slices
-            found.append(count_classes(classes_HW[at], valid_HW[at], label_map.count))
-    return np.array(found, np.int64).reshape(-1, label_map.count)
+            counts.append(count_classes(classes_HW[at], valid_HW[at], label_map.count))
+    return np.array(counts, np.int64).reshape(-1, label_map.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Content:
 
     regions: tuple[Region, ...]
     counts: NDArray[np.int64]
-    asked: ByContent
+    choice: ByContent
 
     def __post_init__(self) -> None:
         if not self.counts.any():
@@ -97,29 +97,25 @@ class Content:
     @functools.cached_property
     def drawn(self) -> tuple[int, ...]:
         """Return the regions that are drawn at all."""
-        if not self.asked.skip_empty:
+        if not self.choice.skip_empty:
             return tuple(range(len(self.regions)))
         return tuple(np.flatnonzero(self.counts.sum(1)).tolist())
 
     def by_class(self, generator: random.Random) -> int:
         """Return a region: a class is drawn, and one of its pixels."""
-        number = int(generator.random() * len(self._ends_by_class))
-        return _drawn(self._ends_by_class[number], generator)
+        return _draw_region(self._ends[1 + int(generator.random() * (len(self._ends) - 1))], generator)
 
     def by_label(self, generator: random.Random) -> int:
         """Return a region: a pixel with a label that counts is drawn."""
-        return _drawn(self._ends, generator)
+        return _draw_region(self._ends[0], generator)
 
     @functools.cached_property
-    def _ends_by_class(self) -> list[NDArray[np.int64]]:
-        return [np.cumsum(counts_R) for counts_R in self.counts.T if counts_R.any()]
-
-    @functools.cached_property
-    def _ends(self) -> NDArray[np.int64]:
-        return np.cumsum(self.counts.sum(1))
+    def _ends(self) -> list[NDArray[np.int64]]:
+        """Return the running sums of pixels over the regions: of all classes, then of each class that occurs."""
+        return [np.cumsum(counts_R) for counts_R in (self.counts.sum(1), *self.counts.T) if counts_R.any()]
 
 
-def _drawn(ends: NDArray[np.int64], generator: random.Random) -> int:
+def _draw_region(ends: NDArray[np.int64], generator: random.Random) -> int:
     return int(np.searchsorted(ends, int(generator.random() * int(ends[-1])), side="right"))
 
 
@@ -136,11 +132,11 @@ class ContentSampler(Steps):
     content: Content
 
     def __post_init__(self) -> None:
-        left = len(self.content.drawn)
-        if self._size > left:
+        tiles = len(self.content.drawn)
+        if self._size > tiles:
             raise ConfigError(
-                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {left} of "
-                f"{len(self.content.regions)} tiles; give at most {left}, or a finer tiling.grid"
+                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {tiles} of "
+                f"{len(self.content.regions)} tiles; give at most {tiles}, or a finer tiling.grid"
             )
 
     @property
@@ -159,13 +155,9 @@ class ContentSampler(Steps):
     def steps(self, epoch: int) -> list[Step]:
         generator = epoch_generator(self.seed, epoch)
         numbers = [
-            self.content.by_class(generator) if generator.random() < self.content.asked.balance else number
+            self.content.by_class(generator) if generator.random() < self.content.choice.balance else number
             for number in shuffled(self.content.drawn, generator)
         ]
-        tiles = [self._reference(number) for number in numbers]
+        regions = [self.content.regions[number] for number in numbers]
+        tiles = [TileReference(region.image, region.tile) for region in regions if region.tile is not None]
         return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
-
-    def _reference(self, number: int) -> TileReference:
-        image, _, tile = self.content.regions[number]
-        assert tile is not None, "the regions are tiles"
-        return TileReference(image, tile)

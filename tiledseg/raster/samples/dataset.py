@@ -20,7 +20,7 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
-from tiledseg.raster.samples.views import ViewReader
+from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization, check_alike
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
@@ -54,11 +54,11 @@ class Sample:
         the raster. The sample has been loaded with at least this margin."""
         assert self.around_HW is not None, "the sample was loaded with labels"
         assert self.around is not None, "the labels have their place"
-        wanted = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
-        there = wanted.clip(self.around)
-        found_HW = np.full(wanted.shape, -1, np.int16)
-        found_HW[there.relative_to(wanted).slices] = self.around_HW[there.relative_to(self.around).slices]
-        return found_HW
+        box = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
+        there = box.clip(self.around)
+        classes_HW = np.full(box.shape, -1, np.int16)
+        classes_HW[there.relative_to(box).slices] = self.around_HW[there.relative_to(self.around).slices]
+        return classes_HW
 
 
 @dataclass(eq=False)
@@ -99,23 +99,28 @@ class Dataset:
         """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
         source = image if draw is None or draw.source is None else draw.source
-        reader = self._seen(self.images[source], draw)
-        around = self._around(reader.info.shape, place.core)
-        window = _hull(place.context if pixels else place.core, around)
+        view = None if draw is None else draw.view
+        reader = _viewed(self._opened(self.images[source]), view)
+        around = place.core
+        if self.margin:
+            sides = (side.expand(self.margin, self.margin) for side in (around.row, around.col))
+            around = Box(*sides).clip(Box.of_shape(reader.info.shape))
+        inner = place.context if pixels else place.core
+        window = Box(inner.row.hull(around.row), inner.col.hull(around.col))
         pixels_CHW, valid_HW = reader.read(window)
-        core_HW = valid_HW[place.core.relative_to(window).slices]
-        sample = Sample(image, place, pixels_CHW[:, :0, :0], None, core_HW)
+        sample = Sample(image, place, pixels_CHW[:, :0, :0], None, valid_HW[place.core.relative_to(window).slices])
         if pixels:
             slices = place.context.relative_to(window).slices
-            sample = self._seen_by_network(sample, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
+            sample = self._with_input(sample, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
         if self.labels is None:
             return sample
         label_map = self._maps[source]
-        around_HW = read_labels(self._seen(self.labels[source], draw, classes=True), label_map, around)
+        around_HW = read_labels(_viewed(self._opened(self.labels[source]), view, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
-        return _labelled(sample, around_HW, around)
+        y_HW = around_HW[place.core.relative_to(around).slices]
+        return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
 
-    def _seen_by_network(
+    def _with_input(
         self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
     ) -> Sample:
         """Return the sample with the pixels of its context, or with the input that they make."""
@@ -125,20 +130,11 @@ class Dataset:
             return replace(sample, pixels_CHW=pixels_CHW, rule=rule)
         return replace(sample, pixels_CHW=rule(pixels_CHW))
 
-    def _around(self, shape: tuple[int, int], core: Box) -> Box:
-        """Return the core with its margin, as far as a raster of `shape` has one."""
-        sides = (side.expand(self.margin, self.margin) for side in (core.row, core.col))
-        return Box(*sides).clip(Box.of_shape(shape)) if self.margin else core
-
-    def _seen(self, reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
-        """Return the reader, or its view where the draw has one."""
-        return _viewed(self._used(reader), draw, classes)
-
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):
             reader.close()
 
-    def _used(self, reader: RasterReader) -> RasterReader:
+    def _opened(self, reader: RasterReader) -> RasterReader:
         """Return the reader. With too many open rasters, close the handles of the one that was used first."""
         with self._lock:
             self._recent[id(reader)] = reader
@@ -149,17 +145,8 @@ class Dataset:
         return reader
 
 
-def _viewed(reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
-    return reader if draw is None or draw.view is None else ViewReader(reader, draw.view, classes)
-
-
-def _labelled(sample: Sample, around_HW: NDArray[np.uint8], around: Box) -> Sample:
-    y_HW = around_HW[sample.tile.core.relative_to(around).slices]
-    return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
-
-
-def _hull(one: Box, other: Box) -> Box:
-    return Box(one.row.hull(other.row), one.col.hull(other.col))
+def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> RasterReader:
+    return reader if view is None else ViewReader(reader, view, classes)
 
 
 def _check(data: Dataset) -> None:

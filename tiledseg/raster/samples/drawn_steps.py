@@ -47,14 +47,14 @@ class DrawnTiles(Steps):
             yield step if self.drawer.is_idle else self._drawn(step, epoch)
 
     def _drawn(self, step: Step, epoch: int) -> DrawnStep:
-        found: dict[str, Draw | None] = {}
+        draws: dict[str, Draw | None] = {}
         result = []
         for reference in step:
             tile = f" {reference.tile}" if self.each == "tile" else ""
             words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {reference.image}{tile}"
-            if words not in found:
-                found[words] = self.drawer.draw(words, reference.image)
-            result.append(self._shown(reference, found[words]))
+            if words not in draws:
+                draws[words] = self.drawer.draw(words, reference.image)
+            result.append(self._shown(reference, draws[words]))
         return tuple(result)
 
     def _shown(self, reference: TileReference, draw: Draw | None) -> DrawnTile:
@@ -134,16 +134,16 @@ class DrawnWindows(Steps):
             draw = replace(draw, view=view)
         if self.footprint:
             return DrawnTile(image, window_tile(view.shape, (row, col), self.side, self.footprint, k), draw)
-        seen = view.window(row, col, (self.side, self.side))
-        return DrawnTile(k, 0, Draw(seen, draw.photometry if draw else None, image))
+        window = view.window(row, col, (self.side, self.side))
+        return DrawnTile(k, 0, Draw(window, draw.photometry if draw else None, image))
 
     def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
         """Return (image, row, col) that a window is to show, by content; None for any."""
         content = self.content
         if content is None:
             return None
-        by_class = generator.random() < content.asked.balance
-        if not by_class and not content.asked.skip_empty:
+        by_class = generator.random() < content.choice.balance
+        if not by_class and not content.choice.skip_empty:
             return None
         region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
         row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))

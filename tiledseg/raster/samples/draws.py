@@ -1,4 +1,4 @@
-"""What an augmentation becomes for one raster: drawn from (seed, epoch, image), and the tile where each has its own.
+"""Draws of an augmentation for one raster, from (seed, epoch, image), and the tile where each has its own.
 
 Nothing depends on ranks, halo modes or what was drawn before: any rank, and a resumed run, draws the same. Each kind
 of change has a generator of its own, so that one more kind changes no draw of the others.
@@ -18,8 +18,8 @@ from tiledseg.raster.samples.views import Line, Rotation, View
 
 @dataclass(frozen=True)
 class Draw:
-    """How a tile is read: places by `view`, where they change, values by `photometry`, where they do; of image
-    `source`, where that is not the tile's."""
+    """A change of a tile: of places by `view`, of values by `photometry` (None: no change). `source`: the image that is
+    read, where that is not the tile's."""
 
     view: View | None = None
     photometry: Photometry | None = None
@@ -41,35 +41,35 @@ class Drawer:
 
     def draw(self, words: str, image: int) -> Draw | None:
         """Draw for an image, by `words` alone. Return None where nothing changes."""
-        asked = self.augmentation
+        augmentation = self.augmentation
         if self.is_idle:
             return None
-        view = draw_view(asked, words, self.shapes[image]) if asked.moves else None
-        photometry = draw_photometry(asked, words, self.bands) if asked.recolours else None
+        view = draw_view(augmentation, words, self.shapes[image]) if augmentation.moves else None
+        photometry = draw_photometry(augmentation, words, self.bands) if augmentation.recolours else None
         return Draw(None if view is None or view.is_whole else view, photometry)
 
 
-def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
+def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) -> View:
     """Draw a view: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
     then rotated about another point.
 
     A quarter turn shows a raster of `shape` as one of as many columns as that has rows.
     """
     reflect, turn, scale, move = (_generator(words, name) for name in ("reflect", "turn", "scale", "translate"))
-    quarters = {0: 0, 90: int(4 * turn.random()), 180: 2 * int(2 * turn.random())}[asked.turn]
-    backward = [wanted and reflect.random() < 0.5 for wanted in asked.reflect]
+    quarters = {0: 0, 90: int(4 * turn.random()), 180: 2 * int(2 * turn.random())}[augmentation.turn]
+    backward = [may and reflect.random() < 0.5 for may in augmentation.reflect]
     # Turned counter-clockwise, a raster's columns run backward after one or two quarters, its rows after two or three.
     backward = [backward[0] != (quarters in (2, 3)), backward[1] != (quarters in (1, 2))]
-    least, largest = asked.scale
+    least, largest = augmentation.scale
     factor = least * (largest / least) ** scale.random()
-    shifts = [int(move.random() * (2 * asked.translate + 1)) - asked.translate for _ in range(2)]
+    shifts = [int(move.random() * (2 * augmentation.translate + 1)) - augmentation.translate for _ in range(2)]
     row, col = (
         _line(size, back, factor, scale.random(), shift)
         for size, back, shift in zip(shape, backward, shifts, strict=True)
     )
     transposed = quarters % 2 == 1
     shown = (shape[1], shape[0]) if transposed else shape
-    return View(shown, row, col, transposed, _rotation(asked.rotate, words, shown))
+    return View(shown, row, col, transposed, _rotation(augmentation.rotate, words, shown))
 
 
 def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | None:
@@ -92,16 +92,16 @@ def _line(size: int, backward: bool, factor: float, point: float, shift: int) ->
     return Line(base + sign * ((shift - fixed) / factor + fixed), sign / factor)
 
 
-def draw_photometry(asked: Augmentation, words: str, bands: int) -> Photometry:
+def draw_photometry(augmentation: Augmentation, words: str, bands: int) -> Photometry:
     """Draw how values change, each band by itself. At least one band is kept."""
     contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
-    factors = tuple(1 + asked.contrast * (2 * contrast.random() - 1) for _ in range(bands))
-    offsets = tuple(asked.brightness * (2 * brightness.random() - 1) for _ in range(bands))
+    factors = tuple(1 + augmentation.contrast * (2 * contrast.random() - 1) for _ in range(bands))
+    offsets = tuple(augmentation.brightness * (2 * brightness.random() - 1) for _ in range(bands))
     stays = int(bands * drop.random())
-    kept = tuple([drop.random() >= asked.drop_bands for _ in range(bands)])
+    kept = tuple([drop.random() >= augmentation.drop_bands for _ in range(bands)])
     if not any(kept):
         kept = tuple(band == stays for band in range(bands))
-    return Photometry(factors, offsets, kept, asked.noise, drawn_number(words, "noise"))
+    return Photometry(factors, offsets, kept, augmentation.noise, drawn_number(words, "noise"))
 
 
 def _generator(words: str, name: str) -> random.Random:

@@ -1,4 +1,4 @@
-"""How well a file's blocks suit a tiling: the read amplification, and the warning that names the remedy."""
+"""The read amplification of a file's blocks under a tiling, and the warning that names the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with 
 
 
 def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
-    """Return pixels decoded per pixel asked for, if every context is read on its own: 1 is ideal.
+    """Return pixels decoded per pixel needed, if every context is read on its own: 1 is ideal.
 
     A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too. A
     tile store holds the contexts themselves.
@@ -26,14 +26,14 @@ def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
     if info.tiling is not None:
         return 1.0
     whole = Box.of_shape(info.shape)
-    asked = decoded = 0
+    needed = decoded = 0
     for tile in tiling.tiles:
         box = tile.context.clip(whole)
         rows = _covered(box.row, info.block_shape[0], info.height)
         cols = _covered(box.col, info.block_shape[1], info.width)
-        asked += box.area
+        needed += box.area
         decoded += (rows.stop if info.sequential else rows.size) * cols.size
-    return decoded / asked
+    return decoded / needed
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
@@ -62,21 +62,18 @@ def check_cut(info: RasterInfo, tiling: Tiling) -> None:
     cut = info.tiling
     if cut is None:
         return
-    pairs = [
+    cores = [[tile.core for tile in each.tiles] for each in (cut, tiling)]
+    pairs: list[tuple[str, object, object]] = [
         ("grid", list(cut.grid), list(tiling.grid)),
         ("raster", cut.raster, tiling.raster),
         ("alignment", cut.footprint.alignment, tiling.footprint.alignment),
     ]
     for what, ours, theirs in pairs:
-        if ours != theirs and (what != "alignment" or _cores(cut) != _cores(tiling)):
+        if ours != theirs and (what != "alignment" or cores[0] != cores[1]):
             raise RasterError(f"{info.path} was cut with {what} {ours}, but the run has {theirs}; {_REMEDY}")
     if not all(a.context.contains(b.context) for a, b in zip(cut.tiles, tiling.tiles, strict=True)):
-        ours, theirs = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
-        raise RasterError(f"{info.path} was cut with halo {ours}, but the run needs {theirs}; {_REMEDY}")
-
-
-def _cores(tiling: Tiling) -> list[Box]:
-    return [tile.core for tile in tiling.tiles]
+        halo, needed = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
+        raise RasterError(f"{info.path} was cut with halo {halo}, but the run needs {needed}; {_REMEDY}")
 
 
 def _covered(interval: Interval, block: int, size: int) -> Interval:

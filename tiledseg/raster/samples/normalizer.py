@@ -1,4 +1,4 @@
-"""From a raster's values to the network's input: normalised, 0 where a pixel is not valid, and changed as a draw says.
+"""The network's input of a raster's values: normalised, 0 where a pixel is not valid, and changed by a draw.
 
 On the host, by NumPy; `execution.input.stored_input` does the same on a device, to the same bits.
 """
@@ -30,7 +30,12 @@ class Normalizer:
         self._working = np.dtype(np.float64) if wide else self._dtype
         self._mean_C11 = np.array(normalization.mean, self._working)[:, None, None]
         self._std_C11 = np.array(normalization.std, self._working)[:, None, None]
-        self._narrow = np.dtype(source) if self._takes_all_of(np.dtype(source)) else None
+        self._narrow = None
+        if np.dtype(source).kind in "iu" and np.dtype(source).itemsize <= 2:
+            limits = np.iinfo(source)
+            with np.errstate(over="ignore"):
+                ends = (np.array([limits.min, limits.max], self._working) - self._mean_C11) / self._std_C11
+            self._narrow = np.dtype(source) if np.isfinite(ends).all() else None
 
     @property
     def scale(self) -> tuple[NDArray, NDArray]:
@@ -41,13 +46,6 @@ class Normalizer:
         """Return True if pixels go to the device as the raster stores them: integers of one or two bytes, which take
         fewer bytes than the input, and none of which becomes infinite. All others are normalised on the host."""
         return self._narrow is not None and pixels_CHW.dtype == self._narrow
-
-    def _takes_all_of(self, source: np.dtype) -> bool:
-        if source.kind not in "iu" or source.itemsize > 2:
-            return False
-        with np.errstate(over="ignore"):
-            ends = np.array([np.iinfo(source).min, np.iinfo(source).max], self._working)
-            return bool(np.isfinite((ends - self._mean_C11) / self._std_C11).all())
 
     def __call__(
         self,
@@ -67,22 +65,21 @@ class Normalizer:
                 x_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 too
             x_CHW = x_CHW.astype(self._dtype, copy=False)
         if overflows and not np.isfinite(x_CHW).all():
-            raise RasterError(self._overflow(pixels_CHW, x_CHW, origin, info))
+            band, row, col = (int(at) for at in np.argwhere(~np.isfinite(x_CHW))[0])
+            name = (
+                f"band {info.band_numbers[band]} of {info.path}" if info and info.band_numbers else f"band {band + 1}"
+            )
+            raise RasterError(
+                f"{name} at (row {origin[0] + row}, col {origin[1] + col}) is {pixels_CHW[band, row, col]}, which "
+                f"{self._dtype} cannot hold once normalised; mark it as data.nodata, or scale the band"
+            )
         return x_CHW
-
-    def _overflow(self, pixels_CHW: NDArray, x_CHW: NDArray, origin: tuple[int, int], info: RasterInfo | None) -> str:
-        band, row, col = (int(at) for at in np.argwhere(~np.isfinite(x_CHW))[0])
-        name = f"band {info.band_numbers[band]} of {info.path}" if info and info.band_numbers else f"band {band + 1}"
-        return (
-            f"{name} at (row {origin[0] + row}, col {origin[1] + col}) is {pixels_CHW[band, row, col]}, which "
-            f"{self._dtype} cannot hold once normalised; mark it as data.nodata, or scale the band"
-        )
 
 
 class Rule(NamedTuple):
-    """What makes the network's input of the pixels of `box` of a raster of shape `raster`, as they are stored.
+    """A function that makes the network's input of the stored pixels of `box` of a raster.
 
-    `valid_HW`: which pixels are valid; None: all are. `photometry`: how a draw changes values, where it does.
+    `valid_HW`: the valid pixels; None: all are. `photometry`: how a draw changes values, where it does.
     """
 
     normalize: Normalizer

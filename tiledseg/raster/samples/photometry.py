@@ -63,8 +63,8 @@ def quantiles() -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Photometry:
-    """Of each band: `factors` and `offsets` (value * factor + offset); then noise of deviation `noise`, a function of
-    `key` (64 bits) and the pixel's place; then the bands that are `kept`, others being 0."""
+    """A change of values: of each band `factors` and `offsets` (value * factor + offset), then noise of deviation
+    `noise`, a function of `key` (64 bits) and the pixel's place, then the bands that are `kept`, others being 0."""
 
     factors: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -85,15 +85,12 @@ class Photometry:
             if offset:
                 band_HW += dtype(offset)
         if self.noise:
-            self._add_noise(x_CHW, box, raster)
+            rows, cols = mirrored_positions(box.row, raster[0]), mirrored_positions(box.col, raster[1])
+            noise_CHW = pixel_noise(self.key, len(x_CHW), rows, cols)
+            noise_CHW *= np.float32(self.noise)
+            x_CHW += noise_CHW
         for band_HW, kept in zip(x_CHW, self.kept, strict=True):
             if not kept:
                 band_HW[:] = 0
         if not valid_HW.all():
             x_CHW[:, ~valid_HW] = 0
-
-    def _add_noise(self, x_CHW: NDArray, box: Box, raster: tuple[int, int]) -> None:
-        rows, cols = mirrored_positions(box.row, raster[0]), mirrored_positions(box.col, raster[1])
-        noise_CHW = pixel_noise(self.key, len(x_CHW), rows, cols)
-        noise_CHW *= np.float32(self.noise)
-        x_CHW += noise_CHW

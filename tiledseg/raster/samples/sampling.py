@@ -1,4 +1,4 @@
-"""Which tiles make a step, and which rank loads which: integers in, integers out.
+"""The tiles of each step, and of each rank: integers in, integers out.
 
 The order depends on (seed, epoch) alone: every rank computes all of it, with no communication, and any number of ranks
 sees the same steps. Random numbers: `random.Random` seeded with the first 8 bytes of SHA-256 of
@@ -46,7 +46,7 @@ class DrawnTile(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run stands: the next step is step `step` of epoch `epoch`, both counted from 0."""
+    """The place where a run stands: the next step is step `step` of epoch `epoch`, both counted from 0."""
 
     epoch: int
     step: int
@@ -144,45 +144,19 @@ class Sampler(Steps):
 def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
     """Deal the tiles of a step to `size` ranks, balanced by `cost` (context pixels); some ranks may get none.
 
-    Each rank keeps the step's order. A contiguous deal (whose neighbours share blocks) is taken where it is as balanced
-    as longest-first dealing (Graham 1969, at most 4/3 of the best), else the latter. The same on every rank.
+    The most expensive tile first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best). Each
+    rank keeps the step's order. The same on every rank.
     """
     if size < 1:
         raise ConfigError(f"tiles dealt to {size} ranks; give at least 1")
     costs = [cost(tile) for tile in step]
-    shares = _longest_first(costs, size)
-    heaviest = max(sum(costs[i] for i in share) for share in shares)
-    contiguous = _contiguous(costs, size, heaviest)
-    return [tuple(step[i] for i in share) for share in (contiguous or shares)]
-
-
-def _longest_first(costs: Sequence[int], size: int) -> list[list[int]]:
     loads = [(0, rank) for rank in range(size)]  # a heap: the least loaded rank first
     shares: list[list[int]] = [[] for _ in range(size)]
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         load, rank = loads[0]
         shares[rank].append(i)
         heapq.heapreplace(loads, (load + costs[i], rank))
-    return [sorted(share) for share in shares]
-
-
-def _contiguous(costs: Sequence[int], size: int, limit: int) -> list[list[int]] | None:
-    """Return runs of neighbours of at most `limit` each, as even as possible; None where `size` runs are too few."""
-    shares: list[list[int]] = []
-    start = 0
-    left = sum(costs)
-    for rank in range(size):
-        # Aim at an even share of what is left; `limit` is what must not be passed.
-        target = left / (size - rank)
-        share: list[int] = []
-        load = 0
-        while start < len(costs) and load + costs[start] <= limit and (not share or load + costs[start] / 2 <= target):
-            share.append(start)
-            load += costs[start]
-            start += 1
-        shares.append(share)
-        left -= load
-    return shares if start == len(costs) else None
+    return [tuple(step[i] for i in sorted(share)) for share in shares]
 
 
 def epoch_generator(seed: int, epoch: int) -> random.Random:

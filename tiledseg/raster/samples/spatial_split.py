@@ -1,4 +1,4 @@
-"""Which pixels of an image are trained on, and which validated on, where both are parts of the same images.
+"""The pixels that are trained on, and validated on, where both are parts of the same images.
 
 Images are cut into blocks. Some blocks, drawn by a seed alone, are validated on; the others are trained on, but for
 what lies within a gap of a block that is validated on: it counts nowhere. With a gap of the network's halo no
@@ -36,8 +36,8 @@ class SplitPart:
         for one in self.boxes:
             around = self.gap if self.outside else (0, 0)
             rows, cols = (
-                slice(max(side.start - gap - seen.start, 0), max(side.stop + gap - seen.start, 0))
-                for side, seen, gap in zip((one.row, one.col), (box.row, box.col), around, strict=True)
+                slice(max(side.start - gap - whole.start, 0), max(side.stop + gap - whole.start, 0))
+                for side, whole, gap in zip((one.row, one.col), (box.row, box.col), around, strict=True)
             )
             found_HW[rows, cols] = not self.outside
         return found_HW
@@ -45,7 +45,7 @@ class SplitPart:
 
 @dataclass(frozen=True)
 class SplitCut:
-    """How an image of `shape` (height, width) is cut: into so many `blocks`, with a `gap` in pixels, each along rows
+    """A cut of an image of `shape` (height, width): into so many `blocks`, with a `gap` in pixels, each along rows
     and columns."""
 
     shape: tuple[int, int]

@@ -48,7 +48,7 @@ class Rotation(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Where positions of a view lie in the raster along one dim: `start + step * position`, at centres of pixels."""
+    """The raster's places of a view's positions along one dim: `start + step * position`, at centres of pixels."""
 
     start: float
     step: float
@@ -93,8 +93,8 @@ class View:
     def find(self, row: float, col: float) -> tuple[float, float]:
         """Return the position (row, col) in the view, or beyond it, of a place of the raster."""
         along = (row - self.row.start) / self.row.step, (col - self.col.start) / self.col.step
-        found = along[::-1] if self.transposed else along
-        return self.rotation.back.moved(*found) if self.rotation else found
+        place = along[::-1] if self.transposed else along
+        return self.rotation.back.moved(*place) if self.rotation else place
 
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
         """Return the view of a box of `shape` that begins at (row, col)."""
@@ -127,38 +127,12 @@ class ViewReader(RasterReader):
 
     def __init__(self, source: RasterReader, view: View, classes: bool = False) -> None:
         self._source, self._view = source, view
-        self._nearest = classes
-        dtype = source.info.dtype if classes or view.on_pixels else str(interpolated(np.dtype(source.info.dtype)))
+        self._nearest = classes or view.on_pixels
+        dtype = source.info.dtype if self._nearest else str(interpolated(np.dtype(source.info.dtype)))
         self.info = replace(source.info, height=view.shape[0], width=view.shape[1], dtype=dtype)
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        view = self._view
-        if not view.on_pixels:
-            return read_places(self._source, *view.places(box), self.info.dtype, self._nearest)
-        pixels_CHW, valid_HW = self._on_pixels(Box(box.col, box.row) if view.transposed else box)
-        if view.transposed:
-            pixels_CHW, valid_HW = pixels_CHW.swapaxes(1, 2), valid_HW.T
-        return np.ascontiguousarray(pixels_CHW), np.ascontiguousarray(valid_HW)
-
-    def _on_pixels(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """Read a `box` of positions along the raster's rows and columns."""
-        view = self._view
-        wanted = Box(view.row.source(box.row), view.col.source(box.col))
-        pixels_CHW, valid_HW = self._part(wanted)
-        order = slice(None, None, int(view.row.step)), slice(None, None, int(view.col.step))
-        return pixels_CHW[:, *order], valid_HW[order]
-
-    def _part(self, wanted: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """Return a box of the raster; not valid beyond its border."""
-        inside = wanted.clip(Box.of_shape(self._source.info.shape))
-        if inside == wanted:
-            return self._source.read(wanted)
-        pixels_CHW = np.zeros((self.info.bands, *wanted.shape), self._source.info.dtype)
-        valid_HW = np.zeros(wanted.shape, np.bool_)
-        if inside.area:
-            at = inside.relative_to(wanted).slices
-            pixels_CHW[:, *at], valid_HW[at] = self._source.read(inside)
-        return pixels_CHW, valid_HW
+        return read_places(self._source, *self._view.places(box), self.info.dtype, self._nearest)
 
     def release(self) -> None:
         """Leave the handles to the source's owner."""

@@ -137,14 +137,16 @@ def load_info(file: h5py.File, name: StoreName) -> RasterInfo:
     with reading(f"open the tile store {name}", DAMAGED):
         raster = json.loads(described(file, name))
         pixels, invalid = slots(file, name)
-        shape, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
+        size, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
         if grid[0] * grid[1] != len(pixels):
             raise RasterError(f"{name} holds {len(pixels)} tiles, but its grid is {list(grid)}; {DAMAGED}")
-        tiling = make_tiling(shape, grid, Footprint(**raster["footprint"]))
+        tiling = make_tiling(size, grid, Footprint(**raster["footprint"]))
         info = _decode(raster, str(name), tiling, bool(invalid.id.get_storage_size()))
-        wanted = [(len(tiling), *slot_shape(name.labels, info, tiling)), info.dtype]
-        if [pixels.shape, pixels.dtype.name] != wanted or invalid.shape != (len(tiling), *wanted[0][2:]):
-            raise RasterError(f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {wanted}; {DAMAGED}")
+        shape = (len(tiling), *slot_shape(name.labels, info, tiling))
+        if (pixels.shape, pixels.dtype.name) != (shape, info.dtype) or invalid.shape != (shape[0], *shape[2:]):
+            raise RasterError(
+                f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {info.dtype}; {DAMAGED}"
+            )
         return info
 
 
@@ -153,11 +155,11 @@ def slots(file: h5py.File, name: StoreName) -> tuple[h5py.Dataset, h5py.Dataset]
     import h5py
 
     paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
-    found = file[paths[2]], file[paths[3]]
+    datasets = file[paths[2]], file[paths[3]]
     own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
-    if not own or any(dataset.chunks is None for dataset in found):
+    if not own or any(dataset.chunks is None for dataset in datasets):
         raise RasterError(f"{name} links to pixels elsewhere, which no cut store does; {DAMAGED}")
-    return found
+    return datasets
 
 
 def slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.info import RasterInfo
@@ -97,21 +99,22 @@ def is_cut(path: str, plan: StorePlan) -> bool:
     advice = "remove it, or give another --output"
     with open_store(path) as file:
         counts = tuple(count_rasters(file, kind) for kind in ("images", "labels"))
-        wanted = len(plan.images), len(plan.labels or ())
-        if counts != wanted:
+        planned = len(plan.images), len(plan.labels or ())
+        if counts != planned:
             raise OutputError(
-                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {wanted[0]} and {wanted[1]} of this "
-                f"command; {advice}"
+                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {planned[0]} and {planned[1]} of "
+                f"this command; {advice}"
             )
         for name, info, tiling in plan.rasters():
-            cut = load_info(file, name._replace(store=path)).tiling
-            assert cut is not None, "a store says how it was cut"
-            if (cut.grid, cut.footprint) != (tiling.grid, tiling.footprint):
-                raise OutputError(f"{path} was cut with {_cut(cut)}, now it is {_cut(tiling)}; {advice}")
-            if described(file, name) != _identity(info, tiling):
-                raise OutputError(
-                    f"{path} was cut from another state of {info.path} (file, bands or nodata differ); {advice}"
-                )
+            own = name._replace(store=path)
+            load_info(file, own)  # raises where the store is damaged
+            written, now = json.loads(described(file, own)), json.loads(_identity(info, tiling))
+            for key, value in now.items():
+                if written.get(key) != value:
+                    raise OutputError(
+                        f"{path} was cut from another state of {info.path}: its {key} was {shown(written.get(key))}, "
+                        f"now it is {shown(value)}; {advice}"
+                    )
     return True
 
 
@@ -211,8 +214,3 @@ def _state(path: str) -> dict[str, int]:
         return {}
     status = os.stat(path)
     return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
-
-
-def _cut(tiling: Tiling) -> str:
-    footprint = tiling.footprint
-    return f"grid {list(tiling.grid)}, halo ({footprint.before}, {footprint.after}), alignment {footprint.alignment}"
