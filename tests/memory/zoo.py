@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 Tensors = list[torch.Tensor]
 Case = Callable[[int], Tensors]
-ZOO: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    ZOO[function.__name__] = function
-    return function
 
 
 def drawn(*shape: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,12 +33,11 @@ def module(made: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) ->
     return made().to(dtype)
 
 
-def trained(network: nn.Module, x: torch.Tensor, weights: torch.Tensor | None = None) -> Tensors:
+def trained(network: nn.Module, x: torch.Tensor) -> Tensors:
     """Forward, a loss that weighs each value, backward: the output, all gradients, all buffers."""
     out = network(x)
     out = out[0] if isinstance(out, tuple) else out
-    weigh = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape) if weights is None else weights
-    (out * weigh).sum().backward()
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
     grads = [p.grad for p in network.parameters() if p.grad is not None]
     return [out.detach(), *([x.grad] if x.grad is not None else []), *grads, *network.buffers()]
 
@@ -53,32 +48,14 @@ def gradients(loss: torch.Tensor, *leaves: torch.Tensor) -> Tensors:
     return [loss.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-# Networks.
+# Networks: how each is made, the shape of its input.
 
 
-@case
-def linear_layers(step: int) -> Tensors:
-    return trained(
-        module(lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))),
-        leaf(16, 32, step=step),
-    )
-
-
-def _convolutions(inplace: bool) -> nn.Module:
+def _convolutions(inplace: bool = False) -> nn.Module:
     layers: list[nn.Module] = []
     for k in range(3):
         layers += [nn.Conv2d(3 if k == 0 else 8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=inplace)]
     return nn.Sequential(*layers)
-
-
-@case
-def batch_norms_and_their_buffers(step: int) -> Tensors:
-    return trained(module(lambda: _convolutions(False)), leaf(2, 3, 16, 16, step=step))
-
-
-@case
-def activations_in_place(step: int) -> Tensors:
-    return trained(module(lambda: _convolutions(True)), leaf(2, 3, 16, 16, step=step))
 
 
 class Skipping(nn.Module):
@@ -102,464 +79,56 @@ class Skipping(nn.Module):
         return self.head(torch.cat((skip, up), 1) if self.kind == "cat" else skip + up)
 
 
-@case
-def a_skip_that_is_concatenated(step: int) -> Tensors:
-    return trained(module(Skipping), leaf(2, 3, 16, 16, step=step))
-
-
-@case
-def a_skip_that_is_added(step: int) -> Tensors:
-    return trained(module(lambda: Skipping("add")), leaf(2, 3, 16, 16, step=step))
-
-
-@case
-def indices_of_a_pooling(step: int) -> Tensors:
-    return trained(module(lambda: Skipping("unpool")), leaf(2, 3, 16, 16, step=step))
-
-
-@case
-def densely_connected(step: int) -> Tensors:
-    x = leaf(1, 4, 12, 12, step=step)
-    convs = [module(lambda k=k: nn.Conv2d(4 * (k + 1), 4, 3, padding=1)) for k in range(3)]
-    features = [x]
-    for conv in convs:
-        features.append(torch.relu(conv(torch.cat(features, 1))))
-    return gradients(torch.cat(features, 1).square().sum(), x, *(p for conv in convs for p in conv.parameters()))
-
-
-@case
-def norms_of_all_kinds(step: int) -> Tensors:
-    return trained(
-        module(
-            lambda: nn.Sequential(
-                nn.Conv2d(3, 8, 3),
-                nn.GroupNorm(2, 8),
-                nn.GELU(),
-                nn.InstanceNorm2d(8),
-                nn.SiLU(),
-                nn.LayerNorm([10, 10]),
-            )
-        ),
-        leaf(2, 3, 12, 12, step=step),
-    )
-
-
-@case
-def dropout_draws_the_same_numbers(step: int) -> Tensors:
-    torch.manual_seed(step)
-    result = trained(
-        module(lambda: nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.2))),
-        leaf(16, 32, step=step),
-    )
-    return [*result, torch.rand(4)]
+def _norms() -> nn.Module:
+    layers = (nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.InstanceNorm2d(8), nn.SiLU())
+    return nn.Sequential(*layers, nn.LayerNorm([10, 10]))
 
 
-@case
-def attention(step: int) -> Tensors:
-    attend = module(lambda: nn.MultiheadAttention(16, 4, batch_first=True))
-    x = leaf(2, 10, 16, step=step)
-    return gradients(attend(x, x, x)[0].square().sum(), x, *attend.parameters())
+def _volumes() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(2, 4, 3), nn.PReLU(4), nn.AvgPool3d(2), nn.ConvTranspose3d(4, 2, 2))
 
 
-@case
-def scaled_dot_product(step: int) -> Tensors:
-    q, k, v = (leaf(2, 4, 12, 8, step=10 * step + part) for part in range(3))
-    return gradients(functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), q, k, v)
-
+def _enlarging() -> nn.Module:
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.PixelShuffle(2), nn.ReflectionPad2d(1))
+    return nn.Sequential(*layers, nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False))
 
-@case
-def a_recurrent_network(step: int) -> Tensors:
-    return trained(module(lambda: nn.LSTM(8, 16, 2, batch_first=True)), leaf(3, 9, 8, step=step))
 
-
-@case
-def a_gated_recurrent_network(step: int) -> Tensors:
-    return trained(module(lambda: nn.GRU(8, 16, bidirectional=True)), leaf(5, 3, 8, step=step))
+def _computed_weights() -> nn.Module:
+    layers = nn.Linear(16, 32), nn.Linear(32, 16)
+    return nn.Sequential(parametrizations.weight_norm(layers[0]), parametrizations.spectral_norm(layers[1]))
 
 
-@case
-def convolutions_of_volumes(step: int) -> Tensors:
-    return trained(
-        module(lambda: nn.Sequential(nn.Conv3d(2, 4, 3), nn.PReLU(4), nn.AvgPool3d(2), nn.ConvTranspose3d(4, 2, 2))),
-        leaf(1, 2, 8, 8, 8, step=step),
-    )
+def _shared() -> nn.Module:
+    shared = nn.Linear(16, 16)
+    return nn.Sequential(shared, nn.ReLU(), shared, nn.Sigmoid(), shared)
 
 
-@case
-def enlarging_and_shuffling(step: int) -> Tensors:
-    return trained(
-        module(
-            lambda: nn.Sequential(
-                nn.Conv2d(3, 16, 3, padding=1),
-                nn.PixelShuffle(2),
-                nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
-                nn.ReflectionPad2d(1),
-            )
-        ),
-        leaf(1, 3, 8, 8, step=step),
-    )
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
 
 
-@case
-def frozen_layers(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False))
-    for parameter in network[3].parameters():
-        parameter.requires_grad_(False)
-    return trained(network.eval(), drawn(1, 3, 16, 16, step=step))
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear layers": (_linear, (16, 32)),
+    "batch norms and their buffers": (_convolutions, (2, 3, 16, 16)),
+    "activations in place": (partial(_convolutions, True), (2, 3, 16, 16)),
+    "a skip that is concatenated": (Skipping, (2, 3, 16, 16)),
+    "a skip that is added": (partial(Skipping, "add"), (2, 3, 16, 16)),
+    "indices of a pooling": (partial(Skipping, "unpool"), (2, 3, 16, 16)),
+    "norms of all kinds": (_norms, (2, 3, 12, 12)),
+    "a recurrent network": (lambda: nn.LSTM(8, 16, 2, batch_first=True), (3, 9, 8)),
+    "a gated recurrent network": (lambda: nn.GRU(8, 16, bidirectional=True), (5, 3, 8)),
+    "convolutions of volumes": (_volumes, (1, 2, 8, 8, 8)),
+    "enlarging and shuffling": (_enlarging, (1, 3, 8, 8)),
+    "weights that are computed": (_computed_weights, (8, 16)),
+    "a weight that is used twice": (_shared, (8, 16)),
+}
 
 
-@case
-def weights_that_are_computed(step: int) -> Tensors:
-    return trained(
-        module(
-            lambda: nn.Sequential(
-                nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)),
-                nn.utils.parametrizations.spectral_norm(nn.Linear(32, 16)),
-            )
-        ),
-        leaf(8, 16, step=step),
-    )
+def _network(made: Callable[[], nn.Module], shape: tuple[int, ...], step: int) -> Tensors:
+    return trained(module(made), leaf(*shape, step=step))
 
 
-@case
-def a_weight_that_is_used_twice(step: int) -> Tensors:
-    shared = module(lambda: nn.Linear(16, 16))
-    return trained(nn.Sequential(shared, nn.ReLU(), shared, nn.Sigmoid(), shared), leaf(8, 16, step=step))
-
-
-@case
-def embeddings(step: int) -> Tensors:
-    table = module(lambda: nn.Embedding(50, 16))
-    words = torch.randint(0, 50, (6, 7), generator=torch.Generator().manual_seed(step))
-    return gradients((table(words) ** 3).sum(), *table.parameters())
-
-
-@case
-def embeddings_of_sparse_gradient(step: int) -> Tensors:
-    table = module(lambda: nn.Embedding(50, 16, sparse=True))
-    words = torch.randint(0, 50, (6, 7), generator=torch.Generator().manual_seed(step))
-    return [t.to_dense() for t in gradients((table(words) ** 3).sum(), *table.parameters())]
-
-
-# Kinds of tensors.
-
-
-@case
-def sparse_matrices_are_left_alone(step: int) -> Tensors:
-    matrix = torch.eye(16).to_sparse().requires_grad_()
-    x = leaf(16, 16, step=step)
-    return [t.to_dense() for t in gradients(torch.sparse.mm(matrix, x.exp()).square().sum(), matrix, x)]
-
-
-@case
-def complex_numbers(step: int) -> Tensors:
-    x = leaf(4, 32, step=step)
-    return gradients((torch.fft.rfft(x) * torch.fft.rfft(x.sin())).abs().square().sum(), x)
-
-
-@case
-def conjugate_and_negative_views(step: int) -> Tensors:
-    x = leaf(16, 16, step=step, dtype=torch.complex64)
-    conjugate = (x * 2).conj()
-    negative = torch.imag((x * 3).conj())
-    assert conjugate.is_conj()
-    assert negative.is_neg()
-    return gradients((conjugate @ x).abs().sum() + (negative * negative.exp()).sum(), x)
-
-
-@case
-def float64(step: int) -> Tensors:
-    return trained(
-        module(lambda: _convolutions(True), torch.float64), leaf(1, 3, 12, 12, step=step, dtype=torch.float64)
-    )
-
-
-@case
-def channels_last_strides(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False)).to(memory_format=torch.channels_last)
-    x = drawn(2, 3, 16, 16, step=step).to(memory_format=torch.channels_last).requires_grad_()
-    result = trained(network, x)
-    assert result[0].is_contiguous(memory_format=torch.channels_last)
-    return result
-
-
-@case
-def strides_of_zero(step: int) -> Tensors:
-    row = leaf(1, 32, step=step)
-
-    def loss() -> torch.Tensor:
-        wide = (row * 2).expand(64, 32)
-        return (wide * wide.sin()).sum()
-
-    return gradients(loss(), row)
-
-
-@case
-def tensors_that_are_not_contiguous(step: int) -> Tensors:
-    x = leaf(24, 32, step=step)
-
-    def loss() -> torch.Tensor:
-        part = (x * 2)[::3, 1::2]
-        return (part * part.exp()).sum() + ((x * 3).t().flip(0)[::4, ::3] ** 2).sum()
-
-    return gradients(loss(), x)
-
-
-@case
-def views_of_one_storage(step: int) -> Tensors:
-    x = leaf(16, 32, step=step)
-
-    def loss() -> torch.Tensor:
-        base = x.exp()
-        views = (base.t().contiguous(), base[2:6], base.expand(3, 16, 32), base.view(8, 64), base.t())
-        return torch.stack([(view * view).sum() for view in views]).sum()
-
-    return gradients(loss(), x)
-
-
-@case
-def the_last_keeper_is_a_view(step: int) -> Tensors:
-    x = leaf(16, 32, step=step)
-
-    def view() -> torch.Tensor:
-        return (x * 2).t()[3:9]
-
-    return gradients((view() * view()).sum(), x)
-
-
-@case
-def views_as_another_type(step: int) -> Tensors:
-    x = leaf(8, 16, step=step)
-
-    def loss() -> torch.Tensor:
-        pairs = torch.view_as_complex((x * 2).view(8, 8, 2))
-        return ((pairs * pairs).abs() + torch.view_as_real(pairs * 1j).sum(-1)).sum()
-
-    return gradients(loss(), x)
-
-
-@case
-def masks_and_whole_numbers(step: int) -> Tensors:
-    x = leaf(32, 32, step=step)
-    kept = torch.where(x > 0, x * x, x.sin()).masked_fill(x.abs() < 0.1, 0.0)
-    return gradients((kept.clamp(-1, 2) * kept.cumsum(1)).sum(), x)
-
-
-@case
-def gathers_and_sorts(step: int) -> Tensors:
-    x = leaf(16, 24, step=step)
-    ordered, at = (x * 2).sort(1)
-    sums = torch.zeros(16, 24).scatter_add(1, at, ordered * ordered)
-    return gradients((ordered.gather(1, at.flip(1)) * sums + x.topk(3, 1).values.prod()).sum(), x)
-
-
-@case
-def linear_algebra(step: int) -> Tensors:
-    x = leaf(8, 8, step=step, dtype=torch.float64)
-    matrix = x @ x.t() + 8 * torch.eye(8, dtype=torch.float64)
-    return gradients(torch.linalg.solve(matrix, x).sum() + torch.logdet(matrix) + torch.linalg.svdvals(x).sum(), x)
-
-
-@case
-def empty_tensors_and_numbers(step: int) -> Tensors:
-    x = leaf(0, 5, step=step)
-    y = leaf(1, step=step)
-    return gradients((x * x).sum() + (y * y.exp()).sum() + torch.tensor(2.0) * y.sum(), x, y)
-
-
-@case
-def memory_of_numpy(step: int) -> Tensors:
-    array = drawn(16, 16, step=step).numpy()
-    x = torch.from_numpy(array).requires_grad_()
-    return gradients((x * x.sin()).sum(), x)
-
-
-# Ways through a graph.
-
-
-@case
-def two_passes_over_one_graph(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    loss = (x.exp() * x.sin().exp()).square().sum()
-    loss.backward(retain_graph=True)
-    first = x.grad.clone()
-    loss.backward()
-    return [first, x.grad]
-
-
-@case
-def three_passes_from_several_ends(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    middle = x.exp().sin()
-    ends = [(middle * k).exp().sum() for k in (1.0, 0.5, 0.25)]
-    grads = [torch.autograd.grad(end, x, retain_graph=True)[0] for end in (ends[2], ends[0], ends[1])]
-    return [*grads, torch.autograd.grad(sum(ends), x)[0]]
-
-
-@case
-def double_backward(step: int) -> Tensors:
-    network = module(lambda: nn.Sequential(nn.Linear(16, 32), nn.Softplus(), nn.Linear(32, 1)))
-    x = leaf(8, 16, step=step)
-    (grad,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
-    ((grad.norm(dim=1) - 1) ** 2).sum().backward()
-    return [grad.detach(), x.grad, *(p.grad for p in network.parameters() if p.grad is not None)]
-
-
-@case
-def triple_backward(step: int) -> Tensors:
-    x = leaf(8, 16, step=step, dtype=torch.float64)
-    value = (x.sin().exp() * x).sum()
-    found = []
-    for _ in range(3):
-        (grad,) = torch.autograd.grad(value, x, create_graph=True)
-        found.append(grad.detach())
-        value = (grad * grad.cos()).sum()
-    return found
-
-
-@case
-def a_branch_that_nobody_uses(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    shared = x.exp()
-    unused = (shared.sin() * shared).cos()
-    result = gradients((shared * shared).sum(), x)
-    return [*result, unused.detach()]
-
-
-@case
-def only_a_part_of_the_graph(step: int) -> Tensors:
-    x, w = leaf(16, 16, step=step), leaf(16, 16, step=step + 1)
-    middle = (x @ w).tanh()
-    out = (middle @ w).exp().sin().square().sum()
-    (first,) = torch.autograd.grad(out, middle, retain_graph=True)
-    return [first, *torch.autograd.grad(out, (x, w))]
-
-
-@case
-def gradients_that_add_up(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False))
-    for part in range(3):
-        network(drawn(1, 3, 12, 12, step=10 * step + part)).square().mean().backward()
-    return [*(p.grad for p in network.parameters() if p.grad is not None), *network.buffers()]
-
-
-@case
-def two_networks_in_turn(step: int) -> Tensors:
-    made, judged = module(lambda: nn.Linear(16, 16)), module(lambda: nn.Linear(16, 1))
-    x = drawn(8, 16, step=step)
-    judged(made(x).tanh().detach()).square().mean().backward()
-    first = [p.grad.clone() for p in judged.parameters() if p.grad is not None]
-    judged(made(x).tanh()).exp().mean().backward()
-    return [*first, *(p.grad for net in (made, judged) for p in net.parameters() if p.grad is not None)]
-
-
-@case
-def another_depth_at_each_step(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    y = x
-    for k in range(2 + step % 3):
-        y = (y * (k + 1)).sin()
-    return gradients(y.square().sum(), x)
-
-
-@case
-def another_order_at_each_step(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    ends = [(x * k).exp().sin().sum() for k in (1.0, 2.0, 3.0)]
-    return [torch.autograd.grad(ends[(step + k) % 3], x)[0] for k in range(3)]
-
-
-@case
-def hooks_on_gradients(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    middle = x.exp()
-    middle.register_hook(lambda grad: grad * 2)
-    middle.retain_grad()
-    return [*gradients((middle * middle.sin().exp()).sum(), x), middle.grad]
-
-
-@case
-def a_backward_pass_in_another_thread(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    loss = (x.exp() * x.sin()).sum()
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
-    return [loss.detach(), x.grad]
-
-
-@case
-def anomaly_detection(step: int) -> Tensors:
-    with torch.autograd.set_detect_anomaly(True, check_nan=True):
-        return linear_layers(step)
-
-
-@case
-def a_jacobian(step: int) -> Tensors:
-    x = drawn(6, step=step)
-    return [torch.autograd.functional.jacobian(lambda v: (v.exp() * v.sum()).sin(), x)]
-
-
-@case
-def part_of_it_without_gradients(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    with torch.no_grad():
-        scale = x.exp().mean()
-    return gradients(((x * scale).exp() * x.detach().sin()).sum(), x)
-
-
-# Recomputation and autocast.
-
-
-@case
-def recomputed_segments(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False))
-    x = leaf(1, 3, 12, 12, step=step)
-
-    def loss() -> torch.Tensor:
-        out = checkpoint(network[:3], x, use_reentrant=False)
-        return checkpoint(network[3:], out.sin(), use_reentrant=False).square().sum()
-
-    return gradients(loss(), x, *network.parameters())
-
-
-@case
-def recomputed_the_old_way(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False))
-    x = leaf(1, 3, 12, 12, step=step)
-    out = checkpoint(network[:3], x, use_reentrant=True)
-    return gradients(checkpoint(network[3:], out, use_reentrant=True).square().sum(), x, *network.parameters())
-
-
-@case
-def recomputed_within_recomputed_with_dropout(step: int) -> Tensors:
-    torch.manual_seed(step)
-    inner = module(lambda: nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Tanh()))
-    x = leaf(8, 16, step=step)
-
-    def outer(y: torch.Tensor) -> torch.Tensor:
-        return checkpoint(inner, inner(y).sin(), use_reentrant=False).exp()
-
-    return gradients(checkpoint(outer, x, use_reentrant=False).sum() + inner(x).sum(), x, *inner.parameters())
-
-
-@case
-def autocast_to_16_bits(step: int) -> Tensors:
-    network = module(lambda: _convolutions(False))
-    with torch.autocast("cpu", torch.bfloat16):
-        return trained(network, leaf(1, 3, 12, 12, step=step))
-
-
-@case
-def autocast_of_a_shared_weight(step: int) -> Tensors:
-    shared = module(lambda: nn.Linear(16, 16))
-    x = leaf(8, 16, step=step)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = shared(shared(shared(x)).relu()).float().square().sum()
-    return gradients(loss, x, *shared.parameters())
-
-
-# Operations of other people, and operations in place.
+# Losses of one tensor: kinds of tensors, views, operations in place.
 
 
 class Cubed(torch.autograd.Function):
@@ -579,12 +148,6 @@ class Cubed(torch.autograd.Function):
         return grad * ctx.power * y / x + 0 * again, None
 
 
-@case
-def a_function_of_ones_own(step: int) -> Tensors:
-    x = (drawn(16, 16, step=step).abs() + 1).requires_grad_()
-    return gradients(Cubed.apply(x * 2, 3).sum() + Cubed.apply(x, 2).sin().sum(), x)
-
-
 class Hiding(torch.autograd.Function):
     """Keeps a tensor where autograd does not see it."""
 
@@ -598,47 +161,307 @@ class Hiding(torch.autograd.Function):
         return grad * ctx.hidden
 
 
-@case
-def a_function_that_hides_what_it_keeps(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
-    return gradients(Hiding.apply(Hiding.apply(x).sin()).sum(), x)
+def _conjugate_and_negative(x: torch.Tensor) -> torch.Tensor:
+    conjugate, negative = (x * 2).conj(), torch.imag((x * 3).conj())
+    assert conjugate.is_conj()
+    assert negative.is_neg()
+    return (conjugate @ x).abs().sum() + (negative * negative.exp()).sum()
 
 
-@case
-def writes_into_a_part(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
+def _strides_of_zero(x: torch.Tensor) -> torch.Tensor:
+    wide = (x[:1] * 2).expand(64, 16)
+    return (wide * wide.sin()).sum()
+
+
+def _not_contiguous(x: torch.Tensor) -> torch.Tensor:
+    part = (x * 2)[::3, 1::2]
+    return (part * part.exp()).sum() + ((x * 3).t().flip(0)[::4, ::3] ** 2).sum()
+
+
+def _views_of_one_storage(x: torch.Tensor) -> torch.Tensor:
+    base = x.exp()
+    views = (base.t().contiguous(), base[2:6], base.expand(3, 16, 16), base.view(8, 32), base.t())
+    return torch.stack([(view * view).sum() for view in views]).sum()
+
+
+def _as_another_type(x: torch.Tensor) -> torch.Tensor:
+    pairs = torch.view_as_complex((x * 2).view(16, 8, 2))
+    return ((pairs * pairs).abs() + torch.view_as_real(pairs * 1j).sum(-1)).sum()
+
+
+def _masks(x: torch.Tensor) -> torch.Tensor:
+    kept = torch.where(x > 0, x * x, x.sin()).masked_fill(x.abs() < 0.1, 0.0)
+    return (kept.clamp(-1, 2) * kept.cumsum(1)).sum()
+
+
+def _sorts(x: torch.Tensor) -> torch.Tensor:
+    ordered, at = (x * 2).sort(1)
+    sums = torch.zeros(16, 16).scatter_add(1, at, ordered * ordered)
+    return (ordered.gather(1, at.flip(1)) * sums + x.topk(3, 1).values.prod()).sum()
+
+
+def _linear_algebra(x: torch.Tensor) -> torch.Tensor:
+    matrix = x @ x.t() + 16 * torch.eye(16, dtype=x.dtype)
+    return torch.linalg.solve(matrix, x).sum() + torch.logdet(matrix) + torch.linalg.svdvals(x).sum()
+
+
+def _empty(x: torch.Tensor) -> torch.Tensor:
+    return (x[:0] * x[:0]).sum() + (x * x.exp()).sum() + torch.tensor(2.0) * x.sum()
+
+
+def _unused_branch(x: torch.Tensor) -> torch.Tensor:
+    shared = x.exp()
+    (shared.sin() * shared).cos()
+    return (shared * shared).sum()
+
+
+def _writes_into_a_part(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y[2:5] = x[1:4].exp()
     y[:, 3].mul_(2)
-    return gradients((y * y.sin()).sum(), x)
+    return (y * y.sin()).sum()
 
 
-@case
-def sums_in_place(step: int) -> Tensors:
-    x = leaf(16, 16, step=step)
+def _sums_in_place(x: torch.Tensor) -> torch.Tensor:
     y = x.exp() + 0
     y += x
     y.add_(x.sin()).relu_()
-    return gradients((y.sigmoid() * x).sum(), x)
+    return (y.sigmoid() * x).sum()
 
 
-@case
-def changed_past_autograd(step: int) -> Tensors:
+def _past_autograd(x: torch.Tensor) -> torch.Tensor:
     """Who writes to `.data` gets what autograd makes of it: the changed values."""
-    x = leaf(16, 16, step=step)
     y = x * 2
     z = y * y
     y.data.mul_(3)
-    del y
-    return gradients(z.sin().sum(), x)
+    return z.sin().sum()
 
 
-@case
+def _without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.exp().mean()
+    return ((x * scale).exp() * x.detach().sin()).sum()
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    middle = x.exp()
+    middle.register_hook(lambda grad: grad * 2)
+    return (middle * middle.sin().exp()).sum()
+
+
+DOUBLE, COMPLEX = torch.float64, torch.complex64
+LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
+    "complex numbers": (lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.sin())).abs().square().sum(), torch.float32),
+    "conjugate and negative views": (_conjugate_and_negative, COMPLEX),
+    "strides of zero": (_strides_of_zero, torch.float32),
+    "tensors that are not contiguous": (_not_contiguous, torch.float32),
+    "views of one storage": (_views_of_one_storage, torch.float32),
+    "the last keeper is a view": (lambda x: ((x * 2).t()[3:9] * (x * 2).t()[3:9]).sum(), torch.float32),
+    "views as another type": (_as_another_type, torch.float32),
+    "masks and whole numbers": (_masks, torch.float32),
+    "gathers and sorts": (_sorts, torch.float32),
+    "linear algebra": (_linear_algebra, DOUBLE),
+    "empty tensors and numbers": (_empty, torch.float32),
+    "a branch that nobody uses": (_unused_branch, torch.float32),
+    "part of it without gradients": (_without_gradients, torch.float32),
+    "hooks on gradients": (_hooked, torch.float32),
+    "a function of one's own": (lambda x: Cubed.apply(x.exp() * 2, 3).sin().sum(), DOUBLE),
+    "a function that hides what it keeps": (lambda x: Hiding.apply(Hiding.apply(x).sin()).sum(), torch.float32),
+    "writes into a part": (_writes_into_a_part, torch.float32),
+    "sums in place": (_sums_in_place, torch.float32),
+    "changed past autograd": (_past_autograd, torch.float32),
+}
+
+
+def _loss(loss: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, step: int) -> Tensors:
+    x = leaf(16, 16, step=step, dtype=dtype)
+    return gradients(loss(x), x)
+
+
+# Others, each with a way of its own.
+
+OTHERS: list[Case] = []
+
+
+@OTHERS.append
+def densely_connected(step: int) -> Tensors:
+    convs = [module(lambda k=k: nn.Conv2d(4 * (k + 1), 4, 3, padding=1)) for k in range(3)]
+    features = [leaf(1, 4, 12, 12, step=step)]
+    for conv in convs:
+        features.append(torch.relu(conv(torch.cat(features, 1))))
+    leaves = features[0], *(p for conv in convs for p in conv.parameters())
+    return gradients(torch.cat(features, 1).square().sum(), *leaves)
+
+
+@OTHERS.append
+def dropout_draws_the_same_numbers(step: int) -> Tensors:
+    torch.manual_seed(step)
+    layers = nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.2)
+    return [*trained(module(lambda: nn.Sequential(*layers)), leaf(16, 32, step=step)), torch.rand(4)]
+
+
+@OTHERS.append
+def attention(step: int) -> Tensors:
+    attend = module(lambda: nn.MultiheadAttention(16, 4, batch_first=True))
+    x = leaf(2, 10, 16, step=step)
+    q, k, v = (leaf(2, 4, 12, 8, step=10 * step + part) for part in range(3))
+    scaled = functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum()
+    return gradients(attend(x, x, x)[0].square().sum() + scaled, x, q, k, v, *attend.parameters())
+
+
+@OTHERS.append
+def frozen_layers(step: int) -> Tensors:
+    network = module(_convolutions)
+    for parameter in network[3].parameters():
+        parameter.requires_grad_(False)
+    return trained(network.eval(), drawn(1, 3, 16, 16, step=step))
+
+
+@OTHERS.append
+def channels_last_strides(step: int) -> Tensors:
+    network = module(_convolutions).to(memory_format=torch.channels_last)
+    x = drawn(2, 3, 16, 16, step=step).to(memory_format=torch.channels_last).requires_grad_()
+    result = trained(network, x)
+    assert result[0].is_contiguous(memory_format=torch.channels_last)
+    return result
+
+
+@OTHERS.append
+def embeddings(step: int) -> Tensors:
+    tables = [module(lambda sparse=sparse: nn.Embedding(50, 16, sparse=sparse)) for sparse in (False, True)]
+    words = torch.randint(0, 50, (6, 7), generator=torch.Generator().manual_seed(step))
+    each = [gradients((table(words) ** 3).sum(), *table.parameters()) for table in tables]
+    return [tensor.to_dense() for found in each for tensor in found]
+
+
+@OTHERS.append
+def sparse_matrices_are_left_alone(step: int) -> Tensors:
+    matrix, x = torch.eye(16).to_sparse().requires_grad_(), leaf(16, 16, step=step)
+    return [t.to_dense() for t in gradients(torch.sparse.mm(matrix, x.exp()).square().sum(), matrix, x)]
+
+
+@OTHERS.append
+def memory_of_numpy(step: int) -> Tensors:
+    x = torch.from_numpy(drawn(16, 16, step=step).numpy()).requires_grad_()
+    return gradients((x * x.sin()).sum(), x)
+
+
+@OTHERS.append
+def passes_over_one_graph_from_several_ends(step: int) -> Tensors:
+    x = leaf(16, 16, step=step)
+    middle = x.exp().sin()
+    ends = [(middle * k).exp().sum() for k in (1.0, 0.5, 0.25)]
+    order = [ends[(step + k) % 3] for k in range(3)]  # another one at each step
+    grads = [torch.autograd.grad(end, x, retain_graph=True)[0] for end in order]
+    return [*grads, *torch.autograd.grad(ends[0], middle, retain_graph=True), torch.autograd.grad(sum(ends), x)[0]]
+
+
+@OTHERS.append
+def double_backward(step: int) -> Tensors:
+    network = module(lambda: nn.Sequential(nn.Linear(16, 32), nn.Softplus(), nn.Linear(32, 1)))
+    x = leaf(8, 16, step=step)
+    (grad,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+    ((grad.norm(dim=1) - 1) ** 2).sum().backward()
+    return [grad.detach(), x.grad, *(p.grad for p in network.parameters() if p.grad is not None)]
+
+
+@OTHERS.append
+def triple_backward(step: int) -> Tensors:
+    x = leaf(8, 16, step=step, dtype=DOUBLE)
+    value, found = (x.sin().exp() * x).sum(), list[torch.Tensor]()
+    for _ in range(3):
+        (grad,) = torch.autograd.grad(value, x, create_graph=True)
+        found.append(grad.detach())
+        value = (grad * grad.cos()).sum()
+    return found
+
+
+@OTHERS.append
+def gradients_that_add_up(step: int) -> Tensors:
+    network = module(_convolutions)
+    for part in range(3):
+        network(drawn(1, 3, 12, 12, step=10 * step + part)).square().mean().backward()
+    return [*(p.grad for p in network.parameters() if p.grad is not None), *network.buffers()]
+
+
+@OTHERS.append
+def two_networks_in_turn(step: int) -> Tensors:
+    made, judged = module(lambda: nn.Linear(16, 16)), module(lambda: nn.Linear(16, 1))
+    x = drawn(8, 16, step=step)
+    judged(made(x).tanh().detach()).square().mean().backward()
+    first = [p.grad.clone() for p in judged.parameters() if p.grad is not None]
+    judged(made(x).tanh()).exp().mean().backward()
+    return [*first, *(p.grad for net in (made, judged) for p in net.parameters() if p.grad is not None)]
+
+
+@OTHERS.append
+def another_depth_at_each_step(step: int) -> Tensors:
+    x = y = leaf(16, 16, step=step)
+    for k in range(2 + step % 3):
+        y = (y * (k + 1)).sin()
+    return gradients(y.square().sum(), x)
+
+
+@OTHERS.append
+def a_backward_pass_in_another_thread(step: int) -> Tensors:
+    x = leaf(16, 16, step=step)
+    loss = (x.exp() * x.sin()).sum()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    return [loss.detach(), x.grad]
+
+
+@OTHERS.append
+def anomaly_detection(step: int) -> Tensors:
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        return _network(_linear, (16, 32), step)
+
+
+@OTHERS.append
+def a_jacobian(step: int) -> Tensors:
+    return [torch.autograd.functional.jacobian(lambda v: (v.exp() * v.sum()).sin(), drawn(6, step=step))]
+
+
+@OTHERS.append
+def recomputed_segments_in_both_ways(step: int) -> Tensors:
+    found: Tensors = []
+    for reentrant in (False, True):
+        network, x = module(_convolutions), leaf(1, 3, 12, 12, step=step)
+        out = checkpoint(network[:3], x, use_reentrant=reentrant)
+        loss = checkpoint(network[3:], out.sin(), use_reentrant=reentrant).square().sum()
+        found += gradients(loss, x, *network.parameters())
+    return found
+
+
+@OTHERS.append
+def recomputed_within_recomputed_with_dropout(step: int) -> Tensors:
+    torch.manual_seed(step)
+    inner = module(lambda: nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Tanh()))
+    x = leaf(8, 16, step=step)
+
+    def outer(y: torch.Tensor) -> torch.Tensor:
+        return checkpoint(inner, inner(y).sin(), use_reentrant=False).exp()
+
+    return gradients(checkpoint(outer, x, use_reentrant=False).sum() + inner(x).sum(), x, *inner.parameters())
+
+
+@OTHERS.append
+def autocast_to_16_bits(step: int) -> Tensors:
+    with torch.autocast("cpu", torch.bfloat16):
+        return [*_network(_convolutions, (1, 3, 12, 12), step), *_network(_shared, (8, 16), step)]
+
+
+@OTHERS.append
+def float64(step: int) -> Tensors:
+    return trained(module(partial(_convolutions, True), DOUBLE), leaf(1, 3, 12, 12, step=step, dtype=DOUBLE))
+
+
+@OTHERS.append
 def the_allocator_gives_addresses_again(step: int) -> Tensors:
     """Tensors of one size come and go: each next one lies where one before it lay."""
     x = leaf(64, 64, step=step)
-    total = torch.zeros(())
-    grads = []
+    total, grads = torch.zeros(()), list[torch.Tensor]()
     for k in range(12):
         y = (x * (k + 1)).sin()
         part = (y * y.exp()).sum()
@@ -647,3 +470,10 @@ def the_allocator_gives_addresses_again(step: int) -> Tensors:
         else:
             total = total + part
     return [*grads, *gradients(total, x)]
+
+
+ZOO: dict[str, Case] = {
+    **{name: partial(_network, *case) for name, case in NETWORKS.items()},
+    **{name: partial(_loss, *case) for name, case in LOSSES.items()},
+    **{case.__name__: case for case in OTHERS},
+}
