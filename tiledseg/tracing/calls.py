@@ -1,5 +1,5 @@
-"""Calls of a module in one run, what each took and gave, and where; and comparison of runs: at several sizes and
-batches, with gradients, in training."""
+"""The calls of a module in one run, and the comparison of runs: at several sizes and batches, with gradients, in
+training."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+_HERE = __file__.rsplit("/", 1)[0]
+
 
 @dataclass(frozen=True)
 class Made:
@@ -26,19 +28,26 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed."""
+    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed.
+
+    `from_weights`: it is one, or computed from some; `owner`: of a buffer, the module that has it and its name there;
+    `recipe`: function, arguments, keywords, and which part of the function's result the tensor is.
+    """
 
     tensor: torch.Tensor
     name: str | None = None
-    weights: tuple[torch.Tensor, ...] = ()  # those that it was computed from
-    owner: tuple[nn.Module, str] | None = None  # of a buffer: the module that has it, and its name there
-    recipe: tuple[Any, ...] | None = None  # and how: function, arguments, keywords, and which part of what that gives
+    from_weights: bool = False
+    owner: tuple[nn.Module, str] | None = None
+    recipe: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: of the module `module`, or of torch's function `function`. `owner`: the path of the module that makes
-    it, `at`: the file and line. Tensors among the arguments are `Made` or `Given`. `shapes`: of what it gave."""
+    """One call of the module `module`, or of torch's function `function`.
+
+    `owner`: the path of the module that makes it, `at`: the file and line. Tensors among the arguments are `Made` or
+    `Given`. `shapes`: of the result. `training`: the mode of the module.
+    """
 
     function: str
     module: nn.Module | None
@@ -48,12 +57,12 @@ class Call:
     keywords: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
     is_method: bool = False  # of a tensor
-    training: bool = False  # of the module
+    training: bool = False
 
 
 @dataclass
 class Record:
-    """All calls of one run, and what the module returned."""
+    """All calls of one run, and the module's result."""
 
     batch: int
     size: tuple[int, int]
@@ -63,26 +72,23 @@ class Record:
     moved: list[str] = field(default_factory=list)  # buffers that no norm moves
     kept: list[str] = field(default_factory=list)  # attributes that keep tensors from then on
     returned: Any = None
-    form: Any = None  # of what it returned, with an `Output` for each tensor
+    form: Any = None  # of the result, with an `OutputPlace` for each tensor
     drew: tuple[str, ...] = ()  # whose random numbers moved
     counted: list[nn.Module] = field(default_factory=list)  # batch norms that count their batches
 
-    def shape(self, made: Made) -> tuple[int, ...]:
-        return self.calls[made.call].shapes[made.part]
-
     @property
     def in_words(self) -> str:
-        return f"{self.batch} x {self.size[0]} x {self.size[1]} pixels"
+        return f"at {self.batch} x {self.size[0]} x {self.size[1]} pixels"
 
 
 def function_name(func: Any) -> str:
-    """`relu` of torch.nn.functional.relu, `shape` of a property's getter."""
-    if getattr(func, "__name__", "") == "__get__":
-        return str(getattr(getattr(func, "__self__", None), "__name__", "__get__"))
-    return str(getattr(func, "__name__", repr(func)))
+    """Return `relu` for torch.nn.functional.relu, `shape` for a property's getter."""
+    name = str(getattr(func, "__name__", repr(func)))
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
 def values_in(value: Any) -> Iterator[Made | Given]:
+    """Yield the tensors of the record in a result, or among arguments."""
     if isinstance(value, Made | Given):
         yield value
     elif isinstance(value, tuple | list):
@@ -92,28 +98,20 @@ def values_in(value: Any) -> Iterator[Made | Given]:
         yield from values_in(list(value.values()))
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
-
-
 def calling_line() -> str:
-    """The file and line of the innermost code that is neither torch's nor of this room."""
+    """Return the file and line of the innermost code that is neither torch's nor of this room."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
-            return f"{in_package(name)}:{frame.f_lineno}"
+            return f"{_in_package(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line"
 
 
 @cache
-def in_package(path: str) -> str:
-    """A file's path from its package's folder on."""
+def _in_package(path: str) -> str:
+    """Return a file's path from its package's folder on."""
     top = os.path.dirname(path)
     while os.path.exists(os.path.join(top, "__init__.py")):
         top = os.path.dirname(top)
@@ -121,6 +119,7 @@ def in_package(path: str) -> str:
 
 
 def where(call: Call) -> str:
+    """Return the place of a call in words."""
     kind = type(call.module).__name__ if call.module is not None else call.function
     return f"'{call.owner or 'the module itself'}' ({kind}, {call.at})"
 
@@ -133,6 +132,7 @@ NAMES = {  # torch takes NumPy's too
 
 
 def given_to(call: Call, index: int, name: str, default: Any) -> Any:
+    """Return an argument of a call, by its place or its name."""
     if index < len(call.arguments):
         return call.arguments[index]
     return next((call.keywords[each] for each in NAMES.get(name, (name,)) if each in call.keywords), default)
@@ -150,10 +150,12 @@ def same(one: Any, other: Any) -> bool:
             return one.name == other.name
         case Given(), Given():
             a, b = one.tensor, other.tensor
-            known = not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor)
-            if (a.shape, a.dtype) != (b.shape, b.dtype) or (known and not torch.equal(a.nan_to_num(), b.nan_to_num())):
+            has_values = not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor)
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
                 return False
-            return (known and not one.weights) or same(one.recipe, other.recipe)
+            if has_values and not torch.equal(a.nan_to_num(), b.nan_to_num()):
+                return False
+            return (has_values and not one.from_weights) or same(one.recipe, other.recipe)
         case tuple(), tuple():
             return len(one) == len(other) and all(map(same, one, other))
         case dict(), dict():
@@ -169,50 +171,47 @@ def same(one: Any, other: Any) -> bool:
 PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 
-def differing(one: Record, other: Record) -> str | None:
-    """Return where two runs go different ways; None where they do not."""
+def differing(one: Record, other: Record, how: str | None = None) -> str | None:
+    """Return where two runs take different ways; None where they do not. `how`: the words for the second run."""
+    mine, others = (one.in_words, other.in_words) if how is None else (PLAINLY[how], how)
     for call, again in zip(one.calls, other.calls, strict=False):
-        same = call.function == again.function and call.module is again.module and call.at == again.at
-        if not same or list(_made(call)) != list(_made(again)):
-            return f"{where(call)} comes next at {one.in_words}, and {where(again)} at {other.in_words}"
+        if _way(call) != _way(again):
+            return f"{where(call)} comes next {mine}, and {where(again)} {others}"
     if len(one.calls) != len(other.calls):
-        longer = max(one, other, key=lambda each: len(each.calls))
-        return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes at {longer.in_words} only"
+        longer, words = max((one, mine), (other, others), key=lambda pair: len(pair[0].calls))
+        return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes {words} only"
     return None
 
 
+def _way(call: Call) -> tuple[Any, ...]:
+    made = [value for value in values_in((call.arguments, call.keywords)) if isinstance(value, Made)]
+    return call.function, call.module, call.at, made
+
+
 def differing_at_third(one: Record, other: Record, third: Record) -> str | None:
-    """Return where a third run goes another way, or is given other numbers than two that agree; None if nowhere."""
+    """Return where a third run takes another way, or other numbers than two that agree; None where it does not."""
     if different := differing(one, third):
         return different
     for call, again, last in zip(one.calls, other.calls, third.calls, strict=True):
         if same_arguments(call, again) and not same_arguments(call, last):
-            return f"{where(call)} is given other numbers at {third.in_words} than at {one.in_words}"
+            return f"{where(call)} is given other numbers {third.in_words} than {one.in_words}"
     return None
 
 
-def differing_otherwise(one: Record, trained: Record, how: str) -> str | None:
+def differing_otherwise(one: Record, again: Record, how: str) -> str | None:
     """Return what a module does otherwise in a run of the same size, dropout apart; None where nothing.
 
     `how`: "in training", "with gradients" or "at its next call".
     """
-    if different := differing(one, trained):
-        plainly = f" {PLAINLY[how]}, and"
-        return different.replace(f" at {one.in_words}, and", plainly, 1).replace(f" at {trained.in_words}", f" {how}")
-    for call, again in zip(one.calls, trained.calls, strict=True):
-        known = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
-        if not known and not same_arguments(call, again):
+    if different := differing(one, again, how):
+        return different
+    for call, second in zip(one.calls, again.calls, strict=True):
+        excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
+        if not excused and not same_arguments(call, second):
             return f"{where(call)} is given other numbers {how}"
-    others = [name for name in trained.drew if name != "torch"]
-    if others:
-        return f"it draws {others[0]}'s random numbers, and may do something else with others"
-    if trained.moved:
-        return f"it moves its buffer '{trained.moved[0]}', which no graph does"
-    return trained.faults[0] if trained.faults else None
-
-
-def _made(call: Call) -> list[Made]:
-    return [value for value in values_in((call.arguments, call.keywords)) if isinstance(value, Made)]
-
-
-_HERE = __file__.rsplit("/", 1)[0]
+    for name in again.drew:
+        if name != "torch":
+            return f"it draws {name}'s random numbers, and may do something else with others"
+    if again.moved:
+        return f"it moves its buffer '{again.moved[0]}', which no graph does"
+    return again.faults[0] if again.faults else None

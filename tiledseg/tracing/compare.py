@@ -1,10 +1,10 @@
-"""A module and its graph on the same images: outputs, what they leave behind, gradients. All on copies."""
+"""A module and its graph on the same images: outputs, gradients, and the state that both leave behind. All on copies."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,13 +23,16 @@ GRADIENTS = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = 2e-2  # of other dtypes
 
 Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
+Gaps = dict[str, tuple[float, float]]  # the largest difference of a value, and the largest number that the module gives
 
 
 def values(
     twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
 ) -> Values:
-    """Return what the module, or its graph, gives, and what it leaves behind; buffers are set back. Dropout keeps all
-    channels, and scales them: a graph drops channels, whatever the module drops."""
+    """Return the outputs of the module, or of its graph, its state afterwards and, with `backward`, its gradients.
+
+    Buffers are set back. Dropout keeps all channels, and scales them: a graph drops channels, whatever the module drops.
+    """
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
     with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module, False):
@@ -40,22 +43,76 @@ def values(
             tensors = {0: held}
             advance(twin, tensors, 0, len(twin.graph))
             outputs = [tensors[result] for result in twin.graph.results]
-        found = {f"output {number}": output.detach() for number, output in enumerate(outputs)}
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        found |= {f"state '{name}'": tensor.detach().clone() for name, tensor in state.items()}
+        made = {f"output {number}": output.detach() for number, output in enumerate(outputs)}
+        made |= {f"state '{name}'": tensor.detach().clone() for name, tensor in state.items()}
         if backward:
             draw = torch.Generator().manual_seed(2)
             weights = [torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output) for output in outputs]
             loss = sum(((y * weight).sum() for y, weight in zip(outputs, weights, strict=True)), 0.0 * x_BCHW.sum())
-            taken = {"input": x_BCHW, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
-            gradients = torch.autograd.grad(loss, list(taken.values()), allow_unused=True)
-            pairs = zip(taken.items(), gradients, strict=True)
-            found |= {f"gradient '{name}'": torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
-    return found
+            leaves = {"input": x_BCHW, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            pairs = zip(leaves.items(), gradients, strict=True)
+            made |= {f"gradient '{name}'": torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
+    return made
+
+
+def differences(
+    twin: GraphNetwork,
+    x_BCHW: torch.Tensor,
+    relative: float,
+    precise: bool = False,
+    backward: bool = False,
+    epsilon: float = 0.0,
+) -> Gaps:
+    """Return the values that a module and its graph give differently, by more than `relative` of their size.
+
+    `epsilon`: the rounding of the input, relative. A difference is no fault where the module's own value moves by a
+    tenth of it when the input moves by its rounding.
+    """
+    x_BCHW = x_BCHW.double() if precise else x_BCHW
+    mine = values(twin, x_BCHW, False, precise, backward)  # before a module that writes its weights
+    theirs = values(twin, x_BCHW, True, precise, backward)
+    apart = _beyond(_gaps(mine, theirs), relative, {})
+    if apart and epsilon:
+        noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)
+        moved_BCHW = x_BCHW + epsilon * (float(x_BCHW.abs().nan_to_num().max()) or 1.0) * noise_BCHW
+        moved = _gaps(values(twin, moved_BCHW, True, precise, backward), theirs)
+        apart = _beyond(apart, relative, {name: 10 * change for name, (change, _) in moved.items()})
+    return apart
+
+
+def _gaps(mine: Values, theirs: Values) -> Gaps:
+    return {name: gap(mine[name], tensor) for name, tensor in theirs.items() if name in mine}
+
+
+def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """Return the largest difference of two tensors, and the largest number of the second, where that is finite."""
+    if mine.shape != theirs.shape:
+        return float("inf"), float(theirs.abs().max())
+    if not theirs.numel():
+        return 0.0, 0.0
+    theirs = theirs.double()
+    sizes = theirs.abs().where(theirs.isfinite(), 0.0)
+    apart = (mine.double() - theirs).abs().nan_to_num(float("inf"), float("inf"))
+    return float(apart.where(theirs.isfinite(), 0.0).max()), float(sizes.max())
+
+
+def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
+    """Return the gaps above `relative` of the value's size, or of a ten thousandth of the largest of its kind."""
+    largest: dict[str, float] = {}
+    for name, (_, size) in apart.items():
+        kind = name.partition(" ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), size)
+
+    def bound(name: str, size: float) -> float:
+        return relative * max(size, 1e-4 * largest[name.partition(" ")[0]]) + slack.get(name, 0.0)
+
+    return {name: (most, size) for name, (most, size) in apart.items() if not most <= bound(name, size)}
 
 
 def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
-    """Return a copy with its weights, buffers and attributes; where tensors leave to is not copied."""
+    """Return a copy with its weights, buffers and attributes, in float64 if `precise`; its offload is not copied."""
     twin = copy.deepcopy(network, {id(network._offload): None})
     set_dropout_key(twin)
     return twin.double() if precise else twin
@@ -80,7 +137,7 @@ def advance(twin: GraphNetwork, tensors: Tensors, first: int, stop: int) -> None
 
 @contextlib.contextmanager
 def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
-    """The same draws for all, no cast in float64; kernels without a deterministic form may run, as nothing is kept."""
+    """Set the same draws for all, and no cast in float64; kernels without a deterministic form may run."""
     mode = torch.get_deterministic_debug_mode()
     cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
     with drawn_from(0), _KeepAll(), cast:
@@ -104,40 +161,6 @@ class _KeepAll(TorchFunctionMode):
         return x * ((1 / (1 - p) if p < 1 else 0.0) if training else 1.0)
 
 
-def gaps(found: Values, expected: Values) -> dict[str, tuple[float, float]]:
-    """Return of each value the largest difference, and the largest that the module gives; where that is no finite
-    number, nothing is compared."""
-    return {name: gap(found[name], tensor) for name, tensor in expected.items() if name in found}
-
-
-def gap(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """Return the largest difference of two tensors, and the largest number of the second."""
-    if found.shape != expected.shape:
-        return float("inf"), float(expected.abs().max())
-    if not expected.numel():
-        return 0.0, 0.0
-    expected = expected.double()
-    sizes = expected.abs().where(expected.isfinite(), 0.0)
-    apart = (found.double() - expected).abs().nan_to_num(float("inf"), float("inf"))
-    return float(apart.where(expected.isfinite(), 0.0).max()), float(sizes.max())
-
-
-def beyond(
-    apart: Mapping[str, tuple[float, float]], relative: float, slack: Mapping[str, float] = {}, kinds: str = ""
-) -> list[str]:
-    """Return the names of values (of those that begin with `kinds`) that differ by more than `relative` of their size;
-    of small ones, of a ten thousandth of the largest of their kind."""
-    largest: dict[str, float] = {}
-    for name, (_, size) in apart.items():
-        kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), size)
-
-    def bound(name: str, size: float) -> float:
-        return relative * max(size, 1e-4 * largest[name.partition(" ")[0]]) + slack.get(name, 0.0)
-
-    return [name for name, (gap, size) in apart.items() if name.startswith(kinds) and not gap <= bound(name, size)]
-
-
 def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
     """Raise ConfigError where a new graph does not give what its module gives for these images, small and large.
 
@@ -147,13 +170,14 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
     trains = network.recorded.module.training
     with in_mode(network, False):
         twin, precise = _in_double(network, probes[-1])
+        dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
-            _check_outputs(twin, x_BCHW, precise)
+            _check_outputs(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise)
         for training in () if network.own_gradients else (False, True):
             if training and (still or network.untrained or not trains):
                 return
             twin.train(training)
-            reason = _other_gradients(twin, probes[0], precise)
+            reason = _other_gradients(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise)
             if reason and trains:
                 raise ConfigError(f"the module cannot be trained on tiles: {reason}; map with module.eval()")
             if reason:
@@ -173,50 +197,47 @@ def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwor
     return network, False
 
 
-def _check_outputs(twin: GraphNetwork, x_BCHW: torch.Tensor, precise: bool) -> None:
-    expected = values(twin, x_BCHW, True, precise)
+def _check_outputs(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> None:
     try:
-        found = values(twin, x_BCHW, False, precise)
+        apart = differences(twin, x_BCHW, relative, precise)
     except Exception as error:  # a function that takes other things than it was thought to
         raise ConfigError(
             f"the module's graph does not run: {type(error).__name__}: {first_line(error)}; write that function in "
             "other words, and please report it"
         ) from error
-    apart = gaps(found, expected)
-    if names := beyond(apart, OUTPUTS.get(expected["output 0"].dtype, COARSE)):
+    for most, size in apart.values():
         raise ConfigError(
-            f"the module's graph gives outputs that differ from the module's by {apart[names[0]][0]:.1e} of "
-            f"{apart[names[0]][1]:.1e} for {tuple(x_BCHW.shape)}: it pads, crops or resizes by the size, or does "
-            "something that was not seen; write it in other words"
+            f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e} for "
+            f"{tuple(x_BCHW.shape)}: it pads, crops or resizes by the size, or does something that was not seen; write "
+            "it in other words"
         )
 
 
-def _other_gradients(twin: GraphNetwork, x_BCHW: torch.Tensor, precise: bool) -> str | None:
-    """Return in words what the module gives otherwise with a backward pass; None where nothing."""
+def _other_gradients(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str | None:
+    """Return in words a value that a backward pass of the two gives differently; None where there is none."""
     try:
-        found, expected = (values(twin, x_BCHW, of_module, precise, True) for of_module in (False, True))
+        apart = differences(twin, x_BCHW, relative, precise, backward=True)
     except RuntimeError as error:  # such as a function without a derivative
         return f"it has no gradients: {first_line(error)}"
-    names = beyond(gaps(found, expected), GRADIENTS.get(expected["output 0"].dtype, COARSE))
-    return f"{names[0]} is another than the graph's" if names else None
+    return f"{next(iter(apart))} is another than the graph's" if apart else None
 
 
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
     """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
     with in_mode(network, False):
         try:
-            expected = values(network, x_BCHW, True)
+            values(network, x_BCHW, True)
         except Exception:  # whatever the module raises
             return True
         try:
-            return not beyond(gaps(values(network, x_BCHW, False), expected), OUTPUTS.get(x_BCHW.dtype, COARSE))
+            return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE))
         except Exception:  # sizes that do not join
             return False
 
 
-def chosen(outputs: Sequence[Any], wanted: Sequence[int] | None) -> list[Any]:
-    """Return the outputs that were asked for."""
-    return [outputs[index] for index in (range(len(outputs)) if wanted is None else wanted)]
+def chosen(outputs: Sequence[Any], indices: Sequence[int] | None) -> list[Any]:
+    """Return the outputs of these indices; all for None."""
+    return list(outputs) if indices is None else [outputs[index] for index in indices]
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:

@@ -6,17 +6,16 @@ passes it by; kernels do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
 class Kernels(TorchDispatchMode):
-    """Storages that depend on the input, those made since it is entered, and tensors written since last asked."""
+    """The storages that depend on the input, those made since it is entered, and tensors written since last asked."""
 
     def __init__(self, x_BCHW: torch.Tensor) -> None:
         super().__init__()
@@ -29,24 +28,22 @@ class Kernels(TorchDispatchMode):
         self._meet(x_BCHW, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            return self._run(func, args, kwargs or {})
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = {address(tensor) for tensor in _tensors((args, kwargs))}
-        self._older |= {start for start in given if start and start not in self._kept}
-        depends = not self._dependent.keys().isdisjoint(given)
-        result = func(*args, **kwargs)
-        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
-        self.reads |= depends and func is torch.ops.aten._local_scalar_dense.default
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._written += _tensors(given)
-                for tensor in _tensors(given) if depends else ():
-                    self._meet(tensor, True)
-        for tensor in _tensors(result):
-            self._meet(tensor, depends)
+            before = {address(tensor) for tensor in _tensors((args, kwargs))}
+            self._older |= {start for start in before if start and start not in self._kept}
+            depends = not self._dependent.keys().isdisjoint(before)
+            result = func(*args, **kwargs)
+            self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+            self.reads |= depends and func is torch.ops.aten._local_scalar_dense.default
+            for place, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written = _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+                    self._written += written
+                    for tensor in written if depends else ():
+                        self._meet(tensor, True)
+            for tensor in _tensors(result):
+                self._meet(tensor, depends)
         return result
 
     def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
@@ -78,15 +75,5 @@ def address(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if two tensors of one storage share an element."""
-    if one.dtype != other.dtype:
-        return True
-    with _disable_current_modes():
-        taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
-        taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-        return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor] | list[torch.Tensor]:
+def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

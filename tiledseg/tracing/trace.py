@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
+Size = tuple[int, int]
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
 # second is far from the first, so that a branch between them is seen.
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
@@ -35,18 +37,15 @@ SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
-RESIZING = (
-    nn.Upsample,
-    nn.UpsamplingNearest2d,
-    nn.UpsamplingBilinear2d,
-)  # to a size, or by a factor: known at the call
+# Modules that resize to a size, or by a factor: known at the call.
+RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
-    """The network that computes what `module` does for images of `bands` bands, as a graph.
+    """Return the network that computes what `module` does for images of `bands` bands, as a graph.
 
-    `outputs`: which of the tensors that the module returns (in a tuple, list or dict) are the network's; all unless
-    given, which then are of one size.
+    `outputs`: which of the tensors that the module returns (in a tuple, list or dict) are the network's; all by
+    default, which then are of one size.
 
     `still`: running statistics will be constants in training too (`GraphNetwork.hold_statistics`); batch norms of few
     means of an image, which are refused in training, are constants then from the beginning.
@@ -59,99 +58,141 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     mode; in evaluation mode it gives a network that maps and cannot be set to train.
 
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
-    reason, what to do; or that says where the module cannot be run, or does not do the same at every size.
+    reason, the remedy; or that says where the module cannot be run, or does not do the same at every size.
     """
-    scripted = [name or "the module itself" for name, each in module.named_modules() if isinstance(each, ScriptModule)]
-    if scripted:
-        raise ConfigError(
-            f"'{scripted[0]}' is compiled by torch.jit, and its calls cannot be seen; give what it was made of"
-        )
+    for name, each in module.named_modules():
+        if isinstance(each, ScriptModule):
+            raise ConfigError(
+                f"'{name or 'the module itself'}' is compiled by torch.jit, and its calls cannot be seen; give what it "
+                "was made of"
+            )
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise ConfigError(
             "all modules have a forward hook (register_module_forward_hook), which no graph runs; remove it"
         )
-    found: ConfigError | GeometryError | None = None
+    source, refusal = Source(module, bands), None
     for sizes in SIZES:
         try:
-            return _traced(module, bands, sizes, outputs, still)
+            return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
-            found = found or error
-        except ConfigError as error:
-            found = error
-            break
-    assert found is not None, "sizes are tried"
-    if isinstance(found, OtherSizeError) and found.__cause__:  # it has not run
-        raise ConfigError(f"{found}; {_remedy(module, bands)}") from found.__cause__
-    raise found
-
-
-def _remedy(module: nn.Module, bands: int) -> str:
-    """Return the remedy for a module that has run at none of the sizes."""
-    for side in SQUARES:
-        with torch.no_grad(), in_mode(module, False), suppress(Exception):
-            module(_probe(module, bands, 2, (side, side)))
-            return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
-    return "give the bands that it takes, or mend it"
+            refusal = refusal or error
+    assert refusal is not None, "sizes are tried"
+    if isinstance(refusal, OtherSizeError) and refusal.__cause__:  # it has not run
+        raise ConfigError(f"{refusal}; {source.remedy()}") from refusal.__cause__
+    raise refusal
 
 
 class OtherSizeError(ConfigError):
     """A refusal that another size of the image may not meet."""
 
 
-def _traced(
-    module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None, still: bool
-) -> GraphNetwork:
-    with in_mode(module, False):
-        one, other = (_record(module, bands, batch, size) for batch, size in zip((2, 3), sizes, strict=True))
-    different = differing(one, other)
-    if different and one.faults:
-        raise _refused(one.faults)
-    if different:
-        raise _unsteady(different)
+@dataclass(frozen=True)
+class Source:
+    """The module that is traced, and its runs on images of `bands` bands."""
+
+    module: nn.Module
+    bands: int
+
+    def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
+        """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
+        weight = next((p for p in self.module.parameters() if p.is_floating_point()), torch.zeros(()))
+        if fakes is not None:
+            with fakes:
+                return torch.empty(batch, self.bands, *size, dtype=weight.dtype, device=weight.device)
+        noise_BCHW = torch.randn(batch, self.bands, *size, generator=torch.Generator().manual_seed(0))
+        return noise_BCHW.to(weight.device, weight.dtype)
+
+    def run(
+        self,
+        batch: int,
+        size: Size,
+        training: bool = False,
+        gradients: bool = False,
+        first: bool | None = None,
+        fakes: FakeTensorMode | None = None,
+    ) -> Record:
+        """Record a run in one of the modes; OtherSizeError says why it does not run."""
+        try:
+            with in_mode(self.module, training):
+                x_BCHW = self.probe(batch, size, fakes)
+                return record(self.module, x_BCHW, is_unit, gradients, first=first, fakes=fakes)
+        except Exception as error:  # whatever the module raises
+            raise OtherSizeError(
+                f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels: "
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'in one of its checks'}"
+            ) from error
+
+    def elsewhere(self, graph: Graph, size: Size) -> Record:
+        """Record a run of one image, at a size that is an odd multiple of the graph's stride, if the module takes it."""
+        stride, sides = total_stride(graph), []
+        for start in size:
+            multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
+            others = range(start + 1, start + 8 * stride)
+            sides.append(next((n for n in (*multiples, *others) if is_legal_size(graph, n)), start))
+        try:
+            return self.run(1, (sides[0], sides[1]))
+        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
+            return self.run(1, size)
+
+    def far_away(self, graph: Graph, size: Size) -> Iterator[Record]:
+        """Record runs at sizes and batches far from others, without values; those that fail are left out."""
+        stride = total_stride(graph)
+        for batch, least in FAR:
+            sides = []
+            for start, side in zip(size, least, strict=True):
+                multiples = range(side + (start - side) % stride, side + 64 * stride, stride)
+                sides.append(next((n for n in multiples if is_legal_size(graph, n)), start))
+            with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
+                yield self.run(batch, (sides[0], sides[1]), fakes=FakeTensorMode(allow_non_fake_inputs=True))
+
+    def remedy(self) -> str:
+        """Return the remedy for a module that has run at none of the sizes."""
+        for side in SQUARES:
+            with torch.no_grad(), in_mode(self.module, False), suppress(Exception):
+                self.module(self.probe(2, (side, side)))
+                return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
+        return "give the bands that it takes, or mend it"
+
+
+def _traced(source: Source, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
+    module = source.module
+    one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
+    if different := differing(one, other):
+        raise _refused(one.faults) if one.faults else _unsteady(different)
     own = own_gradients(module)
-    trained = _record_training(module, bands, (one, other), own is None)
+    trained = _training_runs(source, (one, other), own is None)
     lowering = Lowering(one, other, None if isinstance(trained, str) else trained[0], still)
-    lowering.run(bands, _lowered)
-    outputs = _outputs(lowering, one, wanted)
-    lowering.faults += [f"{where(call)} is in training in evaluation too" for call in one.calls if call.training]
-    if one.moved:
-        lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
-    if one.drew and not lowering.faults:
-        lowering.faults.append(
-            f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps; leave it to "
-            "training, or make them a buffer"
-        )
-    if lowering.faults:
-        raise _refused(lowering.faults)
+    lowering.run(source.bands, _lowered)
+    outputs = _outputs(lowering, one, indices)
+    _check_evaluation(lowering, one)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
     for size in sizes:
         _check_size(graph, size)
-    third = _record_elsewhere(module, bands, graph, sizes[0])
-    for again in (third, *_records_of_fakes(module, bands, graph, sizes[0])):
+    third = source.elsewhere(graph, sizes[0])
+    for again in (third, *source.far_away(graph, sizes[0])):
         if different := differing_at_third(one, other, again):
             raise _unsteady(different)
     kept = [*one.kept, *(() if isinstance(trained, str) else trained[0].kept)]
-    if kept and (reason := _remembered(module, bands, one, trained)):
+    if kept and (reason := _memory(source, one, trained)):
         raise ConfigError(
             f"the module keeps a tensor in '{kept[0]}', which a later call reads: {reason}; compute it anew"
         )
     untrained = _why_untrained(module, (one, other), trained) or lowering.untrained
-    with in_mode(module, False):
-        graded = one if own else _record(module, bands, 2, sizes[0], gradients=True)
-    own = own or next(iter(graded.own_gradients), None) or differing_otherwise(one, graded, "with gradients")
+    if own is None:
+        graded = source.run(2, sizes[0], gradients=True)
+        own = next(iter(graded.own_gradients), None) or differing_otherwise(one, graded, "with gradients")
     untrained = own or untrained
     if untrained and module.training:
         raise ConfigError(
             f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
             "module.eval() to map with it"
         )
-    graph = graph if untrained else with_measured_memory(graph, bands, modules)
-    network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
+    graph = graph if untrained else with_measured_memory(graph, source.bands, modules)
+    network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
-    network.recorded = Recorded.of(module, wanted, lowering, graph)
-    probes = [_probe(module, bands, each.batch, each.size) for each in (one, third)]
-    check_traced(network, probes, still)
-    odd = _probe(module, bands, 1, (third.size[0] + 1, third.size[1] + 1))
+    network.recorded = Recorded.of(module, indices, lowering, graph)
+    check_traced(network, [source.probe(each.batch, each.size) for each in (one, third)], still)
+    odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size
     return network
 
@@ -162,50 +203,33 @@ def _unsteady(different: str) -> ConfigError:
     )
 
 
-def _record_elsewhere(module: nn.Module, bands: int, graph: Graph, size: tuple[int, int]) -> Record:
-    """A run of one image, at a size that is an odd multiple of the graph's stride, if the module takes one."""
-    stride, found = total_stride(graph), []
-    for start in size:
-        multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
-        others = range(start + 1, start + 8 * stride)
-        found.append(next((n for n in (*multiples, *others) if is_legal_size(graph, n)), start))
-    with in_mode(module, False):
-        try:
-            return _record(module, bands, 1, (found[0], found[1]))
-        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
-            return _record(module, bands, 1, size)
+def _check_evaluation(lowering: Lowering, one: Record) -> None:
+    """Raise ConfigError for all calls that no graph makes, and for what the module does besides in evaluation."""
+    faults = lowering.faults
+    faults += [f"{where(call)} is in training in evaluation too" for call in one.calls if call.training]
+    if one.moved:
+        faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
+    if one.drew and not faults:
+        faults.append(
+            f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps; leave it to "
+            "training, or make them a buffer"
+        )
+    if faults:
+        raise _refused(faults)
 
 
-def _records_of_fakes(module: nn.Module, bands: int, graph: Graph, size: tuple[int, int]) -> Iterator[Record]:
-    """Runs at sizes and batches far from others, in which nothing is computed; of those that run so."""
-    stride = total_stride(graph)
-    for batch, wanted in FAR:
-        found = []
-        for start, most in zip(size, wanted, strict=True):
-            multiples = range(most + (start - most) % stride, most + 64 * stride, stride)
-            found.append(next((n for n in multiples if is_legal_size(graph, n)), start))
-        weight = _weight(module)
-        fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        with suppress(Exception), in_mode(module, False):  # whatever the module raises, or torch of fakes
-            with fakes:
-                x_BCHW = torch.empty(batch, bands, *found, dtype=weight.dtype, device=weight.device)
-            yield record(module, x_BCHW, is_unit, fakes=fakes)
-
-
-def _remembered(module: nn.Module, bands: int, one: Record, trained: Sequence[Record] | str) -> str | None:
+def _memory(source: Source, one: Record, trained: Sequence[Record] | str) -> str | None:
     """Return what a module does otherwise once it has been called; None where nothing."""
-    runs = [(one, False)] if isinstance(trained, str) else [(one, False), (trained[0], True)]
-    for before, training in runs:
-        with in_mode(module, training):
-            x_BCHW = _probe(module, bands, before.batch, before.size)
-            again = record(module, x_BCHW, is_unit, first=not isinstance(trained, str))
+    trains = not isinstance(trained, str)
+    for before, training in ((one, False), *([(trained[0], True)] if trains else [])):
+        again = source.run(before.batch, before.size, training, first=trains)
         if reason := differing_otherwise(before, again, "at its next call"):
             return reason
     return None
 
 
-def _check_size(graph: Graph, size: tuple[int, int]) -> None:
-    """Raises GeometryError where the geometry refuses a size at which the module has run."""
+def _check_size(graph: Graph, size: Size) -> None:
+    """Raise GeometryError where the geometry refuses a size at which the module has run."""
     try:
         output_size(graph, size[0])
         output_size(graph.along_columns, size[1])
@@ -228,18 +252,16 @@ def _refused(faults: list[str]) -> ConfigError:
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
-def _record_training(module: nn.Module, bands: int, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
-    """Return what a module calls in training, at the sizes of other runs, or why it does not run there."""
-    with in_mode(module, True):
-        try:
-            return [record(module, _probe(module, bands, one.batch, one.size), is_unit, gradients) for one in runs]
-        except Exception as error:  # whatever the module raises
-            return f"it does not run: {type(error).__name__}: {error}"
+def _training_runs(source: Source, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
+    """Record a module in training, at the sizes of other runs; return why it does not run there."""
+    try:
+        return [source.run(one.batch, one.size, training=True, gradients=gradients) for one in runs]
+    except OtherSizeError as error:
+        return str(error).replace("the module", "it", 1)
 
 
 def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[Record] | str) -> str | None:
-    """Return why the graph of what a module does in evaluation is not that of what it does in training; None where it
-    is."""
+    """Return why the module does in training what the graph of its evaluation does not; None where it does not."""
     if isinstance(trained, str):
         return trained
     with in_mode(module, True):
@@ -253,32 +275,12 @@ def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[
     return None
 
 
-def _probe(module: nn.Module, bands: int, batch: int, size: tuple[int, int]) -> torch.Tensor:
-    weight = _weight(module)
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(batch, bands, *size, generator=draw).to(weight.device, weight.dtype)
-
-
-def _weight(module: nn.Module) -> torch.Tensor:
-    """Return a weight, which has the dtype and device of images."""
-    return next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
-
-
-def _record(module: nn.Module, bands: int, batch: int, size: tuple[int, int], gradients: bool = False) -> Record:
-    try:
-        return record(module, _probe(module, bands, batch, size), is_unit, gradients)
-    except Exception as error:  # whatever the module raises
-        raise OtherSizeError(
-            f"the module does not run on {bands} bands of {size[0]} x {size[1]} pixels: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'in one of its checks'}"
-        ) from error
-
-
 def is_unit(module: nn.Module) -> bool:
+    """Return True for a module that is a layer by itself, whatever functions it calls."""
     kind = type(module)
     own = isinstance(module, BlockModule) and module.speaks_for_blocks()
-    asked = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
-    return own or (kind in TWINS and not asked) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
+    special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
+    return own or (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
 
 
 def _lowered(step: Step) -> list[Value]:
@@ -290,25 +292,26 @@ def _lowered(step: Step) -> list[Value]:
     return handler(step)
 
 
-def _outputs(lowering: Lowering, one: Record, wanted: Sequence[int] | None) -> list[Value]:
-    returned = list(values_in(one.returned))
-    if not returned or max(wanted or (), default=0) >= len(returned):
-        lowering.faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
+def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> list[Value]:
+    """Return the values that the module returns; what no network can return is a fault."""
+    returned, faults = list(values_in(one.returned)), lowering.faults
+    if not returned or max(indices or (), default=0) >= len(returned):
+        faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
         return []
-    known = [lowering.values.get(value) if isinstance(value, Made) else None for value in chosen(returned, wanted)]
-    found = [value for value in known if value is not None]
-    if len(found) < len(known):
-        lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
-    if any(value.node is None for value in found) and not lowering.faults:
-        lowering.faults.append("the module returns places of the whole image's maxima; return the maxima alone")
-    for value in found:
+    values = [lowering.values.get(each) if isinstance(each, Made) else None for each in chosen(returned, indices)]
+    outputs = [value for value in values if value is not None]
+    if len(outputs) < len(values):
+        faults.append("the module returns a tensor that does not depend on its input; leave it away")
+    if any(value.node is None for value in outputs) and not faults:
+        faults.append("the module returns places of the whole image's maxima; return the maxima alone")
+    for value in outputs:
         if value.node in lowering.truths:
-            lowering.faults.append("the module returns truths or whole numbers; return the numbers that they are of")
+            faults.append("the module returns truths or whole numbers; return the numbers that they are of")
         if value.node in lowering.pooled:
-            lowering.faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
+            faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
         if value.node is not None and value.layout != WHOLE:
-            lowering.faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
-    if len({value.shape[2:] for value in found}) > 1:
-        listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in found if len(value.shape) == 4)
-        lowering.faults.append(f"the module returns tensors of {listed} pixels; return those of one size")
-    return found
+            faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
+    if len({value.shape[2:] for value in outputs}) > 1:
+        listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in outputs if len(value.shape) == 4)
+        faults.append(f"the module returns tensors of {listed} pixels; return those of one size")
+    return outputs

@@ -120,7 +120,7 @@ def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], di
     dim %= len(inputs[places[0]].shape)
     constants = [value.tensor for value in (*inputs, *others) if not isinstance(value, Value)]
     numbers = {number for tensor in constants for number in tensor.unique().tolist()}
-    named = any(value.name or value.weights for value in inputs if not isinstance(value, Value))
+    named = any(value.name or value.from_weights for value in inputs if not isinstance(value, Value))
     if len(places) > 1 or not _is_whole(inputs[places[0]]) or dim != 1 or len(numbers) > 1 or named:
         raise RefusalError(
             "joins a tensor that does not depend on the input; compute it from the input, or leave it away"

@@ -153,7 +153,7 @@ def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool 
 
 
 def _given_slot(value: Given, weights: list[Given], plainly: bool = True) -> Any:
-    if value.name is None and value.weights:
+    if value.name is None and value.from_weights:
         return formula(value, weights)
     if value.name is None and value.tensor.numel() == 1 and plainly:
         return value.tensor.item()
@@ -169,7 +169,7 @@ def shared(weights: Sequence[Given]) -> Weights:
 
 def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
     """How a weight is computed from others, which are added to `weights`."""
-    if value.name is not None or value.recipe is None or not value.weights:
+    if value.name is not None or value.recipe is None or not value.from_weights:
         return _given_slot(value, weights, plainly)
     function, arguments, keywords, part = value.recipe
     if function.endswith("_") and not function.endswith("__"):
