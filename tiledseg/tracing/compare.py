@@ -1,4 +1,4 @@
-"""A module and its graph on the same images: outputs, gradients, and the state that both leave behind. All on copies."""
+"""A module and its graph on the same images: outputs, gradients, and state afterwards. All on copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(
 ) -> Values:
     """Return the outputs of the module, or of its graph, its state afterwards and, with `backward`, its gradients.
 
-    Buffers are set back. Dropout keeps all channels, and scales them: a graph drops channels, whatever the module drops.
+    Buffers are set back. Dropout keeps all channels, and scales them: a graph drops channels alone.
     """
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)

@@ -7,8 +7,9 @@ size; only those functions are taken for which that is known to be a factor, a c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -58,60 +59,86 @@ class Step:
     trained: Call | None = None  # in training, where that calls the same
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """As the call was given it: a tensor's `Value`, or what it is. Refuses what depends on the image's size."""
+        """Return an argument: a tensor's `Value`, or a number. Refuses a number that depends on the image's size."""
         one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
         if not same(one, other):
             raise RefusalError(SIZED)
         return self.lowering.resolved(one)
 
     def arguments(self, index: int, name: str, default: Any = None) -> tuple[Any, Any]:
-        """In either run: for what may depend on the size."""
+        """Return an argument in either run: for what may depend on the size."""
         one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
         return self.lowering.resolved(one), self.lowering.resolved(other)
 
     def given(self) -> tuple[list[Any], dict[str, Any]]:
-        """All arguments, and those that were given by names."""
+        """Return all arguments, and those by name."""
         arguments = [self.argument(index, "") for index in range(len(self.call.arguments))]
         return arguments, {key: self.argument(len(arguments), key) for key in self.call.keywords}
 
     def options(self, first: int, **defaults: Any) -> dict[str, Any]:
-        """Numbers by their names, in the order of the function's arguments from the one numbered `first` on."""
+        """Return numbers by their names, in the order of the function's arguments from the one numbered `first` on."""
         return {name: self.argument(at, name, default) for at, (name, default) in enumerate(defaults.items(), first)}
 
     def giving(self, one: tuple[int, ...], other: tuple[int, ...]) -> Step:
-        """The step as if it gave a single tensor of these shapes, in either run."""
+        """Return the step as if it gave a single tensor of these shapes, in either run."""
         return replace(self, call=replace(self.call, shapes=(one,)), other=replace(self.other, shapes=(other,)))
 
+    def only(self, part: int = 0) -> Step:
+        """Return the step as if it gave one of its tensors alone."""
+        return self.giving(self.call.shapes[part], self.other.shapes[part])
+
+    def passed(self, value: Value, layout: Layout | None = None) -> list[Value]:
+        """Return the value as it is, as its author now sees it."""
+        return [self.made(value.node, value.layout if layout is None else layout)]
+
+    def by(self, module: nn.Module, value: Value, what: str | None = None, layout: Layout = WHOLE) -> list[Value]:
+        """Return the output of a torch module with a twin."""
+        return [self.made(self.lowering.add_module(self, module, value, what), layout)]
+
+    def node(
+        self,
+        what: str,
+        layer: Layer,
+        module: nn.Module,
+        inputs: Sequence[Value],
+        layout: Layout = WHOLE,
+        cols: Layer | None = None,
+    ) -> list[Value]:
+        """Return the output of a new node."""
+        return [self.made(self.lowering.add(self, what, layer, module, inputs, cols), layout)]
+
     def as_called(self, name: str) -> str:
-        """The function by its name, or the tensor's method of that name where the author called one."""
+        """Return the function's name, or that of the tensor's method where the author called one."""
         return f"Tensor.{name}" if self.call.is_method and hasattr(torch.Tensor, name) else name
 
     def value(self, index: int = 0, name: str = "input") -> Value:
-        found = self.argument(index, name)
-        if not isinstance(found, Value):
-            kind = "a tensor that does not depend on the input" if isinstance(found, Given) else f"{found}"
+        """Return an argument that is a tensor of the graph."""
+        value = self.argument(index, name)
+        if not isinstance(value, Value):
+            kind = "a tensor that does not depend on the input" if isinstance(value, Given) else f"{value}"
             raise RefusalError(f"takes {kind} for '{name}'; give it a tensor that is computed from the input")
-        if found.node is None:
+        if value.node is None:
             raise UnknownError
-        return found
+        return value
 
     def full(self, index: int = 0, name: str = "input") -> Value:
-        """An argument that its author sees as (batch, channels, height, width)."""
-        found = self.value(index, name)
-        if found.layout not in (WHOLE, ONE_PIXEL):
+        """Return an argument that its author sees as (batch, channels, height, width)."""
+        value = self.value(index, name)
+        if value.layout not in (WHOLE, ONE_PIXEL):
             raise RefusalError(
                 "sees it in another layout than (batch, channels, height, width); permute it back before"
             )
-        return found
+        return value
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
+        """Return a part of the call's result, computed by a node."""
         shapes = self.call.shapes[part], self.other.shapes[part]
         if node is not None and layout == WHOLE and len(shapes[0]) == 4:
             self.lowering.pixels[node] = tuple((shape[2], shape[3]) for shape in shapes)
         return Value(node, layout, *shapes)
 
     def check_same(self) -> None:
-        """Refuse a number that depends on the size of the image."""
+        """Refuse a call with a number that depends on the size of the image."""
         if not same_arguments(self.call, self.other):
             raise RefusalError(SIZED)
 
@@ -132,7 +159,6 @@ class Lowering:
         self.pooled: dict[str, str] = {}  # of nodes on means of parts of the image, the node that takes these
         self.truths: dict[str, str] = {}  # of nodes that make truths or whole numbers, what of
         self.untrained: str | None = None  # what the graph does not do as the module does in training
-        self._names = {INPUT}
         self._axes = serial_axes()
 
     def run(self, bands: int, lower: Handler) -> None:
@@ -160,45 +186,44 @@ class Lowering:
     def _stand_ins(self, step: Step) -> list[Value]:
         return [step.made(None, part=part) for part in range(len(step.call.shapes))]
 
-    def resolved(self, given: Any) -> Any:
-        if isinstance(given, Made):
-            return self.values[given]
-        if isinstance(given, tuple):
-            return tuple(self.resolved(each) for each in given)
-        return given
+    def resolved(self, argument: Any) -> Any:
+        """Return an argument with the graph's tensors in their places."""
+        if isinstance(argument, Made):
+            return self.values[argument]
+        return tuple(map(self.resolved, argument)) if isinstance(argument, tuple) else argument
 
     def pixels_of(self, value: Value) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of a tensor in either run."""
-        assert value.node is not None, "it is known"
+        """Return the rows and columns of a tensor in either run."""
+        assert value.node is not None, "it is not refused"
         return self.pixels[value.node]
 
-    def name(self, wanted: str) -> str:
-        found, count = wanted, 1
-        while found in self._names:
-            count += 1
-            found = f"{wanted}#{count}"
-        self._names.add(found)
-        return found
-
-    def add(self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Sequence[Value], **cols: Any) -> str:
-        """A node named after the module that calls, and what it does; `cols`: the layer along columns, if another."""
+    def add(
+        self,
+        step: Step,
+        what: str,
+        layer: Layer,
+        module: nn.Module,
+        inputs: Sequence[Value],
+        cols: Layer | None = None,
+    ) -> str:
+        """Add a node, named after the module that calls and its function; `cols`: the layer along columns."""
         if any(value.node is None for value in inputs):
             raise UnknownError
-        wanted = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
-        name = self.name(wanted or what)
+        name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
+        name = next(each for each in _numbered(name or what) if each not in self.pixels)
         sources = tuple(value.node for value in inputs if value.node is not None)
         roots = {self.pooled.get(source) for source in sources}
         if len(roots) > 1:
             raise RefusalError("joins means of parts of the image with other tensors; resize them before")
         if (root := roots.pop()) is not None:
             self.pooled[name] = root
-        self.nodes.append(Node(name, layer, sources, **cols))
+        self.nodes.append(Node(name, layer, sources, cols=None if cols == layer else cols))
         self.modules[name] = module
         self.pixels[name] = self.pixels[sources[0]]
         return name
 
     def add_module(self, step: Step, module: nn.Module, value: Value, what: str | None = None) -> str:
-        """A torch module with a twin, which knows its geometry."""
+        """Add a node for a torch module with a twin, which states its geometry."""
         if value.node is None:
             raise UnknownError
         rows, cols = convert_layer(step.call.owner, module, self._axes.image).descriptions
@@ -211,17 +236,23 @@ class Lowering:
                 f"{where(step.call)} learns from few means an image, in training those of a single one"
             )
         if not value.layout.one_pixel:
-            return self.add(step, what, rows, module, (value,), cols=None if rows == cols else cols)
+            return self.add(step, what, rows, module, (value,), cols)
         if any(layer.output_size(1) != 1 for layer in (rows, cols)):
             raise RefusalError("works on pixels around one that is all there is; leave it away")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
 
 
+def _numbered(name: str) -> Iterator[str]:
+    """Yield a node's name, and then 'NAME#2' and so on."""
+    yield name
+    yield from (f"{name}#{number}" for number in count(2))
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The module that a graph was traced from. `wanted`: which tensors that it returns are the graph's outputs (None:
-    all); `calls`: all that it calls, in words; `made`: the node that computes what a call gives, and its layout."""
+    all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and its layout."""
 
     module: nn.Module
     wanted: Sequence[int] | None
@@ -237,7 +268,7 @@ class Recorded:
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:
-    """The graph of what the outputs need, and its modules."""
+    """Return the graph of what the outputs need, and its modules."""
     needed = set(outputs)
     for node in reversed(lowering.nodes):
         if node.name in needed:
@@ -248,8 +279,8 @@ def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[n
 
 
 def writing(module: nn.Module, over: bool) -> nn.Module:
-    """An activation that writes over its input where the graph says that it may, whatever its author thought of; not
-    with a slope below 0, of which autograd cannot tell its input from what it made."""
+    """Return an activation that writes over its input where the graph says that it may, whatever its author thought of;
+    not with a slope below 0, of which autograd cannot tell its input from its output."""
     over = over and min(getattr(module, "negative_slope", 0), getattr(module, "alpha", 0)) >= 0
     if getattr(module, "inplace", over) == over:
         return module

@@ -291,9 +291,9 @@ def _noted_draws(noted: Record) -> Iterator[None]:
 
 
 def _generators() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()  # type: ignore[misc]
+    kind, keys, *rest = np.random.get_state()
     states = torch.random.get_rng_state().tolist()
-    return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}  # type: ignore[arg-type]
+    return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}
 
 
 def _in_checkpoint() -> bool:

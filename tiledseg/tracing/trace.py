@@ -123,7 +123,7 @@ class Source:
             ) from error
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
-        """Record a run of one image, at a size that is an odd multiple of the graph's stride, if the module takes it."""
+        """Record a run of one image, at an odd multiple of the stride if the module takes it."""
         stride, sides = total_stride(graph), []
         for start in size:
             multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
@@ -220,9 +220,9 @@ def _check_evaluation(lowering: Lowering, one: Record) -> None:
 
 def _memory(source: Source, one: Record, trained: Sequence[Record] | str) -> str | None:
     """Return what a module does otherwise once it has been called; None where nothing."""
-    trains = not isinstance(trained, str)
-    for before, training in ((one, False), *([(trained[0], True)] if trains else [])):
-        again = source.run(before.batch, before.size, training, first=trains)
+    runs = [(one, False)] if isinstance(trained, str) else [(one, False), (trained[0], True)]
+    for before, training in runs:
+        again = source.run(before.batch, before.size, training, first=len(runs) > 1)
         if reason := differing_otherwise(before, again, "at its next call"):
             return reason
     return None

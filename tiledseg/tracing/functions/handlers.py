@@ -1,5 +1,5 @@
-"""What each function of torch is among a graph's layers: one handler a function, and the names of those that work on
-single pixels. A function that has no handler is refused by its name."""
+"""The handler of each function of torch, and of modules that are one layer. A function without a handler is refused by
+its name."""
 
 from __future__ import annotations
 
@@ -15,24 +15,17 @@ from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import joins
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
+from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REVERSED, SAME, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import RESIZING
-from tiledseg.tracing.functions.views import VIEWS, narrowed
-from tiledseg.tracing.functions.weighted import MIXING, WEIGHTED, called, mirroring, of_size, right
-from tiledseg.tracing.functions.windows import WHOLE_IMAGE, WINDOWS
-from tiledseg.tracing.lowering import (
-    WHOLE,
-    Handler,
-    RefusalError,
-    Step,
-    UnknownError,
-    Value,
-)
+from tiledseg.tracing.functions.views import VIEWS
+from tiledseg.tracing.functions.weighted import WEIGHTED, called, mirroring, of_size, right
+from tiledseg.tracing.functions.windows import WINDOWS
+from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, UnknownError, Value
 
 
 def handler_of(name: str) -> Handler | None:
-    """The handler of a function; None where nobody has told what it is."""
+    """Return the handler of a function; None for an unknown one."""
     name = plain(name)
     if name in HANDLERS:
         return HANDLERS[name]
@@ -73,30 +66,28 @@ def _is_whole(value: Any) -> bool:
 
 
 def _joined(step: Step, name: str, inputs: Sequence[Value]) -> list[Value] | None:
-    """A sum or product of two tensors of one number of channels."""
+    """Lower a sum or product of two tensors of one number of channels; return None for another function."""
     if inputs[0].shape != inputs[1].shape or inputs[0] == inputs[1]:
         return None
     if name == "add":
-        return [step.made(step.lowering.add(step, "add", Add(), joins.AddModule((0, 0)), inputs))]
-    if name == "mul":
-        return [step.made(step.lowering.add(step, "mul", Multiply(), joins.MultiplyModule((0, 0)), inputs))]
-    return None
+        return step.node("add", Add(), joins.AddModule((0, 0)), inputs)
+    return step.node("mul", Multiply(), joins.MultiplyModule((0, 0)), inputs) if name == "mul" else None
 
 
 def _same(step: Step) -> list[Value]:
-    """Truths become numbers of the dtype that the network has, whatever the author's was."""
+    """Lower a change of dtype or memory alone: truths become numbers of the network's dtype."""
     value = step.value(0, "self")
     source = value.node
     while source in step.lowering.truths:
         source = step.lowering.truths[source]
     if source == value.node or plain(step.call.function) in ("contiguous", "clone", "alias", "cpu", "cuda"):
-        return [step.made(value.node, value.layout)]
+        return step.passed(value)
     return pixelwise(step, "type_as", (value, replace(value, node=source)), {})
 
 
 def _cat(step: Step) -> list[Value]:
-    given, dim = step.arguments(0, "tensors"), step.argument(1, "dim", 0)
-    inputs, others = ([each for each in part if isinstance(each, Value) or each.tensor.numel()] for part in given)
+    runs, dim = step.arguments(0, "tensors"), step.argument(1, "dim", 0)
+    inputs, others = ([each for each in run if isinstance(each, Value) or each.tensor.numel()] for run in runs)
     if not all(isinstance(value, Value) for value in inputs):
         return _with_constants(step, inputs, others, dim)
     if any(value.node is None for value in inputs):
@@ -104,18 +95,18 @@ def _cat(step: Step) -> list[Value]:
     if all(value.layout.dims[dim] == () and value.layout == inputs[0].layout for value in inputs):
         return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
     if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
-        if len(inputs) == 1:
-            return [step.made(inputs[0].node)]
-        crops = (0,) * len(inputs)
-        node = step.lowering.add(step, "cat", Concatenate(crops), joins.ConcatenateModule(crops), inputs)
-        return [step.made(node)]
-    return pixelwise(
-        step, "cat", (tuple(inputs),), {"dim": dim}, without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
-    )
+        return step.passed(inputs[0]) if len(inputs) == 1 else _concatenated(step, "cat", inputs, WHOLE)
+    layout = without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
+    return pixelwise(step, "cat", (tuple(inputs),), {"dim": dim}, layout)
+
+
+def _concatenated(step: Step, what: str, inputs: Sequence[Value], layout: Layout) -> list[Value]:
+    crops = (0,) * len(inputs)
+    return step.node(what, Concatenate(crops), joins.ConcatenateModule(crops), inputs, layout)
 
 
 def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
-    """A tensor with channels of one number before and after it, of whatever size."""
+    """Lower a tensor with channels of one number before and after it, whatever their size."""
     places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
     dim %= len(inputs[places[0]].shape)
     constants = [value.tensor for value in (*inputs, *others) if not isinstance(value, Value)]
@@ -125,15 +116,13 @@ def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], di
         raise RefusalError(
             "joins a tensor that does not depend on the input; compute it from the input, or leave it away"
         )
-    before, after = (
-        sum(value.tensor.shape[1] for value in part) for part in (inputs[: places[0]], inputs[places[0] + 1 :])
-    )
-    value = numbers.pop()
-    return pixelwise(step, "pad", (inputs[places[0]], (0, 0, 0, 0, before, after)), {"value": value})
+    ends = inputs[: places[0]], inputs[places[0] + 1 :]
+    before, after = (sum(value.tensor.shape[1] for value in end) for end in ends)
+    return pixelwise(step, "pad", (inputs[places[0]], (0, 0, 0, 0, before, after)), {"value": numbers.pop()})
 
 
 def _stack(step: Step) -> list[Value]:
-    """Channels of each tensor after those of the one before, with a dim of their own for the tensors."""
+    """Lower a stack: channels of each tensor after those of the one before, with a dim for the tensors."""
     inputs, dim = step.argument(0, "tensors"), step.argument(1, "dim", 0)
     if not all(isinstance(value, Value) and value.layout == inputs[0].layout for value in inputs):
         raise RefusalError("stacks tensors of different layouts, or that do not depend on the input; stack images")
@@ -142,44 +131,28 @@ def _stack(step: Step) -> list[Value]:
 
 
 def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> list[Value]:
-    """Tensors one after the other along a dim of size 1 of theirs: `layout` is each one's."""
+    """Join tensors along a dim of size 1 of theirs: `layout` is each one's."""
     if layout.channels or ("C0",) not in layout.dims:
         raise RefusalError("joins tensors whose channels are split, or none; join images")
-    crops = (0,) * len(inputs)
-    node = step.lowering.add(step, "stack", Concatenate(crops), joins.ConcatenateModule(crops), inputs)
     dims = [tuple("C1" if atom == "C0" else atom for atom in each) for each in layout.dims]
     dims[dim] = ("C0",)
     single = step.call.shapes[0][layout.dims.index(("C0",))]
-    return [step.made(node, replace(layout, dims=tuple(dims), channels=(len(inputs), single)))]
+    return _concatenated(step, "stack", inputs, replace(layout, dims=tuple(dims), channels=(len(inputs), single)))
 
 
 def _along_channels(step: Step) -> list[Value]:
     step.check_same()
-    value = step.value()
     name = plain(step.call.function)
-    dim = step.argument(2 if name == "normalize" else 1, "dim", 1 if name == "normalize" else None)
+    dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
     if dim is None:
         raise RefusalError("is given no dim; say dim=1")
-    channel_dims(value, dim)
+    channel_dims(step.value(), dim)
     return called(step, name)
 
 
-def _parts(step: Step) -> list[Value]:
-    step.check_same()
-    value = step.value(0, "tensor")
-    (dim,) = channel_dims(value, step.argument(2, "dim", 0))
-    start, made = 0, list[Value]()
-    for part, shape in enumerate(step.call.shapes):
-        single = step.giving(step.call.shapes[part], step.other.shapes[part])
-        made += narrowed(single, value, dim, start, start + shape[dim])
-        start += shape[dim]
-    return made
-
-
 def _layer_norm(step: Step) -> list[Value]:
-    value = step.value()
-    normalized = step.argument(1, "normalized_shape")
-    channel_dims(value, tuple(range(-len(tuple(normalized)), 0)))
+    normalized = tuple(step.argument(1, "normalized_shape"))
+    channel_dims(step.value(), tuple(range(-len(normalized), 0)))
     return called(step, "layer_norm")
 
 
@@ -189,7 +162,7 @@ def _dropout(step: Step) -> list[Value]:
     if step.argument(2, "train" if plain(step.call.function) == "feature_dropout" else "training", True):
         raise RefusalError("drops in evaluation too; pass training=self.training")
     if probability == 0:
-        return [step.made(value.node, value.layout)]
+        return step.passed(value)
     module = ChannelDropout("", probability)
     module.keys = ()
     module.name = step.lowering.add(step, "dropout", Dropout(probability), module, (value,))
@@ -203,7 +176,7 @@ def _other_dropout(step: Step) -> list[Value]:
 
 
 def unit(step: Step) -> list[Value]:
-    """A module that is one layer, and computed by itself."""
+    """Lower a module that is one layer, computed by itself."""
     module = step.call.module
     assert module is not None, "a unit is a module's call"
     if module._forward_hooks or module._forward_pre_hooks:
@@ -217,20 +190,17 @@ def unit(step: Step) -> list[Value]:
         raise RefusalError("is given more than a tensor; give it what else it needs when it is made")
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
         module, value = mirroring(step, module, value)
-    return [step.made(step.lowering.add_module(step, right(module), value), value.layout)]
+    return step.by(right(module), value, None, value.layout)
 
 
 HANDLERS: dict[str, Handler] = {
     **RESIZING,
-    **WHOLE_IMAGE,
     **WINDOWS,
     **WEIGHTED,
     **VIEWS,
-    **MIXING,
     "cat": _cat,
     "stack": _stack,
     "layer_norm": _layer_norm,
-    **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(ALONG_CHANNELS, _along_channels),
     **dict.fromkeys(("dropout", "dropout2d", "feature_dropout"), _dropout),
     **dict.fromkeys(("dropout1d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _other_dropout),

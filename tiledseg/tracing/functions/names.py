@@ -61,7 +61,6 @@ bitwise_or bitwise_not"""
 TRUTHS = frozenset(_TRUTHS.split())
 # Functions, and which part of what they give, that say where a value is.
 PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0), ("sort", 1), ("max", 1), ("min", 1)])
-PARTS = frozenset(["chunk", "split", "tensor_split"])
 
 
 def plain(name: str) -> str:

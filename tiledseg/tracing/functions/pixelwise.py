@@ -24,29 +24,24 @@ PIXELS = ("H", "W")
 
 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int]) -> dict[str, int]:
-    """Of each name its size, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
+    """Return the size of each name, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
     columns."""
-    found = dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))
-    found |= {f"C{index}": size for index, size in enumerate(layout.channels)}
+    sizes = dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))
+    sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
     for dim, size in zip(layout.dims, shape, strict=True):
         for atom in dim:
-            if atom in found:
-                size //= found[atom]
-        found |= {atom: size for atom in dim if atom not in found}
-    return found
-
-
-def permuted(layout: Layout, order: Sequence[int]) -> Layout:
-    count = len(layout.dims)
-    return replace(layout, dims=tuple(layout.dims[at % count] for at in order))
+            size //= sizes.get(atom, 1)
+        sizes |= {atom: size for atom in dim if atom not in sizes}
+    return sizes
 
 
 def is_channels(dim: Sequence[str]) -> bool:
+    """Return True for a dim of channels alone."""
     return bool(dim) and all(atom.startswith("C") for atom in dim)
 
 
 def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Layout | None:
-    """The layout after a reshape to `shape`; None where it takes pixels apart, or mixes them with other dims."""
+    """Return the layout after a reshape to `shape`; None where it takes pixels apart, or mixes them with other dims."""
     atoms = [(atom, sizes[atom]) for dim in layout.dims for atom in dim]
     dims: list[list[tuple[str, int]]] = []
     for size in shape:
@@ -76,7 +71,7 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
 
 
 def with_channels(layout: Layout) -> Layout:
-    """Where all channels have been reduced to one, the first dim of size 1 is that one's."""
+    """Return a layout in which the first dim of size 1 is the only channel's, if all have been reduced to one."""
     if layout.one_pixel or any(atom.startswith("C") for dim in layout.dims for atom in dim) or () not in layout.dims:
         return layout
     at = layout.dims.index(())
@@ -84,7 +79,7 @@ def with_channels(layout: Layout) -> Layout:
 
 
 def _renamed(layout: Layout, dims: list[list[tuple[str, int]]], sizes: dict[str, int]) -> Layout:
-    """Channels numbered anew, in the order of the tensor's own channels."""
+    """Number channels anew, in the order of the tensor's own channels."""
     before = [name for name in sorted(sizes) if name.startswith("C")]
     parts = {atom: size for dim in dims for atom, size in dim if atom.startswith("C")}
     ordered = sorted(parts, key=lambda atom: (before.index(atom.rstrip("ab")), atom.lstrip("C0123456789")))
@@ -108,12 +103,12 @@ def pixelwise(
     layout: Layout | None = None,
     broadcasts: bool = True,
 ) -> list[Value]:
-    """A node for a call of single pixels; `layout`: of what it gives, that of the inputs unless given. `broadcasts`:
-    whether its weights stand beside the tensor's dims."""
+    """Lower a call of single pixels; `layout`: of its result, by default that of the inputs. `broadcasts`: True if its
+    weights stand beside the tensor's dims."""
     inputs: list[Value] = []
     weights: list[Given] = []
     plainly = function.removeprefix("Tensor.") not in TENSORS_ALONE
-    given = _slots((tuple(arguments), tuple(sorted(keywords.items()))), inputs, weights, plainly)
+    filled = _slots((tuple(arguments), tuple(sorted(keywords.items()))), inputs, weights, plainly)
     beside = [value.tensor for value in values_in((tuple(arguments), keywords)) if isinstance(value, Given)]
     common = _common_layout(inputs)
     after = layout or common
@@ -124,9 +119,9 @@ def pixelwise(
     for part, shape in enumerate(step.call.shapes):
         layer = Pixelwise(
             function,
-            given[0],
+            filled[0],
             _channels(after, shape),
-            given[1],
+            filled[1],
             tuple(value.layout for value in inputs),
             after,
             tuple(tuple(weight.tensor.shape) for weight in weights),
@@ -140,21 +135,19 @@ def pixelwise(
 
 
 def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool = True) -> Any:
-    """`plainly`: tensors of one number stand as that number."""
+    """Return arguments with a slot or a formula for each tensor. `plainly`: constants of one number are numbers."""
     if isinstance(value, Value):
         if value not in inputs:
             inputs.append(value)
         return FormulaSlot(inputs.index(value))
     if isinstance(value, Given):
-        return _given_slot(value, weights, plainly)
+        return formula(value, weights, plainly)
     if isinstance(value, tuple | list):
         return tuple(_slots(each, inputs, weights, plainly) for each in value)
-    return value
+    return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
-def _given_slot(value: Given, weights: list[Given], plainly: bool = True) -> Any:
-    if value.name is None and value.from_weights:
-        return formula(value, weights)
+def _slot(value: Given, weights: list[Given], plainly: bool) -> Any:
     if value.name is None and value.tensor.numel() == 1 and plainly:
         return value.tensor.item()
     place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
@@ -164,31 +157,23 @@ def _given_slot(value: Given, weights: list[Given], plainly: bool = True) -> Any
 
 
 def shared(weights: Sequence[Given]) -> Weights:
+    """Return the weights of other modules that a node shares."""
     return Weights([weight.owner or weight.tensor for weight in weights])
 
 
 def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
-    """How a weight is computed from others, which are added to `weights`."""
+    """Return how a weight is computed from others, which are added to `weights`."""
     if value.name is not None or value.recipe is None or not value.from_weights:
-        return _given_slot(value, weights, plainly)
+        return _slot(value, weights, plainly)
     function, arguments, keywords, part = value.recipe
     if function.endswith("_") and not function.endswith("__"):
         raise RefusalError(f"takes a weight that {function} has written over; compute it without")
-    given = _formula_arguments(arguments, weights)
-    named = tuple((key, _formula_arguments(each, weights)) for key, each in sorted(keywords.items()))
-    return Formula(function, given, named, part)
-
-
-def _formula_arguments(value: Any, weights: list[Given]) -> Any:
-    if isinstance(value, Given):
-        return formula(value, weights)
-    if isinstance(value, tuple):
-        return tuple(_formula_arguments(each, weights) for each in value)
-    return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
+    slots = _slots((arguments, tuple(sorted(keywords.items()))), [], weights)
+    return Formula(function, slots[0], slots[1], part)
 
 
 def _common_layout(inputs: Sequence[Value]) -> Layout:
-    """That of what the inputs give together: pixels where one of them has pixels."""
+    """Return the layout of what the inputs give together: pixels where one of them has pixels."""
     if any(value.node is None for value in inputs):
         raise UnknownError
     full = [value.layout for value in inputs if not value.layout.one_pixel] or [value.layout for value in inputs]
@@ -200,7 +185,7 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
 
 
 def _fits(one: Layout, other: Layout) -> bool:
-    """Whether dims that hold pixels, or channels, are the same in both."""
+    """Return True if dims that hold pixels, or channels, are the same in both."""
     pairs = zip(one.dims, other.dims, strict=False)
     return all(is_channels(a) == is_channels(b) or not (a and b) for a, b in pairs)
 
@@ -226,17 +211,17 @@ def _channels(layout: Layout, shape: Sequence[int]) -> int:
 
 
 def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Dims by number from the front. Refuses those that hold pixels or images."""
+    """Return dims by number from the front. Refuses those that hold pixels or images."""
     count = len(value.layout.dims)
     numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
-    found = tuple(sorted(number % count for number in numbers))
-    if not all(is_channels(value.layout.dims[number]) for number in found):
+    numbers = tuple(sorted(number % count for number in numbers))
+    if not all(is_channels(value.layout.dims[number]) for number in numbers):
         raise RefusalError("works along pixels or images, of which a tile has a part only; work along channels")
-    return found
+    return numbers
 
 
 def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
-    """The layout after channels have been reduced to one."""
+    """Return the layout after channels have been reduced to one."""
     gone = {atom for number in dims for atom in layout.dims[number]}
     stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
     names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from tiledseg.geometry.layers.border import Border
 from tiledseg.models.layers.border import BorderModule as BorderModule
+from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.tracing.calls import NAMES, Call, Given
 from tiledseg.tracing.functions.pixelwise import (
     is_channels,
-    permuted,
     pixelwise,
     reshaped,
     sizes_of,
@@ -21,53 +23,152 @@ from tiledseg.tracing.functions.pixelwise import (
 )
 from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value
 
+Range = tuple[int, int, int]  # start, step, count
+Shape = tuple[int, ...]
 
-def _permute(step: Step) -> list[Value]:
+
+@dataclass(frozen=True)
+class View:
+    """A view of a tensor: a range of each of its dims, and the dim that each dim of the view is (None: a new one)."""
+
+    ranges: tuple[Range, ...]
+    order: tuple[int | None, ...]
+
+
+def _view(step: Step) -> list[Value]:
+    """Lower a permutation, a part or several parts of a tensor, or a mixture of these."""
     value = step.value(0, "self")
-    order = _rest(step, 1, "dims")
-    return [step.made(value.node, permuted(value.layout, order))]
+    views = _views(step, step.call, value.shape), _views(step, step.other, value.other_shape)
+    return [_seen(step, value, one, other, part) for part, (one, other) in enumerate(zip(*views, strict=True))]
 
 
-def _transpose(step: Step) -> list[Value]:
-    value = step.value(0, "self")
-    count = len(value.layout.dims)
-    one, other = (step.argument(index, f"dim{index - 1}") % count for index in (1, 2))
-    order = list(range(count))
-    order[one], order[other] = other, one
-    return [step.made(value.node, permuted(value.layout, order))]
+def _views(step: Step, call: Call, shape: Shape) -> list[View]:
+    """Call the function on a tensor without values, whose strides say which dims the views have."""
+    strides = [3]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * (2 * size + 3))
+    stand_in = torch.empty_strided(shape, strides, device="meta")
+    keywords = {key: each for key, each in call.keywords.items() if key not in NAMES["self"]}
+    if any(isinstance(each, Given) for each in _flat((call.arguments, list(keywords.values())))):
+        raise RefusalError("takes values by a tensor of indices or of truths; take slices")
+    result = resolve(step.as_called(call.function))(stand_in, *call.arguments[1:], **keywords)
+    parts = [result] if isinstance(result, torch.Tensor) else list(result)
+    if any(part._base is not stand_in for part in parts):
+        raise RefusalError("takes values by a list of indices; take slices")
+    return [_view_of(part, shape, strides) for part in parts]
 
 
-def _movedim(step: Step) -> list[Value]:
-    value = step.value(0, "self")
-    count = len(value.layout.dims)
-    sources, targets = (_many(step.argument(at, name)) for at, name in ((1, "source"), (2, "destination")))
-    moved = {target % count: source % count for source, target in zip(sources, targets, strict=True)}
-    left = [at for at in range(count) if at not in moved.values()]
-    order = [moved[at] if at in moved else left.pop(0) for at in range(count)]
-    return [step.made(value.node, permuted(value.layout, order))]
+def _flat(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, tuple | list) else [value]
+
+
+def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> View:
+    offset, starts = part.storage_offset(), []
+    for stride in strides:
+        starts.append(offset // stride)
+        offset %= stride
+    ranges, order = [(start, 1, 1) for start in starts], list[int | None]()
+    for stride, count in reversed(list(zip(part.stride(), part.shape, strict=True))):
+        dim = next((dim for dim, whole in enumerate(strides) if whole <= stride), None)
+        step = 1 if dim is None else stride // strides[dim]
+        if dim is None or dim in order or (step > 1 and step >= shape[dim]):
+            order.insert(0, None)
+        else:
+            order.insert(0, dim)
+            ranges[dim] = starts[dim], step, count
+    return View(tuple(ranges), tuple(order))
+
+
+def _seen(step: Step, value: Value, view: View, other: View, part: int) -> Value:
+    if view.order != other.order:
+        raise RefusalError("takes parts by indices that depend on the image's size; give it fixed ones")
+    for dim, ranges in enumerate(zip(view.ranges, other.ranges, strict=True)):
+        value = _cut(step, value, dim, *ranges)
+    dims = tuple(() if dim is None else value.layout.dims[dim] for dim in view.order)
+    return step.made(value.node, with_channels(replace(value.layout, dims=dims)), part)
+
+
+def _cut(step: Step, value: Value, dim: int, taken: Range, again: Range) -> Value:
+    """Take a part of channels, or a part of pixels: as many from each end, whatever the size."""
+    names, size, other = value.layout.dims[dim], value.shape[dim], value.other_shape[dim]
+    (start, every, count), (other_start, _, other_count) = taken, again
+    if (taken, again) == ((0, 1, size), (0, 1, other)):
+        return value
+    if is_channels(names) and every == 1 and taken == again:
+        one, two = _with_size(value.shape, dim, count), _with_size(value.other_shape, dim, count)
+        return narrowed(step.giving(one, two), value, dim, start, start + count)[0]
+    if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
+        left = size - start - count * every, other - other_start - other_count * every
+        if every == 1 and start == other_start and left[0] == left[1]:
+            return _cropped(step, value, dim, start, left[0])
+        if every > 1 and start == other_start and max(left) <= 0 and min(left) > -every:
+            return _thinned(step, value, dim, start, every)
+    stop, other_stop = start + count * every, other_start + other_count * every
+    raise RefusalError(
+        f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}: not as much from each "
+        "end at every size; crop by fixed numbers"
+    )
+
+
+def _with_size(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> list[Value]:
+    """Take some of the channels, for a step that gives these."""
+    arguments = (value, dim, start, stop - start)
+    return pixelwise(step, "narrow", arguments, {}, without(value.layout, (dim,), True))
+
+
+def _cropped(step: Step, value: Value, dim: int, before: int, after: int) -> Value:
+    if not before and not after:
+        return value
+    sizes = (shape[dim] - before - after for shape in (value.shape, value.other_shape))
+    return _resized(add_border(step, value, dim, -before, -after), dim, *sizes)
+
+
+def _resized(value: Value, dim: int, size: int, other: int) -> Value:
+    shapes = _with_size(value.shape, dim, size), _with_size(value.other_shape, dim, other)
+    return replace(value, shape=shapes[0], other_shape=shapes[1])
+
+
+def add_border(step: Step, value: Value, dim: int, before: int, after: int, fill: float = 0.0) -> Value:
+    """Add a node that pads or crops one dim of pixels."""
+    none, there = Border(0, 0, fill), Border(before, after, fill)
+    return add_borders(step, value, *((there, none) if value.layout.dims[dim] == ("H",) else (none, there)))
+
+
+def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
+    """Add a node that pads or crops rows and columns."""
+    node = step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols=cols)
+    return replace(value, node=node)
+
+
+def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Value:
+    """Take every `stride`-th row or column: pooling over windows of one."""
+    value = _cropped(step, value, dim, start, 0)
+    strides = (stride, 1) if value.layout.dims[dim] == ("H",) else (1, stride)
+    node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
+    sizes = (-(-shape[dim] // stride) for shape in (value.shape, value.other_shape))
+    return _resized(replace(value, node=node), dim, *sizes)
 
 
 def _reshape(step: Step) -> list[Value]:
-    """Also flatten, unflatten, squeeze and unsqueeze: what they give says it all."""
+    """Lower a reshape, flatten, unflatten, squeeze or unsqueeze by the shapes of its result."""
     value = step.value(0, "self")
     one, other = step.lowering.pixels_of(value)
-    found = [
-        reshaped(value.layout, sizes_of(value.layout, before, pixels), after)
-        for before, pixels, after in (
-            (value.shape, one, step.call.shapes[0]),
-            (value.other_shape, other, step.other.shapes[0]),
-        )
-    ]
-    if found[0] is None or found[0] != found[1]:
+    layout = reshaped(value.layout, sizes_of(value.layout, value.shape, one), step.call.shapes[0])
+    again = reshaped(value.layout, sizes_of(value.layout, value.other_shape, other), step.other.shapes[0])
+    if layout is None or layout != again:
         raise RefusalError(
             f"makes {value.shape} to {step.call.shapes[0]}, which takes pixels apart or mixes them with other dims; "
             "keep rows and columns"
         )
-    return [settled(step, step.made(value.node, found[0]))]
+    return [settled(step, step.made(value.node, layout))]
 
 
 def settled(step: Step, value: Value) -> Value:
-    """A value that its author sees as an image, but with its channels in another order, as a tensor in that order."""
+    """Return a value that its author sees as an image, its channels in another order, as a tensor in that order."""
     dims, factors = value.layout.dims, value.layout.channels
     if dims == (("B",), ("C0",), ("H", "C1"), ("W", "C2")) and len(set(factors[1:])) == 1:
         shuffled = step.lowering.add_module(step, nn.PixelShuffle(factors[1]), value, "shuffle")
@@ -78,7 +179,7 @@ def settled(step: Step, value: Value) -> Value:
 
 
 def _expand(step: Step) -> list[Value]:
-    """One pixel as many: the tensor at hand is as large as the image already."""
+    """Lower one pixel as many: the tensor at hand is as large as the image already."""
     value = step.value(0, "self")
     shape = step.call.shapes[0]
     if shape == value.shape:
@@ -86,149 +187,19 @@ def _expand(step: Step) -> list[Value]:
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
         return [step.made(value.node, WHOLE)]
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
-    single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
-    if len(shape) == len(value.shape) and single:
-        return pixelwise(
-            step, "expand", (value, tuple(-1 if at not in grown else shape[at] for at in range(len(shape)))), {}
-        )
+    if len(shape) == len(value.shape) and all(
+        value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown
+    ):
+        sizes = tuple(shape[at] if at in grown else -1 for at in range(len(shape)))
+        return pixelwise(step, "expand", (value, sizes), {})
     raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")
 
 
-def _getitem(step: Step) -> list[Value]:
-    """Parts of channels and of pixels. The latter are a crop: as many from each end, whatever the size."""
-    value = step.value(0, "self")
-    one, other = (_indices(index, len(value.shape)) for index in step.arguments(1, "index"))
-    if len(one) != len(other):
-        raise RefusalError("takes parts by indices that depend on the image's size; give it fixed ones")
-    dim = 0
-    for index, again in zip(one, other, strict=True):
-        if index is None:
-            value, dim = _with_new_dim(value, dim), dim + 1
-        elif index == slice(None):
-            dim += 1
-        else:
-            value, dim = _part(step, value, dim, index, again)
-    return [replace(value, shape=step.call.shapes[0], other_shape=step.other.shapes[0])]
-
-
-def _indices(index: Any, count: int) -> list[Any]:
-    given = list(index) if isinstance(index, tuple) else [index]
-    if any(not (each is None or each is Ellipsis or isinstance(each, slice | int)) for each in given):
-        raise RefusalError("takes values by a tensor of indices or of truths; take slices")
-    taken = sum(each is not None and each is not Ellipsis for each in given)
-    at = next((place for place, each in enumerate(given) if each is Ellipsis), len(given))
-    return [*given[:at], *[slice(None)] * (count - taken), *given[at + 1 :]]
-
-
-def _with_new_dim(value: Value, dim: int) -> Value:
-    layout = with_channels(replace(value.layout, dims=(*value.layout.dims[:dim], (), *value.layout.dims[dim:])))
-    shapes = [(*shape[:dim], 1, *shape[dim:]) for shape in (value.shape, value.other_shape)]
-    return replace(value, layout=layout, shape=shapes[0], other_shape=shapes[1])
-
-
-def _part(step: Step, value: Value, dim: int, index: Any, again: Any) -> tuple[Value, int]:
-    names, size, other = value.layout.dims[dim], value.shape[dim], value.other_shape[dim]
-    if isinstance(index, int):
-        if is_channels(names) and index == again:
-            return _selected(step, value, dim, index % size), dim
-        if names in (("H",), ("W",), ()) and size == other == 1:
-            return _dropped(value, dim), dim
-        raise RefusalError("takes one row, column or image; take slices of channels")
-    start, stop, step_by = index.indices(size)
-    other_start, other_stop, _ = again.indices(other)
-    if is_channels(names) and step_by == 1 and (start, stop) == (other_start, other_stop):
-        return _narrowed(step, value, dim, start, stop), dim + 1
-    if names in (("H",), ("W",)) and not value.layout.one_pixel:
-        if step_by == 1 and start == other_start and size - stop == other - other_stop:
-            return _cropped(step, value, dim, start, size - stop), dim + 1
-        if step_by > 1 and start == other_start and stop == size and other_stop == other:
-            return _thinned(step, value, dim, start, step_by), dim + 1
-    if (start, stop, step_by) == (0, size, 1) and (other_start, other_stop) == (0, other):
-        return value, dim + 1
-    raise RefusalError(
-        f"takes [{start}:{stop}:{step_by}] of {size} and [{other_start}:{other_stop}] of {other}: not as much from "
-        "each end at every size; crop by fixed numbers"
-    )
-
-
-def _shapes_with(value: Value, dim: int, less: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    one, other = ((*shape[:dim], shape[dim] - less, *shape[dim + 1 :]) for shape in (value.shape, value.other_shape))
-    return one, other
-
-
-def _dropped(value: Value, dim: int) -> Value:
-    """Without a dim of size 1."""
-    layout = replace(value.layout, dims=(*value.layout.dims[:dim], *value.layout.dims[dim + 1 :]))
-    shapes = [(*shape[:dim], *shape[dim + 1 :]) for shape in (value.shape, value.other_shape)]
-    return replace(value, layout=layout, shape=shapes[0], other_shape=shapes[1])
-
-
-def _selected(step: Step, value: Value, dim: int, index: int) -> Value:
-    return _dropped(_narrowed(step, value, dim, index, index + 1), dim)
-
-
-def _narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> Value:
-    if (start, stop) == (0, value.shape[dim]):
-        return value
-    one, other = _shapes_with(value, dim, value.shape[dim] - (stop - start))
-    return narrowed(step.giving(one, other), value, dim, start, stop)[0]
-
-
-def narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> list[Value]:
-    """Some of the channels, of a step that gives these."""
-    arguments = (value, dim, start, stop - start)
-    return pixelwise(step, "narrow", arguments, {}, without(value.layout, (dim,), True))
-
-
-def _cropped(step: Step, value: Value, dim: int, before: int, after: int) -> Value:
-    if not before and not after:
-        return value
-    one, other = _shapes_with(value, dim, before + after)
-    return replace(add_border(step, value, dim, -before, -after), shape=one, other_shape=other)
-
-
-def add_border(step: Step, value: Value, dim: int, before: int, after: int, fill: float = 0.0) -> Value:
-    """A node that pads or crops one dim of pixels."""
-    none = Border(0, 0, fill)
-    there = Border(before, after, fill)
-    return add_borders(step, value, *((there, none) if value.layout.dims[dim] == ("H",) else (none, there)))
-
-
-def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
-    """A node that pads or crops rows and columns."""
-    node = step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols=cols)
-    return replace(value, node=node)
-
-
-def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Value:
-    """Every `stride`-th row or column: pooling over windows of one."""
-    value = _cropped(step, value, dim, start, 0)
-    strides = (stride, 1) if value.layout.dims[dim] == ("H",) else (1, stride)
-    node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
-    one, other = (
-        (*shape[:dim], -(-shape[dim] // stride), *shape[dim + 1 :]) for shape in (value.shape, value.other_shape)
-    )
-    return replace(value, node=node, shape=one, other_shape=other)
-
-
-def _rest(step: Step, start: int, name: str) -> tuple[int, ...]:
-    """Numbers given one by one, or as one sequence."""
-    given = step.call.arguments[start:] or (step.call.keywords[name],)
-    return tuple(given[0]) if isinstance(given[0], tuple) else tuple(given)
-
-
-def _many(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple) else (value,)
-
-
+_VIEWS = """permute transpose swapaxes swapdims movedim moveaxis __getitem__ narrow select unbind chunk split
+tensor_split"""
+_RESHAPES = "view reshape flatten unflatten squeeze unsqueeze view_as reshape_as"
 VIEWS: dict[str, Handler] = {
-    "permute": _permute,
-    "transpose": _transpose,
-    "swapaxes": _transpose,
-    "movedim": _movedim,
-    **dict.fromkeys(
-        ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
-    ),
+    **dict.fromkeys(_VIEWS.split(), _view),
+    **dict.fromkeys(_RESHAPES.split(), _reshape),
     **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to", "tile"), _expand),
-    "__getitem__": _getitem,
 }
