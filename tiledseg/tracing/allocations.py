@@ -1,4 +1,4 @@
-"""Follows each storage from birth to death: what a step of PyTorch really allocates."""
+"""A meter of the memory that a step of PyTorch allocates: it follows each storage from birth to death."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class AllocationMeter(TorchDispatchMode):
-    """Sums the bytes of living storages made inside it, and remembers the most."""
+    """The sum of bytes of living storages made inside it, and its peak."""
 
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+    def __init__(self, others: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.living = {t.untyped_storage()._cdata: 0 for t in known}
+        self.living = {t.untyped_storage()._cdata: 0 for t in others}
         self.bytes = self.peak = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

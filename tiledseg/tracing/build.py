@@ -1,4 +1,4 @@
-"""From the name of somebody's function to the network that it builds: the one place that imports code by its name."""
+"""The network that somebody's function builds, by the function's name: the one place that imports code by a name."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tiledseg.tracing.state import drawn_from
 
 
 def known(network: Network, still: bool = False) -> Network:
-    """The network with its graph: one that a function builds is built and traced for it.
+    """Return the network with its graph: one that a function builds is built and traced for it.
 
-    Raises ConfigError, in one line, where the function cannot be had, does not take the arguments, or gives what is no
+    Raises ConfigError, in one line, where the function cannot be imported, does not take the arguments, or returns no
     module, or none that tiles leave as it is.
     """
-    return (
-        network.traced(network_modules(network, still=still).graph) if isinstance(network, ForeignNetwork) else network
-    )
+    if not isinstance(network, ForeignNetwork):
+        return network
+    return network.traced(network_modules(network, still=still).graph)
 
 
 def network_modules(
     network: Network, seed: int | None = None, trains: bool = True, still: bool = False
 ) -> GraphNetwork:
-    """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
+    """Return the modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
 
     `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training. `still`:
     running statistics will be constants.
@@ -54,18 +54,18 @@ def network_modules(
 
 def _built(network: ForeignNetwork, seed: int) -> nn.Module:
     function, keywords = _function(network.build), network.keywords
-    given = {"bands": network.bands, "classes": network.classes, **keywords}
+    arguments = {"bands": network.bands, "classes": network.classes, **keywords}
     try:
-        inspect.signature(function).bind(**given)
+        inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{network.build} cannot be called with {', '.join(given)}: {error}; see model.arguments"
+            f"{network.build} cannot be called with {', '.join(arguments)}: {error}; see model.arguments"
         ) from None
     except ValueError:
         pass  # of a builtin, which has no signature: the call itself will say
     with drawn_from(seed):
         try:
-            module = function(**given)
+            module = function(**arguments)
         except Exception as error:  # whatever its author raises
             raise ConfigError(f"{network.in_words} has failed: {_line(error)}; change model.arguments") from error
     if not isinstance(module, nn.Module):
@@ -77,7 +77,7 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
 def _function(build: str) -> Callable[..., Any]:
     name, _, path = build.partition(":")
     try:
-        found: Any = importlib.import_module(name)
+        value: Any = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{build} needs the module {error.name}, which is not found; install its package, or put its folder on "
@@ -86,12 +86,12 @@ def _function(build: str) -> Callable[..., Any]:
     except Exception as error:
         raise ConfigError(f"{name} of {build} cannot be imported: {_line(error)}; mend it") from error
     for attribute in path.split("."):
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             raise ConfigError(f"{name} has no {path}, which {build} names; give one of its functions")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise ConfigError(f"{build} is a {type(found).__name__}, no function; give one that returns a module")
-    return found
+        value = getattr(value, attribute)
+    if not callable(value):
+        raise ConfigError(f"{build} is a {type(value).__name__}, no function; give one that returns a module")
+    return value
 
 
 def _line(error: Exception) -> str:

@@ -63,8 +63,8 @@ class Kernels(TorchDispatchMode):
 
     def take_written(self) -> list[torch.Tensor]:
         """Return the tensors written since the last call."""
-        taken, self._written = self._written, []
-        return taken
+        written, self._written = self._written, []
+        return written
 
 
 def address(tensor: torch.Tensor) -> int | None:

@@ -1,4 +1,4 @@
-"""From two records of a module's calls to the nodes of a graph, each with the module that computes it.
+"""The nodes of a graph made from two records of a module's calls, each with the module that computes it.
 
 Two runs at two sizes make the same calls, or the module is refused. A number that differs between them depends on the
 size; only those functions are taken for which that is known to be a factor, a crop, or another tensor's size.
@@ -32,11 +32,11 @@ SIZED = "is given numbers that depend on the size of the image, or of the batch;
 
 
 class RefusalError(Exception):
-    """Why a call cannot be exact, and what to do."""
+    """The reason why a call cannot be exact, and the remedy."""
 
 
 class UnknownError(RefusalError):
-    """What is computed from a refused call says nothing of its own."""
+    """A refusal of what is computed from a refused call, which says nothing of its own."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class Lowering:
             except GeometryError:
                 raise
             except Exception as error:  # of a handler too, which was not made for such arguments
-                known = isinstance(error, RefusalError | ConfigError)
-                self.faults.append(f"{where(call)} {error if known else STRANGE}")
+                named = isinstance(error, RefusalError | ConfigError)
+                self.faults.append(f"{where(call)} {error if named else STRANGE}")
                 made = self._stand_ins(step)
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value

@@ -1,7 +1,7 @@
-"""What autograd keeps of a traced module's functions, measured: the plan of memory asks it of the graph.
+"""Measures the memory that autograd keeps for a traced module's functions; the plan of memory reads it off the graph.
 
-Nobody can say it of any function of torch that an author may call, so each that works pixel by pixel is run once,
-forward and backward, on a few pixels, and every storage followed from birth to death.
+No rule covers every function of torch. So each function of single pixels runs once, forward and backward, on a few
+pixels, and every storage is followed from birth to death.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from tiledseg.units.widths import SINGLE_BYTES
 
 SIDE = 16
 OWN_NORMS = BatchNorm, GroupNorm, InstanceNorm  # they say it themselves: a few rows at a time, whatever the size
-SIZES = (SIDE, 2 * SIDE), (2 * SIDE, 2 * SIDE)  # what does not grow with the pixels is told apart
+SIZES = (SIDE, 2 * SIDE), (2 * SIDE, 2 * SIDE)  # of two runs: what does not grow with the pixels is subtracted
 
 
 def with_measured_memory(graph: Graph, bands: int, modules: Sequence[nn.Module]) -> Graph:
-    """The graph, whose nodes of functions that work pixel by pixel say what autograd keeps of them.
+    """Return the graph with the measured memory of its functions of single pixels.
 
     The modules are as before, their buffers too; torch's generator draws as if nothing had run.
     """
     channels = tensor_channels(graph, bands)
-    known: dict[tuple[Any, ...], Measured | None] = {}
+    measured: dict[tuple[Any, ...], Measured | None] = {}
     weights = (weight for module in modules for weight in module.parameters() if weight.is_floating_point())
     like, nodes = next(weights, torch.zeros(())), []
     for k, (node, module) in enumerate(zip(graph.nodes, modules, strict=True)):
-        given = tuple(channels[source] for source in graph.sources[k])
+        inputs = tuple(channels[source] for source in graph.sources[k])
         flat = tuple(source > 0 and graph.layers[source - 1].is_flat for source in graph.sources[k])
         if not graph.overwrites[k] and not isinstance(module, OWN_NORMS) and _is_pointwise(node):
-            key = node.layer, given, flat, repr(module)
-            if key not in known:
-                known[key] = _measured(module, given, flat, like)
-            node = replace(node, measured=known[key])
+            key = node.layer, inputs, flat, repr(module)
+            if key not in measured:
+                measured[key] = _measured(module, inputs, flat, like)
+            node = replace(node, measured=measured[key])
         nodes.append(node)
     return Graph(tuple(nodes), graph.outputs)
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether as many pixels come out as go in, each of those at its place, or of all."""
+    """Return True if as many pixels come out as go in, each of the one at its place, or of all."""
     return not node.layer.hands_on and all(_keeps_places(layer) for layer in (node.layer, node.cols or node.layer))
 
 
@@ -64,13 +64,15 @@ def _keeps_places(layer: Layer) -> bool:
 
 
 def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], like: torch.Tensor) -> Measured | None:
-    """None where the module does not run so: its layer then speaks for it."""
+    """Measure a module in bytes of float32 a pixel; return None where it does not run so."""
     buffers = [(tensor, tensor.clone()) for tensor in tensors_of(module) if not isinstance(tensor, nn.Parameter)]
     mode = module.training
     try:
         with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             module.train()
-            few, many = (_MeasuredRun(module, channels, flat, size, like).found() for size in SIZES)
+            few, many = (
+                _run(module, [_drawn(*each, size, like) for each in zip(channels, flat, strict=True)]) for size in SIZES
+            )
     except Exception:  # whatever torch refuses, such as a norm on a single pixel
         return None
     finally:
@@ -78,101 +80,71 @@ def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], 
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-    return _by_pixel(few, many)
-
-
-def _by_pixel(few: Measured, many: Measured) -> Measured:
-    """What grows with the pixels, for each of them."""
-    more = SIZES[1][0] * SIZES[1][1] - SIZES[0][0] * SIZES[0][1]
-    pairs = zip(few.gradients, many.gradients, strict=True)
-    gradients = tuple(None if one is None or other is None else (other - one) / more for one, other in pairs)
+    pixels = SIZES[1][0] * SIZES[1][1] - SIZES[0][0] * SIZES[0][1]
+    scale = SINGLE_BYTES / like.element_size() / pixels
+    gradients = zip(few.gradients, many.gradients, strict=True)
     return replace(
         few,
-        besides=(many.besides - few.besides) / more,
-        gradients=gradients,
-        transient=(many.transient - few.transient) / more,
+        besides=(many.besides - few.besides) * scale,
+        gradients=tuple(None if a is None or b is None else (b - a) * scale for a, b in gradients),
+        transient=(many.transient - few.transient) * scale,
     )
 
 
-class _MeasuredRun:
-    """A module forward and backward on tensors of one size, all in bytes of float32."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        channels: Sequence[int],
-        flat: Sequence[bool],
-        size: tuple[int, int],
-        like: torch.Tensor,
-    ) -> None:
-        self._module = module
-        self._weights = [weight for weight in module.parameters() if weight.requires_grad]
-        self._scale = SINGLE_BYTES / like.element_size()
-        self._inputs = [
-            _drawn(count, size, one, like).requires_grad_() for count, one in zip(channels, flat, strict=True)
-        ]
-
-    def found(self) -> Measured:
-        kept, output = self._kept()
-        own = [tensor.untyped_storage()._cdata for tensor in self._inputs]
-        stored = output.untyped_storage()
-        view_of = own.index(stored._cdata) if stored._cdata in own else None
-        besides = sum(nbytes for key, nbytes in kept.items() if key not in own and key != stored._cdata)
-        gradients, transient = self._gradients()
-        return Measured(
-            kept_inputs=tuple(index for index, key in enumerate(own) if key in kept),
-            keeps_output=view_of is None and stored._cdata in kept,
-            besides=besides * self._scale,
-            view_of=view_of,
-            flat=view_of is None and stored.nbytes() < output.numel() * output.element_size(),
-            gradients=gradients,
-            transient=transient * self._scale,
-        )
-
-    def _kept(self) -> tuple[dict[int, int], torch.Tensor]:
-        """The storages that autograd keeps, with their bytes, and the output; weights left out."""
-        weights = {tensor.untyped_storage()._cdata for tensor in tensors_of(self._module)}
-        seen: list[torch.Tensor] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            seen.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = self._module(*self._inputs)
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in seen}
-        return {key: nbytes for key, nbytes in storages.items() if key not in weights}, output
-
-    def _gradients(self) -> tuple[tuple[float | None, ...], float]:
-        """Bytes of each input's gradient, and what is allocated on top of them and of the output's."""
-        meter = AllocationMeter([*self._inputs, *tensors_of(self._module)])
-        with meter:
-            output = self._module(*self._inputs)
-            start: list[int] = []
-            end = _End.apply(start, output)
-            del output
-            before, meter.peak = meter.bytes, meter.bytes
-            found = torch.autograd.grad(end, [*self._inputs, *self._weights], allow_unused=True)
-        made = found[: len(self._inputs)]
-        bytes_of = {g.untyped_storage()._cdata: g.untyped_storage().nbytes() for g in made if g is not None}
-        first, whole = start
-        new = sum(nbytes for key, nbytes in bytes_of.items() if key != first)
-        told: list[float | None] = []
-        for gradient in made:
-            key = None if gradient is None else gradient.untyped_storage()._cdata
-            told.append(None if key is None or key == first else bytes_of.pop(key, 0) * self._scale)
-        return tuple(told), meter.peak - before - whole - new
+def _drawn(channels: int, flat: bool, size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+    x_BCHW = torch.rand(1, channels, *((1, 1) if flat else size), dtype=like.dtype, device=like.device)
+    x_BCHW = x_BCHW.expand(-1, -1, *size) if flat else x_BCHW.contiguous(memory_format=torch.channels_last)
+    return x_BCHW.detach().requires_grad_()
 
 
-def _drawn(channels: int, size: tuple[int, int], flat: bool, like: torch.Tensor) -> torch.Tensor:
-    if flat:
-        return torch.rand(1, channels, 1, 1, dtype=like.dtype, device=like.device).expand(-1, -1, *size).detach()
-    x_BCHW = torch.rand(1, channels, *size, dtype=like.dtype, device=like.device)
-    return x_BCHW.contiguous(memory_format=torch.channels_last)
+def _run(module: nn.Module, inputs: list[torch.Tensor]) -> Measured:
+    """Run a module forward and backward; return the bytes of this run, not those of a pixel."""
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(*inputs)
+    weights, own, out = {_key(tensor) for tensor in tensors_of(module)}, [_key(x) for x in inputs], _key(output)
+    kept = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in saved if _key(tensor) not in weights}
+    view_of = own.index(out) if out in own else None
+    gradients, transient = _gradients(module, inputs)
+    return Measured(
+        kept_inputs=tuple(index for index, key in enumerate(own) if key in kept),
+        keeps_output=view_of is None and out in kept,
+        besides=sum(nbytes for key, nbytes in kept.items() if key not in own and key != out),
+        view_of=view_of,
+        flat=view_of is None and output.untyped_storage().nbytes() < output.numel() * output.element_size(),
+        gradients=gradients,
+        transient=transient,
+    )
+
+
+def _gradients(module: nn.Module, inputs: list[torch.Tensor]) -> tuple[tuple[float | None, ...], float]:
+    """Return the bytes of each input's gradient, and what is allocated besides them and the output's gradient."""
+    start: list[int] = []
+    with AllocationMeter([*inputs, *tensors_of(module)]) as meter:
+        output = module(*inputs)
+        end = _End.apply(start, output)
+        del output
+        before = meter.peak = meter.bytes
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
+        made = torch.autograd.grad(end, [*inputs, *trained], allow_unused=True)[: len(inputs)]
+    first, whole = start
+    bytes_of = {_key(g): g.untyped_storage().nbytes() for g in made if g is not None and _key(g) != first}
+    new = sum(bytes_of.values())
+    gradients = [None if g is None or _key(g) == first else float(bytes_of.pop(_key(g), 0)) for g in made]
+    return tuple(gradients), meter.peak - before - whole - new
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 class _End(torch.autograd.Function):
-    """A scalar; backward gives ones, and tells `start` the storage that they lie in and its bytes."""
+    """A scalar whose backward pass gives ones, and notes in `start` the storage that they lie in and its bytes."""
 
     @staticmethod
     def forward(ctx: Any, start: list[int], output_BCHW: torch.Tensor) -> torch.Tensor:
@@ -184,5 +156,5 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
         shape, dtype, device = ctx.like
         made = torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last).fill_(1)
-        ctx.start += [made.untyped_storage()._cdata, made.untyped_storage().nbytes()]
+        ctx.start += [_key(made), made.untyped_storage().nbytes()]
         return None, made

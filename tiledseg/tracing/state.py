@@ -75,7 +75,7 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """All generators that a constructor draws from by custom begin with the seed, and are as before afterwards."""
+    """Seed all generators that a constructor draws from by custom, and set them back afterwards."""
     plain, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
@@ -113,13 +113,14 @@ def _restore(module: nn.Module, before: dict[str, Any]) -> None:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return pictures of a module's attributes, of registered tensors and modules each by its name."""
-    found: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
     for name, value in vars(module).items():
-        found |= dict(value) if name in REGISTERED else {name: _picture(value, DEPTH)}
-    return found
+        pictures |= dict(value) if name in REGISTERED else {name: _picture(value, DEPTH)}
+    return pictures
 
 
 def is_same(old: Any, new: Any) -> bool:
+    """Return True for pictures of a state that has not changed."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
     if isinstance(old, list | tuple) and type(new) is type(old):
@@ -185,16 +186,16 @@ class ModuleState:
 def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
     """Return pictures of all that a trace has taken of `root`: modules, weights, hooks, attributes but those named in
     `kept`, and the code of their classes."""
-    found: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
     for path, module in root.named_modules():
         attributes = {k: v for k, v in _attributes(module).items() if f"{path}.{k}".lstrip(".") not in kept}
         attributes |= dict.fromkeys(("training", *module._buffers))
         hooks = [_picture(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
-        found[path] = [module, attributes, hooks]
+        pictures[path] = [module, attributes, hooks]
     classes = {each for module in root.modules() for each in type(module).__mro__}
     own = [each for each in classes if not each.__module__.startswith(("torch.", "builtins"))]
-    found["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
-    return found | {"a class of it": {each: _picture(dict(vars(each)), DEPTH) for each in own}}
+    pictures["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
+    return pictures | {"a class of it": {each: _picture(dict(vars(each)), DEPTH) for each in own}}
 
 
 def _picture(value: Any, depth: int) -> Any:

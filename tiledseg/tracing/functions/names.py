@@ -64,7 +64,7 @@ PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0), ("sort", 1), (
 
 
 def plain(name: str) -> str:
-    """The function that gives a new tensor: `relu` of `relu_`, `add` of `__iadd__`."""
+    """Return the name of the function that gives a new tensor: `relu` for `relu_`, `add` for `__iadd__`."""
     if name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"):
         name = name[3:-2]
     elif name.endswith("_") and not name.endswith("__"):

@@ -1,5 +1,6 @@
-"""Handlers of resizing: by whole factors, to the size of another tensor, of pixels that become channels, and of means
-of parts of the whole image, which are one node with what is computed of them until they have its size again."""
+"""Handlers of resizing: by whole factors, to the size of another tensor, and of pixels that become channels.
+
+Means of parts of the whole image, and what is computed of them until they have its size again, are one node."""
 
 from __future__ import annotations
 

@@ -88,20 +88,20 @@ def _seen(step: Step, value: Value, view: View, other: View, part: int) -> Value
     return step.made(value.node, with_channels(replace(value.layout, dims=dims)), part)
 
 
-def _cut(step: Step, value: Value, dim: int, taken: Range, again: Range) -> Value:
+def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
     """Take a part of channels, or a part of pixels: as many from each end, whatever the size."""
     names, size, other = value.layout.dims[dim], value.shape[dim], value.other_shape[dim]
-    (start, every, count), (other_start, _, other_count) = taken, again
-    if (taken, again) == ((0, 1, size), (0, 1, other)):
+    (start, every, count), (other_start, _, other_count) = one, again
+    if (one, again) == ((0, 1, size), (0, 1, other)):
         return value
-    if is_channels(names) and every == 1 and taken == again:
-        one, two = _with_size(value.shape, dim, count), _with_size(value.other_shape, dim, count)
-        return narrowed(step.giving(one, two), value, dim, start, start + count)[0]
+    if is_channels(names) and every == 1 and one == again:
+        shapes = _with_size(value.shape, dim, count), _with_size(value.other_shape, dim, count)
+        return narrowed(step.giving(*shapes), value, dim, start, start + count)[0]
     if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
-        left = size - start - count * every, other - other_start - other_count * every
-        if every == 1 and start == other_start and left[0] == left[1]:
-            return _cropped(step, value, dim, start, left[0])
-        if every > 1 and start == other_start and max(left) <= 0 and min(left) > -every:
+        rest = size - start - count * every, other - other_start - other_count * every
+        if every == 1 and start == other_start and rest[0] == rest[1]:
+            return _cropped(step, value, dim, start, rest[0])
+        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:
             return _thinned(step, value, dim, start, every)
     stop, other_stop = start + count * every, other_start + other_count * every
     raise RefusalError(

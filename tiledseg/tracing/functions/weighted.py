@@ -50,9 +50,9 @@ def _einsum(step: Step) -> list[Value]:
         raise RefusalError(f"{OVER_PIXELS}; mix the channels of one tensor, by an equation that names all dims")
     words, _, after = equation.replace(" ", "").partition("->")
     words = words.split(",")
-    seen = words[operands.index(values[0])]
-    held = {letter: dim for letter, dim in zip(seen, values[0].layout.dims, strict=True) if not is_channels(dim)}
-    others = "".join(word for word in words if word is not seen)
+    own = words[operands.index(values[0])]
+    held = {letter: dim for letter, dim in zip(own, values[0].layout.dims, strict=True) if not is_channels(dim)}
+    others = "".join(word for word in words if word is not own)
     if any(letter not in after or letter in others for letter in held) or values[0].layout.channels:
         raise RefusalError(f"{OVER_PIXELS}; keep pixels and images, and mix channels alone")
     new = [letter for letter in after if letter not in held]
