@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "a rank is sent the wrong part of a window",
         "geometry/sharing/decomposition.py",
-        "if (part := _common(owned, wanted[peer])).size",
-        "if (part := _common(owned, wanted[peer - 1])).size",
+        "if (part := _common(owned, inside[peer])).size",
+        "if (part := _common(owned, inside[peer - 1])).size",
         "tests/geometry/test_decomposition.py",
     ),
     Fault(

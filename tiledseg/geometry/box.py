@@ -17,7 +17,7 @@ class Box:
 
     @staticmethod
     def of_shape(shape: tuple[int, int]) -> Box:
-        """The box of a whole raster of `shape` (height, width)."""
+        """Return the box of a whole raster of `shape` (height, width)."""
         return Box(Interval(0, shape[0]), Interval(0, shape[1]))
 
     @property
@@ -50,11 +50,11 @@ class Box:
         return Box(self.row.clip(other.row), self.col.clip(other.col))
 
     def relative_to(self, origin: Box) -> Box:
-        """The same pixels, counted from the first row and column of `origin`."""
+        """Return the same pixels, counted from the first row and column of `origin`."""
         return self.shift(-origin.row.start, -origin.col.start)
 
     def blocks(self, height: int, width: int) -> Iterator[Box]:
-        """This box cut, row-major, along the absolute multiples of `height` and `width`: blocks of a tiled file."""
+        """Cut this box, row-major, along the absolute multiples of `height` and `width`: blocks of a tiled file."""
         for row in _cuts(self.row, height):
             for col in _cuts(self.col, width):
                 yield Box(row, col)

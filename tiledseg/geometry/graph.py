@@ -1,8 +1,8 @@
 """A network as a value: an ordered list of nodes, each a layer with a name and the names of the tensors that it takes.
 
 The order is that in which nodes run, and what balance lists count. A node makes one tensor, called as the node is;
-the network's input is called `input`. Whatever else somebody wants to know of the network follows from the edges: what
-crosses a cut, how long a tensor lives, what may be written over. Nobody keeps a table beside it.
+the network's input is called `input`. All else follows from the edges: what crosses a cut, how long a tensor lives,
+what may be written over. There is no table beside it.
 
     input -> conv0 -> act0 -> pool -> conv1 -> up -> join -> head
                         \\_________________________/
@@ -28,10 +28,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Node:
-    """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it.
-    `cols`: the layer along columns, where its geometry differs there (a kernel that is no square). `frozen`: its
-    weights, all of them, are not trained. `measured`: what autograd keeps of it, where that was measured in place of
-    what the layer says. `loss`: of the first output, what its loss needs beyond the usual one."""
+    """A layer in its place.
+
+    `inputs`: the names of the tensors that it takes; by default the output of the node before it. `cols`: the layer
+    along columns, where its geometry differs there (a kernel that is no square). `frozen`: no weight of it is trained.
+    `measured`: the measured memory that autograd keeps, in place of the layer's own figures. `loss`: the memory of the
+    first output's loss beyond the usual one.
+    """
 
     name: str
     layer: Layer
@@ -44,12 +47,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which they run, and the tensors that they are run for: the last one's unless given.
+    """Nodes in the order in which they run, and the tensors that they are run for: by default that of the last one.
 
-    `memory`: what is kept of it for a backward pass; all, unless given.
+    `memory`: what is kept for a backward pass; all by default.
 
-    Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier node makes or of which
-    there are too many, a tensor that nobody takes.
+    Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier node makes, a wrong
+    number of inputs, a tensor that no node takes.
     """
 
     nodes: tuple[Node, ...]
@@ -74,11 +77,11 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        """Worked out once: what follows from a graph is remembered by it."""
+        """The hash, computed once: results of a graph are cached by it."""
         return hash((self.nodes, self.outputs, self.memory))
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the hash, which differs in another process."""
+        """Return the state without the hash, which differs in another process."""
         return {key: value for key, value in vars(self).items() if key != "_hash"}
 
     @cached_property
@@ -87,7 +90,7 @@ class Graph:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors, the input first."""
+        """The names of all tensors, the input first."""
         return (INPUT, *(node.name for node in self.nodes))
 
     @cached_property
@@ -103,29 +106,28 @@ class Graph:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Of each tensor the nodes that take it, in order; one of `outputs` is taken by a last one, numbered len."""
-        found: list[list[int]] = [[] for _ in self.names]
+        """The nodes that take each tensor, in order; tensors of `outputs` are taken by a last one, numbered len."""
+        readers: list[list[int]] = [[] for _ in self.names]
         for index, sources in enumerate((*self.sources, self.results)):
             for source in sources:
-                found[source].append(index)
-        return tuple(tuple(dict.fromkeys(nodes)) for nodes in found)
+                readers[source].append(index)
+        return tuple(tuple(dict.fromkeys(nodes)) for nodes in readers)
 
     @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
-        """After each node the tensors that nobody takes any more."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        """The tensors that no later node takes, after each node."""
+        released: list[list[int]] = [[] for _ in self.nodes]
         for tensor, nodes in enumerate(self.readers):
             if nodes[-1] < len(self):
-                found[nodes[-1]].append(tensor)
-        return tuple(map(tuple, found))
+                released[nodes[-1]].append(tensor)
+        return tuple(map(tuple, released))
 
     @cached_property
     def wants_gradient(self) -> tuple[bool, ...]:
-        """Of each tensor, whether the loss is differentiated by it: trained weights stand before it, and it is no
-        integer."""
+        """True for each tensor that has a gradient: trained weights stand before it, and it is no integer."""
 
-        def step(k: int, given: list[bool]) -> bool:
-            return self.layers[k].gradient != "none" and (any(given) or self.has_trained_weights(k))
+        def step(k: int, inputs: list[bool]) -> bool:
+            return self.layers[k].gradient != "none" and (any(inputs) or self.has_trained_weights(k))
 
         return tuple(self.fold(False, step))
 
@@ -134,13 +136,13 @@ class Graph:
 
     @cached_property
     def origins(self) -> tuple[int, ...]:
-        """Of each tensor the one that it is the same as in memory: layers hand their input on."""
-        return tuple(self.fold(0, lambda k, given: given[0] if self.layers[k].hands_on else k + 1))
+        """The first tensor that shares the memory of each: some layers hand their input on."""
+        return tuple(self.fold(0, lambda k, inputs: inputs[0] if self.layers[k].hands_on else k + 1))
 
     @cached_property
     def overwrites(self) -> tuple[bool, ...]:
-        """Of each node, whether it writes its output over its input: it can, nobody else takes that tensor by any name,
-        and no backward pass needs it."""
+        """True for each node that writes its output over its input: it can, no other node takes that tensor by any
+        name, and no backward pass needs it."""
         readers: dict[int, list[int]] = {}
         for tensor, nodes in enumerate(self.readers):
             own = [k for k in nodes if k == len(self) or not self.layers[k].hands_on]
@@ -151,19 +153,19 @@ class Graph:
         )
 
     def _is_free(self, tensor: int) -> bool:
-        """True if nobody needs the values that a tensor was made with: not the caller's, no layer's that keeps them."""
+        """Return True if a tensor's values are not needed: neither the caller nor its layer keeps them."""
         return tensor > 0 and not self.layers[tensor - 1].protects_output
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:
-        """The tensors that nodes `first` to `stop` (half-open) take from before them."""
+        """Return the tensors that nodes `first` to `stop` (half-open) take from before them."""
         return tuple(sorted({source for k in range(first, stop) for source in self.sources[k] if source <= first}))
 
     def leaving(self, first: int, stop: int) -> tuple[int, ...]:
-        """The tensors made by these nodes that later ones take, or the caller."""
+        """Return the tensors made by these nodes that later ones take, or the caller."""
         return tuple(tensor for tensor in range(first + 1, stop + 1) if self.readers[tensor][-1] >= stop)
 
     def overwritten(self, first: int, stop: int) -> tuple[int, ...]:
-        """Of the tensors that enter these nodes, those that they write over."""
+        """Return those tensors entering these nodes that they write over."""
         origins = [self.sources[k][0] for k in range(first, stop) if self.overwrites[k]]
         for place, tensor in enumerate(origins):
             while tensor > first and self.layers[tensor - 1].hands_on:
@@ -172,8 +174,8 @@ class Graph:
         return tuple(sorted({tensor for tensor in origins if tensor <= first}))
 
     def fold(self, value: Value, step: Callable[[int, list[Value]], Value]) -> list[Value]:
-        """A value of each tensor: the input's `value`, and what `step` makes of a node's number and the values of its
-        inputs."""
+        """Return a value for each tensor: `value` for the input, else `step` of a node's number and its inputs'
+        values."""
         values = [value]
         for k, sources in enumerate(self.sources):
             values.append(step(k, [values[source] for source in sources]))
@@ -186,55 +188,55 @@ class Graph:
 
     @cached_property
     def along_columns(self) -> Graph:
-        """The network as columns see it; itself where all kernels are squares. It itself is as rows see it."""
+        """The network along columns; the graph itself, which is that along rows, where all kernels are squares."""
         if all(node.cols is None for node in self.nodes):
             return self
         return self.with_layers([node.cols or node.layer for node in self.nodes])
 
     def with_layers(self, layers: Sequence[Layer]) -> Graph:
-        """The same nodes with other layers: those along the other dim."""
+        """Return the same nodes with other layers: those along the other dim."""
         nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
         return replace(self, nodes=tuple(nodes))
 
     def with_frozen(self, names: Collection[str]) -> Graph:
-        """The same, with these nodes frozen and no others."""
+        """Return the graph with these nodes frozen and no others."""
         return replace(self, nodes=tuple(replace(node, frozen=node.name in names) for node in self.nodes))
 
     def with_still_statistics(self) -> Graph:
-        """The same, with running statistics that are constants in training too."""
+        """Return the graph with running statistics that are constants in training too."""
         return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
 
     def with_loss(self, loss: LossBytes) -> Graph:
-        """The same, of which a loss that needs so much is taken."""
+        """Return the graph with the memory of its loss."""
         at = self.results[0] - 1
         return replace(self, nodes=(*self.nodes[:at], replace(self.nodes[at], loss=loss), *self.nodes[at + 1 :]))
 
     def with_memory(self, policy: MemoryPolicy | None) -> Graph:
-        """The same, of which a backward pass finds kept what the policy says (`memory_policy`)."""
+        """Return the graph with a memory policy (`memory_policy`)."""
         return replace(self, memory=policy)
 
 
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
-    """Nodes one after the other."""
+    """Return a graph of nodes one after the other."""
     return Graph(tuple(Node(name, layer) for name, layer in layers))
 
 
 @lru_cache(maxsize=16)
 def one_of_equals(graph: Graph) -> Graph:
-    """The first graph that was equal to this one: what is remembered of it is found without comparing all nodes."""
+    """Return the first graph equal to this one: caches then compare no nodes."""
     return graph
 
 
 def _faults(graph: Graph) -> Iterable[str]:
-    known, taken = {INPUT}, set(graph.outputs)
+    names, used = {INPUT}, set(graph.outputs)
     for node in graph.nodes:
-        if node.name in known:
+        if node.name in names:
             yield f"two nodes are called '{node.name}'"
         if len(node.inputs) != node.layer.arity:
             yield f"'{node.name}' takes {node.layer.arity} tensors and is given {len(node.inputs)}"
-        missing = [name for name in node.inputs if name not in known]
+        missing = [name for name in node.inputs if name not in names]
         yield from (f"'{node.name}' takes '{name}', which no node before it makes" for name in missing)
-        known.add(node.name)
-        taken.update(node.inputs)
-    yield from (f"'{name}' is an output that no node makes" for name in graph.outputs if name not in known)
-    yield from (f"nobody takes '{name}'" for name in (INPUT, *(n.name for n in graph.nodes)) if name not in taken)
+        names.add(node.name)
+        used.update(node.inputs)
+    yield from (f"'{name}' is an output that no node makes" for name in graph.outputs if name not in names)
+    yield from (f"nobody takes '{name}'" for name in (INPUT, *(n.name for n in graph.nodes)) if name not in used)

@@ -24,12 +24,12 @@ from tiledseg.geometry.receptive_field import (
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:
-    """The paper's d = (N(S-1) + K - 2P)/S - 1, the pixels that one convolution takes off a side of N pixels."""
+    """Return the paper's d = (N(S-1) + K - 2P)/S - 1, the pixels that one convolution takes off a side of N pixels."""
     return (size * (stride - 1) + kernel - 2 * padding) / stride - 1
 
 
 def paper_halo(levels: int, convs_per_level: int, shrink: float) -> float:
-    """The paper's epsilon = (3 * 2^(L-2) - 1) * d * n_c. It is 0 to 2 pixels short of exact: see `minimum_halo`."""
+    """Return the paper's epsilon = (3 * 2^(L-2) - 1) * d * n_c, 0 to 2 pixels short of `minimum_halo`."""
     return (3 * 2.0 ** (levels - 2) - 1) * shrink * convs_per_level
 
 
@@ -46,7 +46,7 @@ def paper_efficiency_linear(size: tuple[int, int], grid: tuple[int, int], halo: 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a network asks of a tile, along either dim.
+    """The pixels around a tile that a network needs, along either dim.
 
     Core edges lie on multiples of `alignment`; the context reaches `before` pixels before the aligned core and `after`
     pixels after it. `offset` is the position of the network's first output, counted from the context's first pixel
@@ -68,13 +68,13 @@ class Footprint:
 
 
 def is_padded(graph: Graph) -> bool:
-    """True if the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
+    """Return True if the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
     size = total_stride(graph) * 64
     return is_legal_size(graph, size) and all(output_size(each, size) == size for each in _dims(graph))
 
 
 def minimum_halo(graph: Graph) -> tuple[int, int]:
-    """The exact halo (before, after) of any core whose edges are multiples of the alignment.
+    """Return the exact halo (before, after) of any core whose edges are multiples of the alignment.
 
     The law: one pixel less and some output of some core depends on a pixel that its context lacks.
     """
@@ -87,7 +87,7 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
 
 
 def _needs_at_ends(graph: Graph, alignment: int) -> Iterator[tuple[Interval, Interval]]:
-    """The least core at either end of an image, and what it needs there, where pixels are mirrored."""
+    """Yield the least core at either end of an image, and its input there, where pixels are mirrored."""
     first = 128 * alignment
     sizes = tensor_sizes(graph, next(n for n in range(first, first + 4 * alignment) if is_legal_size(graph, n)))
     size = sizes[graph.results[0]]
@@ -96,7 +96,7 @@ def _needs_at_ends(graph: Graph, alignment: int) -> Iterator[tuple[Interval, Int
 
 
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
-    """The footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
+    """Return the footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 
     Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False, and for a network whose
     output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
@@ -141,7 +141,7 @@ def _unpadded_footprint(graph: Graph, alignment: int, before: int, after: int) -
 
 
 def _lost(graph: Graph) -> int:
-    """How many pixels a side the network takes off in all (both ends together). GeometryError where rows and columns
+    """Count the pixels a side that the network takes off, both ends together. GeometryError where rows and columns
     lose different numbers."""
     lost = {_lost_along(each) for each in _dims(graph)}
     if len(lost) > 1:
@@ -162,15 +162,15 @@ def _lost_along(graph: Graph) -> int:
 
 
 def _dims(graph: Graph) -> tuple[Graph, ...]:
-    """The network as rows see it, and as columns do where that differs."""
+    """Return the network along rows, and that along columns where it differs."""
     return (graph,) if graph.along_columns is graph else (graph, graph.along_columns)
 
 
 def _offset(graph: Graph) -> int:
-    """Position of the first output, counted from the first input."""
+    """Return the position of the first output, counted from the first input."""
     return 0 if is_padded(graph) else _lost(graph) // 2
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple

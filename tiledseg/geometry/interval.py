@@ -33,18 +33,18 @@ class Interval:
         return self.start <= other.start and other.stop <= self.stop
 
     def clip(self, other: Interval) -> Interval:
-        """The part inside `other`; empty, at the nearer end of `other`, where they do not meet."""
+        """Return the part inside `other`: an empty one, at the nearer end of `other`, if they do not meet."""
         if other.start <= self.start and self.stop <= other.stop:
             return self
         start = min(max(self.start, other.start), other.stop)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def outside(self, other: Interval) -> tuple[int, int]:
-        """How many positions lie before `other`, and how many after it; together at most all of them."""
+        """Count the positions before `other` and those after it."""
         return min(self.size, max(0, other.start - self.start)), min(self.size, max(0, self.stop - other.stop))
 
     def hull(self, other: Interval) -> Interval:
-        """The smallest interval that contains both."""
+        """Return the smallest interval that contains both."""
         return Interval(min(self.start, other.start), max(self.stop, other.stop))
 
     def relative_to(self, origin: int) -> Interval:

@@ -12,8 +12,8 @@ WORDS = KEEP, REBUILD, OFFLOAD
 
 
 class LossBytes(NamedTuple):
-    """Of each pixel of a network's first output, what its loss needs beyond the usual one: kept until its gradients are
-    known, and at the worst moment until then."""
+    """The bytes of each pixel of the first output that a loss needs beyond the usual one: kept until its gradients are
+    computed, and at the peak until then."""
 
     kept: float = 0.0
     peak: float = 0.0

@@ -50,5 +50,5 @@ class PooledBranch(Enlarging):
 
 
 def bins_of(size: int, bins: int) -> tuple[Interval, ...]:
-    """The positions of each bin."""
+    """Return the positions of each bin."""
     return tuple(Interval(i * size // bins, -(-(i + 1) * size // bins)) for i in range(bins))

@@ -21,20 +21,20 @@ from tiledseg.geometry.layers.resampling import Upsample
 
 
 def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:
-    """The input positions on which the positions `out` of the outputs depend: unclipped, or, where the `sizes` of all
-    tensors are given, those of the tensors, from which layers may also mirror."""
+    """Return the input positions on which the positions `out` of the outputs depend. `sizes`, of all tensors, clip them
+    to the tensors; layers may mirror positions there."""
     need: dict[int, Interval] = dict.fromkeys(graph.results, out)
     for k in reversed(range(len(graph))):
         for index, source in enumerate(graph.sources[k]):
-            wanted = graph.layers[k].required_input(need[k + 1], index)
-            wanted = wanted if sizes is None else graph.layers[k].within(wanted, sizes[source])
-            need[source] = wanted.hull(need.get(source, wanted))
+            read = graph.layers[k].required_input(need[k + 1], index)
+            read = read if sizes is None else graph.layers[k].within(read, sizes[source])
+            need[source] = read.hull(need.get(source, read))
     return need[0]
 
 
 @lru_cache(maxsize=1024)
 def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
-    """Positions of each tensor along one dim for `size` input positions.
+    """Return the positions of each tensor along one dim for `size` input positions.
 
     Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or tensors that meet differ:
     the sizes for which the network is not the same function everywhere on the raster.
@@ -52,7 +52,8 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
 
 
 def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
-    """`spare`: positions at the end of the (first) input that are padding, which may be left over."""
+    """Return the size of an output. `spare`: positions at the end of the (first) input that are padding, which may be
+    left over."""
     following = layer.output_size(*sizes)
     shrunk = layer.required_input(Interval(0, max(following, 1))).size
     # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
@@ -64,12 +65,12 @@ def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
 
 
 def output_size(graph: Graph, size: int) -> int:
-    """Positions of the first output. Raises GeometryError as `tensor_sizes`."""
+    """Return the positions of the first output. Raises GeometryError as `tensor_sizes`."""
     return tensor_sizes(graph, size)[graph.results[0]]
 
 
 def is_legal_size(graph: Graph, size: int) -> bool:
-    """True if the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
+    """Return True if the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
     try:
         output_size(graph, size)
         output_size(graph.along_columns, size)
@@ -80,17 +81,18 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 
 @lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
-    """The coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling."""
+    """Return the coarsest grid of the network, in input pixels: tiles that start on its multiples see the same
+    pooling."""
     return lcm(*(max(1, *map(int, scales(each))) for each in (graph, graph.along_columns)))
 
 
 def scales(graph: Graph) -> list[Fraction]:
-    """Input pixels a pixel of each tensor."""
-    return graph.fold(Fraction(1), lambda k, given: max(given) * _step(graph.layers[k]))
+    """Return the input pixels a pixel of each tensor."""
+    return graph.fold(Fraction(1), lambda k, inputs: max(inputs) * _step(graph.layers[k]))
 
 
 def _step(layer: Layer) -> Fraction:
-    """Input positions a step of the layer's output."""
+    """Return the input positions a step of the layer's output."""
     one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
     if other - one > 1:
         return Fraction(other - one)
@@ -101,7 +103,7 @@ def _step(layer: Layer) -> Fraction:
 
 
 def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:
-    """A node after these that brings the tensor `source` to the size of the tensor `like`.
+    """Return a node after these that brings the tensor `source` to the size of the tensor `like`.
 
     Raises ConfigError where that is not a whole number of times as large, whatever the input.
     """
@@ -132,9 +134,9 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
     """
     ahead = context.start - whole.start
     sizes, own = (
-        graph.fold(dim.size, lambda k, given: graph.layers[k].output_size(*given)) for dim in (whole, context)
+        graph.fold(dim.size, lambda k, inputs: graph.layers[k].output_size(*inputs)) for dim in (whole, context)
     )
-    found = []
+    parts = []
     for name, step, size, count in zip(graph.names, scales(graph), sizes, own, strict=True):
         start = ahead / step
         if start.denominator > 1:
@@ -142,5 +144,5 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
                 f"a tile begins {ahead} pixels after the image, which is no whole number of pixels of '{name}', each "
                 f"{step} wide; begin tiles at multiples of the network's alignment"
             )
-        found.append(ContextPart(Interval(int(start), int(start) + count), size))
-    return tuple(found)
+        parts.append(ContextPart(Interval(int(start), int(start) + count), size))
+    return tuple(parts)

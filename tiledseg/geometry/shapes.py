@@ -11,11 +11,12 @@ from tiledseg.geometry.layers.layer import Shape
 
 @lru_cache(maxsize=64)
 def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
-    """Of each tensor, the input first. Raises GeometryError, naming the node, where tensors that meet do not fit."""
+    """Return the channels of each tensor, the input first. Raises GeometryError, naming the node, where some do not
+    fit."""
 
-    def step(k: int, given: list[int]) -> int:
+    def step(k: int, inputs: list[int]) -> int:
         try:
-            return graph.layers[k].output_channels(*given)
+            return graph.layers[k].output_channels(*inputs)
         except GeometryError as error:
             raise GeometryError(f"layer '{graph.nodes[k].name}': {error}") from None
 
@@ -23,7 +24,7 @@ def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
 
 
 def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Shape, ...]:
-    """(channels, height, width) of each tensor, of the input, `bands` x `height` x `width`, first."""
+    """Return (channels, height, width) of each tensor, the input (`bands` x `height` x `width`) first."""
     channels = tensor_channels(graph, bands)
     rows, cols = _sizes(graph, height), _sizes(graph.along_columns, width)
     return tuple(zip(channels, rows, cols, strict=True))
@@ -36,7 +37,7 @@ def _sizes(graph: Graph, size: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def count_parameters(graph: Graph, bands: int) -> int:
-    """Weights of all layers."""
+    """Count the weights of all layers."""
     channels = tensor_channels(graph, bands)
     nodes = zip(graph.layers, graph.sources, strict=True)
     return sum(layer.parameters(channels[sources[0]]) for layer, sources in nodes)
@@ -44,7 +45,7 @@ def count_parameters(graph: Graph, bands: int) -> int:
 
 @lru_cache(maxsize=64)
 def count_trained(graph: Graph, bands: int) -> int:
-    """Weights of the layers that are not frozen."""
+    """Count the weights of the layers that are not frozen."""
     channels = tensor_channels(graph, bands)
     nodes = zip(graph.nodes, graph.sources, strict=True)
     return sum(node.layer.parameters(channels[sources[0]]) for node, sources in nodes if not node.frozen)

@@ -54,12 +54,12 @@ class Tiling:
 
     @property
     def whole(self) -> Box:
-        """What the network reads of the raster in all; beyond the raster it is mirrored."""
+        """The pixels that the network reads in all; beyond the raster they are mirrored."""
         first, last = self.tiles[0].context, self.tiles[-1].context
         return Box(Interval(first.row.start, last.row.stop), Interval(first.col.start, last.col.stop))
 
     def tile_at(self, row: float, col: float) -> Tile:
-        """The tile whose core has this place, or the nearest to it."""
+        """Return the tile whose core has this place, or the nearest one."""
         rows = [self.tiles[i * self.grid[1]].core.row for i in range(self.grid[0])]
         cols = [tile.core.col for tile in self.tiles[: self.grid[1]]]
         at = [
@@ -100,7 +100,8 @@ def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footp
 
 
 def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index: int = 0) -> Tile:
-    """A tile that owns any `core` of a raster of shape (height, width): its context is aligned, its edges need not be.
+    """Return a tile that owns any `core` of a raster of shape (height, width): its context is aligned, its edges need
+    not be.
 
     Its pixels are those of any other tile that has them: its position in a grid says nothing.
     """
@@ -110,14 +111,14 @@ def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index:
 
 
 def window_tile(raster: tuple[int, int], at: tuple[int, int], side: int, footprint: Footprint, index: int = 0) -> Tile:
-    """The window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile with its exact
-    halo; where the raster ends earlier, so does the window."""
+    """Return the window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile with its
+    exact halo; where the raster ends earlier, so does the window."""
     rows, cols = (Interval(start, min(start + side, size)) for start, size in zip(at, raster, strict=True))
     return tile_around(Box(rows, cols), raster, footprint, index)
 
 
 def largest_window(raster: tuple[int, int], side: int, footprint: Footprint) -> tuple[int, int]:
-    """A raster that, as one tile, has the largest context of any window of `side` pixels in `raster`."""
+    """Return a raster that, as one tile, has the largest context of any window of `side` pixels in `raster`."""
     aligned = round_up(side, footprint.alignment)
     around = 0 if footprint.mirror else footprint.before + footprint.after
     most = tuple(min(aligned + around, round_up(size, footprint.alignment)) for size in raster)
@@ -125,13 +126,13 @@ def largest_window(raster: tuple[int, int], side: int, footprint: Footprint) -> 
 
 
 def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int]:
-    """The largest grid (rows, cols) that the alignment allows."""
+    """Return the largest grid (rows, cols) that the alignment allows."""
     rows, cols = (round_up(n, footprint.alignment) // footprint.alignment for n in raster)
     return rows, cols
 
 
 def context_sizes(size: int, parts: int, footprint: Footprint) -> list[int]:
-    """The context's pixels along one dim of each of the `parts` tiles that cut `size` pixels; errors as make_tiling."""
+    """Return the context's pixels of each of `parts` tiles along a dim of `size` pixels; errors as make_tiling."""
     return [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
 
 

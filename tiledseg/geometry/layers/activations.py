@@ -26,7 +26,7 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Drops whole channels of a sample with `probability`, the same channels over the whole image."""
+    """Dropout of whole channels of a sample with `probability`, the same channels over the whole image."""
 
     probability: float = 0.0
 

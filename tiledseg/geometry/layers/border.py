@@ -13,10 +13,10 @@ MIRRORED = ("reflect", "replicate")
 
 @dataclass(frozen=True)
 class Border(Layer):
-    """`before` positions put before the tensor and `after` after it; negative numbers are cut off.
+    """A border: `before` positions put before the tensor and `after` after it; negative numbers are cut off.
 
-    What is put there by `mode`: `constant`, of `value`; `reflect`, the positions beside the end one in reverse;
-    `replicate`, the end one again and again.
+    `mode`: `constant`, of `value`; `reflect`, the positions beside the end one in reverse; `replicate`, the end one
+    again and again.
     """
 
     before: int
@@ -30,7 +30,7 @@ class Border(Layer):
         return out.shift(-self.before)
 
     def within(self, read: Interval, size: int) -> Interval:
-        """Also the positions that are mirrored, from the end one on."""
+        """Return also the positions that are mirrored, from the end one on."""
         inside = super().within(read, size)
         if self.mode not in MIRRORED:
             return inside

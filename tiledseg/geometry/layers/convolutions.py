@@ -1,4 +1,4 @@
-"""Convolutions: what they read and give, and what they cost."""
+"""Convolutions: the positions that they read, and their cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiledseg.geometry.layers.layer import Layer, Shape
 
 @dataclass(frozen=True)
 class SlidingWindow(Layer):
-    """What layers have in common that read windows of one kernel, step by step."""
+    """A layer that reads windows of one kernel, step by step."""
 
     @property
     def sliding(self) -> tuple[int, int, int]:
@@ -34,7 +34,7 @@ class SlidingWindow(Layer):
 
 @dataclass(frozen=True)
 class _Weighted(Layer):
-    """What convolutions keep, and in what they compute."""
+    """A convolution's memory and width of values."""
 
     kept_inputs = (0,)
     owns_gradient = True
@@ -42,7 +42,7 @@ class _Weighted(Layer):
     is_cheap = False
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """Each window's values, of one group at a time."""
+        """Count each window's values, one group at a time."""
         return work // shape[0]
 
     def input_width(self, at_hand: int, width: int) -> int:
@@ -138,7 +138,7 @@ class TransposedConvolution(_Weighted):
         return self.dilation * (self.kernel - 1)
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Never empty: where kernel < stride, an output between two blocks names the inputs beside it."""
+        """Return at least one input: where kernel < stride, those beside an output between two blocks."""
         first, last = out.start + self.padding, out.stop - 1 + self.padding
         start = min(-((self.reach - first) // self.step), first // self.step)
         stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
@@ -167,7 +167,7 @@ class TransposedConvolution(_Weighted):
         return self._weights(channels) // self.step**2
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """What each input becomes, before what falls on one place is added up."""
+        """Count the values of each input's block, before those of one place are added up."""
         return math.prod(shape) * self.kernel * (self.across or self.kernel) // (self.step**2 * self.groups)
 
     def _weights(self, channels: int) -> int:

@@ -12,7 +12,7 @@ from tiledseg.geometry.layers.layer import Layer, Shape
 
 @dataclass(frozen=True)
 class Join(Layer):
-    """Its inputs cover the same pixels once `crops` pixels are cut from each side of each."""
+    """A layer of several inputs that cover the same pixels once `crops` pixels are cut from each side of each."""
 
     crops: tuple[int, ...] = (0, 0)
 
@@ -31,16 +31,16 @@ class Join(Layer):
         return replace(self, crops=(0,) * self.arity)
 
     def output_size(self, size: int, *others: int) -> int:
-        left = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]
-        if len(set(left)) > 1:
+        sizes = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]
+        if len(set(sizes)) > 1:
             raise GeometryError(
                 f"it joins tensors of {' and '.join(map(str, (size, *others)))} positions, cropped by "
                 f"{' and '.join(map(str, self.crops))} a side, which are not the same pixels; choose another input size"
             )
-        return left[0]
+        return sizes[0]
 
     def output_edge(self, edge: int, *others: int) -> int:
-        """That of the last input, which is cropped the least where one skips the others' layers."""
+        """Return that of the last input, which is cropped the least where it skips the others' layers."""
         return (edge, *others)[-1] - self.crops[-1]
 
     def fits_edge(self, *edges: int) -> bool:
@@ -49,7 +49,7 @@ class Join(Layer):
 
 @dataclass(frozen=True)
 class Concatenate(Join):
-    """Along channels, in the order of the inputs."""
+    """A concatenation along channels, in the order of the inputs."""
 
     gradient = "parts"
 
@@ -62,7 +62,7 @@ class Concatenate(Join):
 
 @dataclass(frozen=True)
 class Add(Join):
-    """The sum: what a residual block gives."""
+    """The sum of two tensors, as of a residual block."""
 
     gradient = "same"
 
@@ -81,12 +81,12 @@ class Multiply(Join):
         return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """A gate's gradient is first one for each channel."""
+        """Return a gate's gradient, which first has all channels."""
         return max(inputs) if min(inputs) < max(inputs) else 0
 
 
 def equal_channels(*channels: int) -> int:
-    """That number. Raises GeometryError where they differ."""
+    """Return the one number of channels. Raises GeometryError where they differ."""
     if len(set(channels)) > 1:
         raise GeometryError(f"it takes tensors of one number of channels, not of {' and '.join(map(str, channels))}")
     return channels[0]
@@ -94,7 +94,7 @@ def equal_channels(*channels: int) -> int:
 
 @dataclass(frozen=True)
 class ImageMean(Layer):
-    """Of each channel the mean over the whole image, or, `total`, the sum, in every pixel."""
+    """The mean of each channel over the whole image, or with `total` the sum, in every pixel."""
 
     total: bool = False
 
@@ -107,7 +107,7 @@ class ImageMean(Layer):
         return f"{'the network' if module is None else repr(module)} takes the mean of an image"
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Sums and a count; backward sums."""
+        """Count sums and a count; backward sums."""
         return channels + 1, channels
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
@@ -119,8 +119,8 @@ class ImageMean(Layer):
 
 @dataclass(frozen=True)
 class ImageMax(Layer):
-    """Of each channel the maximum over the whole image, in every pixel. Its gradient goes to the first of equal ones,
-    or, `even`, to all of them."""
+    """The maximum of each channel over the whole image, in every pixel. Its gradient goes to the first of equal ones,
+    or with `even` to all of them."""
 
     even: bool = False
 
@@ -133,7 +133,7 @@ class ImageMax(Layer):
         return f"{'the network' if module is None else repr(module)} takes the maximum of an image"
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Maxima, and their places or numbers, in a slot of each rank; backward sums."""
+        """Count maxima, and their places or numbers, in a slot of each rank; backward sums."""
         return 2 * channels * ranks, channels
 
     @property

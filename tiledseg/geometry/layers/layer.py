@@ -1,14 +1,14 @@
-"""What a layer is, without its weights: it states everything about itself, once, and everybody asks it.
+"""A layer as a value, without its weights: it states everything about itself, once.
 
 - Geometry along one dim (kernels are square): `required_input`, the positions of an input that some outputs depend on;
   `output_size`; `output_edge`, where an edge between two ranks' inputs falls among the outputs (each output to the rank
   that holds the middle of what it reads). Positions below 0 or beyond the size are the padding.
 - Channels: `output_channels`, `parameters`, and `multiply_adds` of an output pixel.
-- Statistics: over what it measures its input, if it does: a part of the image alone cannot know them.
-- Autograd: what it keeps for the backward pass, what it writes over, and how gradients of its inputs come about.
+- Statistics: the images or pixels that it measures, if any: a part of the image cannot compute them alone.
+- Autograd: what it keeps for the backward pass, what it writes over, and how gradients of its inputs are made.
 
-A layer of several inputs is asked with one value an input, in their order. Here is what holds of a layer that works
-pixel by pixel; the layers stand in the files beside this one, and say where they differ.
+Methods take one value for each input, in their order. The defaults here hold for a layer of single pixels; the layers
+in the files beside this one override them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 class Layer:
     """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights."""
 
-    asks_place: ClassVar[bool] = False  # its weights differ from place to place, so it must know where a part lies
+    asks_place: ClassVar[bool] = False  # its weights differ from place to place, so it takes the place of a part
     overwrites: ClassVar[bool] = False  # it can write its output over its input, and then keeps this one tensor
     keeps_output: ClassVar[bool] = False  # the backward pass needs its output
     owns_gradient: ClassVar[bool] = False  # its backward pass makes new gradients of its inputs, which may be added to
@@ -38,32 +38,35 @@ class Layer:
 
     @property
     def arity(self) -> int:
-        """How many tensors it takes."""
+        """The number of its inputs."""
         return 1
 
     # Geometry.
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """The positions of input `index` that the outputs `out` depend on."""
+        """Return the positions of input `index` that the outputs `out` depend on."""
         return out
 
     def within(self, read: Interval, size: int) -> Interval:
-        """What it takes of an input of `size` positions where it reads `read`, which may reach beyond its ends."""
+        """Return the part of an input of `size` positions that it takes to read `read`, which may reach beyond its
+        ends."""
         return read.clip(Interval(0, size))
 
     def output_size(self, size: int, *others: int) -> int:
-        """How many outputs inputs of these sizes give. Raises GeometryError where the sizes do not fit each other."""
+        """Return the number of outputs for inputs of these sizes. Raises GeometryError where the sizes do not fit each
+        other."""
         return size
 
     def output_edge(self, edge: int, *others: int) -> int:
+        """Return where an edge between two ranks' inputs falls among the outputs."""
         return edge
 
     def fits_edge(self, *edges: int) -> bool:
-        """True if inputs cut at these edges are cut where nothing but the halos of convolutions has to travel."""
+        """Return True if inputs cut at these edges need no exchange but the halos of convolutions."""
         return True
 
     def computed(self, read: int, given: int) -> int:
-        """Outputs made of `read` positions of a cut dim, of which `given` go on: the rest is cropped."""
+        """Return the outputs computed from `read` positions of a cut dim; all but `given` are cropped."""
         return given
 
     @property
@@ -92,7 +95,7 @@ class Layer:
         return False
 
     def crop(self, index: int) -> int:
-        """Pixels that it cuts from each side of input `index`."""
+        """Return the pixels that it cuts from each side of input `index`."""
         return 0
 
     @property
@@ -103,21 +106,23 @@ class Layer:
     # Channels.
 
     def output_channels(self, channels: int, *others: int) -> int:
+        """Return the channels of its output for inputs of these channels."""
         return channels
 
     def parameters(self, channels: int) -> int:
+        """Count its weights."""
         return 0
 
     def multiply_adds(self, channels: int) -> int:
-        """Of an output pixel."""
+        """Count the multiply-adds of an output pixel."""
         return 0
 
     # Statistics.
 
     @property
     def statistics(self) -> str | None:
-        """Over what it takes statistics: `image`, each by itself; `batch`, all images of a batch; None where over
-        nothing but a pixel's channels."""
+        """The pixels of its statistics: `image`, those of each image; `batch`, those of all images; None for at most a
+        pixel's channels."""
         return None
 
     @property
@@ -141,11 +146,12 @@ class Layer:
         return False
 
     def in_words(self, module: str | None) -> str:
-        """What takes statistics, for the user: `module` of somebody's network, or (None) what a key of ours names."""
+        """Return what takes statistics, in words: `module` of a foreign network, or (None) a key of the
+        configuration."""
         return f"{module or 'the network'} takes statistics"
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Values that each of the ranks that share an image gives to an all-reduce, forward and backward."""
+        """Count the values of an all-reduce between the ranks of an image, forward and backward."""
         return 0, 0
 
     # Autograd.
@@ -167,8 +173,8 @@ class Layer:
 
     @property
     def gradient(self) -> str:
-        """How the gradients of its inputs come about: `new` tensors; `same`, the output's itself; `parts`, views of it;
-        `none`: there are none, as of a layer that gives integers."""
+        """The kind of its inputs' gradients: `new` tensors; `same`, the output's itself; `parts`, views of it; `none`,
+        as of a layer that gives integers."""
         return "new"
 
     @property
@@ -182,32 +188,33 @@ class Layer:
         return True
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Bytes kept besides inputs and output, for an output of `shape`; `width`: of a value (see `widths`)."""
+        """Return the bytes kept besides inputs and output, for an output of `shape`; `width`: of a value (see
+        `widths`)."""
         return 0
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Bytes that its backward pass takes at once for the new gradient of an input of so many bytes."""
+        """Return the bytes that its backward pass takes at once for the new gradient of an input of so many bytes."""
         return input_bytes
 
     def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Of a new gradient in memory; `shape`: the output's."""
+        """Return the bytes of a new gradient in memory; `shape`: the output's."""
         return input_bytes
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """What the backward pass allocates besides, and lets go again; `inputs`: bytes of each."""
+        """Return the bytes that the backward pass allocates besides, and frees again; `inputs`: bytes of each."""
         return 0
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """Values that a kernel lays out once more for the moment where it multiplies matrices in place of windows, of a
-        `work` of so many multiply-adds to an output of `shape`."""
+        """Count the values that a kernel copies to multiply matrices in place of windows, for `work` multiply-adds to
+        an output of `shape`."""
         return 0
 
     def input_width(self, at_hand: int, width: int) -> int:
-        """Bytes of a value that it computes from, where its input has `at_hand` and the precision has `width`."""
+        """Return the bytes of a value that it computes from; its input has `at_hand` and the precision `width`."""
         return at_hand
 
     def output_width(self, at_hand: int, width: int) -> int:
-        """Bytes of a value of its output."""
+        """Return the bytes of a value of its output."""
         return at_hand
 
 

@@ -1,4 +1,4 @@
-"""Norms: over what they measure a tensor, and what they keep of it."""
+"""Norms: their statistics, and their memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tiledseg.units.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 class Norm(Layer):
     """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
 
-    `affine`: whether it has weights; of batch norms `running`, whether they have running statistics, and `still`,
-    whether these are constants in training too.
+    `affine`: True if it has weights. `running`: True for a batch norm with running statistics; `still`: True if these
+    are constants in training too.
     """
 
     kind: str = "none"
@@ -56,7 +56,7 @@ class Norm(Layer):
         return self.groups if self.kind == "group" else channels
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count, means and variances, in a slot of each rank; backward gradients of mean and deviation."""
+        """Count a number, means and variances in a slot of each rank; backward gradients of mean and deviation."""
         sets = self.statistic_sets(channels)
         return ((1 + 2 * sets) * ranks, 2 * sets) if self.statistics else (0, 0)
 
@@ -77,8 +77,8 @@ class Norm(Layer):
         return self.kind == "pixel"  # it computes in another layout
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Pixel norm a mean and a deviation a pixel; others, in float64, a scale a channel, a mean and a deviation a
-        channel or group, and their count; nothing where these are constants."""
+        """Return the bytes of statistics: of pixel norm a mean and a deviation a pixel; of others, in float64, a scale
+        a channel, a mean and a deviation a channel or group, and their count; 0 where these are constants."""
         channels, height, columns = shape
         if self.still:
             return 0

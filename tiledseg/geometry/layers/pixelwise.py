@@ -42,9 +42,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Layout:
-    """In which dims a function sees a tensor of (batch, channels, height, width): `B`, `C`, `H`, `W`, each once, in
-    any order; neighbours in one word are one dim (`B HW C`: tokens). `channels`: the factors of C, where it has been
-    split; the dims then say `C0`, `C1`. `one_pixel`: all pixels are the same, and H and W are 1, or left out.
+    """The dims in which a function sees a tensor of (batch, channels, height, width).
+
+    They are `B`, `C`, `H`, `W`, each once, in any order; neighbours in one word are one dim (`B HW C`: tokens).
+    `channels`: the factors of C, where it has been split; the dims are then `C0`, `C1`. `one_pixel`: all pixels are the
+    same, and H and W are 1, or left out.
     """
 
     dims: tuple[tuple[str, ...], ...] = (("B",), ("C0",), ("H",), ("W",))

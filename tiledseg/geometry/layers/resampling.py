@@ -36,7 +36,7 @@ class Pool(SlidingWindow):
         return (size + 2 * padding - reach - 1) // stride + 1
 
     def fits_edge(self, *edges: int) -> bool:
-        """True if no window lies across the edge."""
+        """Return True if no window lies across the edge."""
         after = self.output_edge(edges[0])
         return self.required_input(Interval(after, after + 1)).start == edges[0]
 
@@ -48,7 +48,7 @@ class MaxPool(Pool):
     kept_inputs = (0,)
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Indices are found again, and let go."""
+        """Add the indices, which are computed again and freed."""
         return input_bytes + INDEX_BYTES * shape[0] * shape[1] * shape[2]
 
 
@@ -62,7 +62,8 @@ class AveragePool(Pool):
 
 @dataclass(frozen=True)
 class MaxIndices(Pool):
-    """Where in its window each maximum lies, as an integer of one byte, row by row: the same however the image is cut.
+    """The place of each maximum in its window, as an integer of one byte, row by row: the same however the image is
+    cut.
 
     Nothing is differentiated through it. Raises GeometryError for windows of more positions than a byte counts.
     """
@@ -81,7 +82,7 @@ class MaxIndices(Pool):
 
 @dataclass(frozen=True)
 class Enlarging(Layer):
-    """What layers have in common of whose pixels each becomes `times` x `times`."""
+    """A layer that makes `times` x `times` pixels of each."""
 
     @property
     def times(self) -> int:
@@ -102,8 +103,8 @@ class Enlarging(Layer):
 
 @dataclass(frozen=True)
 class MaxUnpool(Enlarging):
-    """Puts each value where its index (the second input, of `MaxIndices`) says in its window of `kernel` x `kernel`
-    outputs, and zeros elsewhere."""
+    """An unpooling: each value at the place of its index (the second input, of `MaxIndices`) in a window of `kernel` x
+    `kernel` outputs, and zeros elsewhere."""
 
     kernel: int = 2
 
@@ -123,7 +124,7 @@ class MaxUnpool(Enlarging):
         return edges[0] == edges[1]
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Which values lie at a place of their window: a byte each."""
+        """Return a byte for each value: a mask of one place of the windows."""
         return shape[0] * shape[1] * shape[2] // self.kernel**2
 
 
@@ -147,7 +148,7 @@ class Upsample(Enlarging):
         return Interval(self._lower(out.start) - more, self._lower(out.stop - 1) + 2 + more)
 
     def _lower(self, position: int) -> int:
-        """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
+        """Return the lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
         return (2 * position + 1 - self.factor) // (2 * self.factor)
 
 

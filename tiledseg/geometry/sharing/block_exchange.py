@@ -55,7 +55,7 @@ class BlockExchange:
 def block_exchange(
     rows: WindowExchange | None, cols: WindowExchange | None, at: tuple[int, int]
 ) -> BlockExchange | None:
-    """The exchange along both dims of the rank at (row, col) = `at`; None where it has nothing to do."""
+    """Return the exchange along both dims of the rank at (row, col) = `at`; None where it has nothing to do."""
     dims = tuple(zip((rows, cols), at, strict=True))
     if all(dim is None or dim.is_identity for dim, _ in dims):
         return None
@@ -75,7 +75,7 @@ def block_exchange(
 
 @cache  # one object a raster: what is made for it is kept
 def context_exchange(image: Decomposition, at: tuple[int, int]) -> BlockExchange | None:
-    """The exchange after which the rank at (row, col) = `at` has the contexts of all its tiles."""
+    """Return the exchange after which the rank at (row, col) = `at` has the contexts of all its tiles."""
     rows, cols = image.context_windows()
     return block_exchange(plan_exchange(image.rows, rows, at[0]), plan_exchange(image.cols, cols, at[1]), at)
 
@@ -84,17 +84,18 @@ Parts = list[tuple[int, slice]]
 
 
 def _parts(index: int, exchange: WindowExchange | None, arrives: bool) -> Parts:
-    """Along one dim who takes what of the rank's own block, or gives what of its window where that `arrives`; rank
-    `index` itself what it keeps. In the order of ranks. A dim that does not travel is one part."""
+    """Return the parts of the rank's own block and their receivers along one dim, or with `arrives` the parts of its
+    window and their senders. Rank `index` itself is one of them, in the order of ranks. A dim that does not travel is
+    one part."""
     if exchange is None:
         return [(index, _ALL)]
     transfers, origin = (exchange.receives, exchange.window) if arrives else (exchange.sends, exchange.owned)
-    found = [(each.peer, each.part) for each in transfers] + [(index, exchange.kept)] * (exchange.kept.size > 0)
-    return [(peer, part.relative_to(origin.start).slice) for peer, part in sorted(found)]
+    parts = [(each.peer, each.part) for each in transfers] + [(index, exchange.kept)] * (exchange.kept.size > 0)
+    return [(peer, part.relative_to(origin.start).slice) for peer, part in sorted(parts)]
 
 
 def _pieces(dims: Sequence[Parts], at: tuple[int, int]) -> tuple[tuple[ExchangePiece, ...], ExchangePiece | None]:
-    """Every pair of a part along rows and one along columns: those of others, and the rank's own."""
+    """Return every pair of a part along rows and one along columns: those of others, and the rank's own."""
     every = [ExchangePiece((row, col), rows, cols) for (row, rows), (col, cols) in product(*dims)]
     own = next((piece for piece in every if piece.peer == at), None)
     return tuple(piece for piece in every if piece.peer != at), own

@@ -1,4 +1,4 @@
-"""A rank's block of an image as a tile: what it reads, computes and owns in the halo modes `exchange` and `layer`."""
+"""A rank's block of an image as a tile, in the halo modes `exchange` and `layer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiledseg.geometry.tiling import Tile, Tiling
 
 
 def exchange_block(decomposition: Decomposition, row: int, col: int) -> Tile:
-    """The block at (row, col) of the mesh in `exchange` mode: its tiles' cores together, read without a halo."""
+    """Return the block at (row, col) of the mesh in `exchange` mode: its tiles' cores together, read without a halo."""
     tiles = decomposition.tiles(row, col)
     core, output = (_hull([getattr(tile, name) for tile in tiles]) for name in ("core", "output"))
     return Tile(_index(decomposition, row, col), (row, col), core, decomposition.owned(row, col), output)
@@ -37,7 +37,8 @@ class LayerBlocks:
     output_cols: Partition
 
     def tile(self, row: int, col: int) -> Tile:
-        """The block at (row, col): it reads its part of the input, and owns the pixels that its outputs cover."""
+        """Return the block at (row, col): it reads its part of the input, and owns the pixels that its outputs
+        cover."""
         context = Box(self.rows.owned(row), self.cols.owned(col)).shift(self.whole.row.start, self.whole.col.start)
         output = Box(self.output_rows.owned(row), self.output_cols.owned(col))
         output = output.shift(self.output.row.start, self.output.col.start)
@@ -80,5 +81,5 @@ def _hull(boxes: Sequence[Box]) -> Box:
 
 
 def _index(decomposition: Decomposition, row: int, col: int) -> int:
-    """Blocks count row-major, as tiles do."""
+    """Return the number of a block: they count row-major, as tiles do."""
     return row * decomposition.shape[1] + col

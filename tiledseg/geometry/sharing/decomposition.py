@@ -1,8 +1,8 @@
-"""Who owns what along one dim, and who must send what to whom so that every rank holds the window that it needs.
+"""Blocks that ranks own along one dim, and the messages after which every rank holds its window.
 
 Positions are those of the whole tensor, from 0. A window may be wider than the rank's own block, by more than its
-neighbours own (the parts then come from several ranks away, each straight from its owner), narrower (a crop), and may
-reach beyond the tensor, where nobody owns anything: there the receiver fills in what the layer's padding means.
+neighbours own: each part comes straight from its owner. It may be narrower (a crop). It may reach beyond the tensor,
+where no rank owns anything: there the receiver fills in the layer's padding.
 
 Laws, for any partition and windows: what rank r receives from q is what q sends to r; the parts that a rank keeps and
 receives cover its window within the tensor, each position once; every part comes from its owner.
@@ -36,7 +36,7 @@ class Partition:
 
     @staticmethod
     def even(size: int, parts: int) -> Partition:
-        """`parts` blocks whose sizes differ by one at most."""
+        """Return `parts` blocks whose sizes differ by one at most."""
         return Partition(tuple(i * size // parts for i in range(parts + 1)))
 
     @property
@@ -60,21 +60,21 @@ class Partition:
 
 
 def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
-    """The partition of a node's outputs. Raises GeometryError, naming it, where a rank would own none."""
+    """Return the partition of a node's outputs. Raises GeometryError, naming it, where a rank would own none."""
     try:
         size = node.layer.output_size(*(partition.size for partition in inputs))
     except GeometryError as error:
         raise GeometryError(f"layer '{node.name}': {error}") from None
-    edges = zip(*(partition.edges[1:-1] for partition in inputs), strict=True)
-    inner = (min(max(node.layer.output_edge(*each), 0), size) for each in edges)
-    found = (0, *inner, size)
-    empty = next((i for i, (a, b) in enumerate(pairwise(found)) if b <= a), None)
+    cuts = zip(*(partition.edges[1:-1] for partition in inputs), strict=True)
+    inner = (min(max(node.layer.output_edge(*each), 0), size) for each in cuts)
+    edges = (0, *inner, size)
+    empty = next((i for i, (a, b) in enumerate(pairwise(edges)) if b <= a), None)
     if empty is not None:
         raise GeometryError(
             f"layer '{node.name}' gives {max(size, 0)} positions along a dim that {inputs[0].parts} ranks share, and "
             f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
         )
-    return Partition(found)
+    return Partition(edges)
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,20 @@ class WindowExchange:
 
     @property
     def outside(self) -> tuple[int, int]:
-        """How many positions of the window lie before the tensor, and how many after it."""
+        """The numbers of positions of the window before the tensor and after it."""
         return self.window.outside(Interval(0, self.size))
 
 
 def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int) -> WindowExchange:
-    """Rank `index`'s side of the exchange after which each rank i of the axis holds `windows[i]`."""
+    """Return rank `index`'s side of the exchange after which each rank i of the axis holds `windows[i]`."""
     whole, owned = partition.whole, partition.owned(index)
-    wanted = [window.clip(whole) for window in windows]
+    inside = [window.clip(whole) for window in windows]
     others = [peer for peer in range(partition.parts) if peer != index]
-    sends = tuple(Transfer(peer, part) for peer in others if (part := _common(owned, wanted[peer])).size)
+    sends = tuple(Transfer(peer, part) for peer in others if (part := _common(owned, inside[peer])).size)
     receives = tuple(
-        Transfer(peer, part) for peer in others if (part := _common(partition.owned(peer), wanted[index])).size
+        Transfer(peer, part) for peer in others if (part := _common(partition.owned(peer), inside[index])).size
     )
-    return WindowExchange(partition.size, owned, windows[index], _common(owned, wanted[index]), sends, receives)
+    return WindowExchange(partition.size, owned, windows[index], _common(owned, inside[index]), sends, receives)
 
 
 def _common(one: Interval, other: Interval) -> Interval:
@@ -131,9 +131,9 @@ def _common(one: Interval, other: Interval) -> Interval:
 class Decomposition:
     """One image over rows x cols ranks, each of which owns a block of neighbouring tiles.
 
-    `whole`: what the network reads of the image in all, in raster positions; beyond the raster it is mirrored. `rows`
+    `whole`: the pixels that the network reads in all, in raster positions; beyond the raster they are mirrored. `rows`
     and `cols` cut it at the edges of the blocks' cores, counted from its first pixel; the first and the last block
-    have what lies outside the cores besides.
+    also have the pixels outside the cores.
     """
 
     tiling: Tiling
@@ -147,12 +147,12 @@ class Decomposition:
         return self.rows.parts, self.cols.parts
 
     def owned(self, row: int, col: int) -> Box:
-        """What the rank at (row, col) reads, in raster positions."""
+        """Return the pixels that the rank at (row, col) reads, in raster positions."""
         box = Box(self.rows.owned(row), self.cols.owned(col))
         return box.shift(self.whole.row.start, self.whole.col.start)
 
     def tiles(self, row: int, col: int) -> tuple[Tile, ...]:
-        """The tiles of the block at (row, col), row-major."""
+        """Return the tiles of the block at (row, col), row-major."""
         grid = self.tiling.grid
         first, stop = _tile_edges(grid[0], self.rows.parts), _tile_edges(grid[1], self.cols.parts)
         return tuple(
@@ -162,20 +162,20 @@ class Decomposition:
         )
 
     def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
-        """Of each block the sizes of its tiles, (context, core), along rows and along columns: a block's tiles are the
+        """Return the sizes (context, core) of each block's tiles, along rows and along columns: a block's tiles are the
         products of both."""
         of_rows = [[(t.context.row.size, t.core.row.size) for t in self._along(i, 0)] for i in range(self.rows.parts)]
         of_cols = [[(t.context.col.size, t.core.col.size) for t in self._along(j, 1)] for j in range(self.cols.parts)]
         return [tuple(each) for each in of_rows], [tuple(each) for each in of_cols]
 
     def _along(self, block: int, dim: int) -> tuple[Tile, ...]:
-        """The first tiles of each row, or column, of a block's tiles."""
+        """Return the first tiles of each row, or column, of a block's tiles."""
         width, (rows, cols) = self.tiling.grid[1], self.shape
         edges = _tile_edges(self.tiling.grid[dim], (rows, cols)[dim])
         return self.tiling.tiles[edges[block] * (width, 1)[dim] : edges[block + 1] * (width, 1)[dim] : (width, 1)[dim]]
 
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-        """What the tiles of each block read together, along rows and along columns, counted as the partitions are."""
+        """Return the window of each block's tiles, along rows and along columns, counted as the partitions are."""
         rows = tuple(self._hull([t.context.row for t in self._along(i, 0)]) for i in range(self.rows.parts))
         cols = tuple(self._hull([t.context.col for t in self._along(j, 1)], 1) for j in range(self.cols.parts))
         return rows, cols
@@ -206,5 +206,5 @@ def _cut(whole: Interval, tile_starts: Sequence[int], parts: int) -> Partition:
 
 @lru_cache(maxsize=256)
 def _tile_edges(tiles: int, parts: int) -> tuple[int, ...]:
-    """The first tile of each of `parts` blocks, and the number of tiles."""
+    """Return the first tile of each of `parts` blocks, and the number of tiles."""
     return tuple(i * tiles // parts for i in range(parts + 1))

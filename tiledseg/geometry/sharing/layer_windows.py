@@ -50,7 +50,7 @@ class InputWindows:
     exchanged: bool
 
     def exchange(self, index: int) -> WindowExchange | None:
-        """Rank `index`'s part in the exchange; None where there is none."""
+        """Return rank `index`'s part in the exchange; None where there is none."""
         return plan_exchange(self.partition, self.read, index) if self.exchanged else None
 
 
@@ -71,8 +71,8 @@ class NodeWindows:
 
 @lru_cache(maxsize=64)
 def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bool = True) -> tuple[NodeWindows, ...]:
-    """The windows of every node, for an input that is cut by `partition`. `early` False: exchanges come right before
-    the node that needs them.
+    """Return the windows of every node, for an input that is cut by `partition`. `early` False: exchanges come right
+    before the node that needs them.
 
     Raises GeometryError where a rank would own nothing of a tensor, tensors that meet do not fit, or `fusion` is below
     1.
@@ -87,15 +87,16 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
 
 
 def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
-    """How each tensor is cut, for an input that is cut by `partition`. Raises GeometryError as `layer_windows`."""
-    return graph.fold(partition, lambda k, given: partition_through(graph.nodes[k], given))
+    """Return the partition of each tensor, for an input that is cut by `partition`. Raises GeometryError as
+    `layer_windows`."""
+    return graph.fold(partition, lambda k, inputs: partition_through(graph.nodes[k], inputs))
 
 
 def segment_windows(
     graph: Graph, partitions: Sequence[Partition], segment: Segment
 ) -> tuple[tuple[NodeWindows, ...], dict[int, Windows]]:
-    """The windows of a segment's nodes, and what is read of each tensor that enters: with all of the segment's halo, as
-    nothing travels within it. A dim that is not cut is read whole. Outputs of one size are wanted on the same blocks.
+    """Return the windows of a segment's nodes, and those of each tensor that enters: with all of the segment's halo, as
+    nothing travels within it. A dim that is not cut is read whole. Outputs of one size have the same blocks.
     """
     wanted = {tensor: leaving_partition(partitions, segment, tensor).blocks for tensor in segment.leaving}
     windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
@@ -107,14 +108,15 @@ def segment_windows(
 
 
 def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor: int) -> Partition:
-    """How a tensor that leaves a segment is cut: as the first one where it is as large, so that both cover the same."""
+    """Return the partition of a tensor that leaves a segment: that of the first one where it is as large, so that both
+    cover the same."""
     first = partitions[segment.leaving[0]]
     return first if partitions[tensor].size == first.size else partitions[tensor]
 
 
 def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
-    """An input of `size` positions in `parts` blocks that give about as many outputs each: what unpadded layers lose at
-    the ends of the image the first and the last block read besides.
+    """Cut an input of `size` positions in `parts` blocks that give about as many outputs each: what unpadded layers
+    lose at the ends of the image the first and the last block read besides.
 
     Raises GeometryError where there are more blocks than outputs.
     """
@@ -132,16 +134,16 @@ def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
 
 @lru_cache(maxsize=256)
 def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
-    """What each of `ranks` owns of an input in blocks, as even as fits the layers: `parts` of each rank, or the most
-    below that of which none owns nothing of some tensor. The ranks' own edges stay."""
+    """Cut each of `ranks` of an input into `parts` blocks, as even as fits the layers, or into the most below that of
+    which each owns a part of every tensor. The ranks' own edges stay."""
     for fewer in range(parts, 1, -1):
         try:
-            found = settle(graph, _cut_each(graph, ranks, fewer))
-            partitions_of(graph, found)
+            blocks = settle(graph, _cut_each(graph, ranks, fewer))
+            partitions_of(graph, blocks)
         except GeometryError:
             continue
-        if set(ranks.edges) <= set(found.edges):
-            return found
+        if set(ranks.edges) <= set(blocks.edges):
+            return blocks
     return ranks
 
 
@@ -154,7 +156,7 @@ def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
 
 @lru_cache(maxsize=64)
 def settle(graph: Graph, partition: Partition) -> Partition:
-    """The partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
+    """Return the partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
 
     That is: no pooling window lies across it, and tensors that meet are cut alike. Then no halo travels but what
     convolutions need. Padded networks fit at every multiple of their alignment; unpadded ones elsewhere. An edge
@@ -169,7 +171,7 @@ def settle(graph: Graph, partition: Partition) -> Partition:
 
 
 def _fits(graph: Graph, edge: int) -> bool:
-    edges = graph.fold(edge, lambda k, given: graph.layers[k].output_edge(*given))
+    edges = graph.fold(edge, lambda k, inputs: graph.layers[k].output_edge(*inputs))
     return all(
         layer.fits_edge(*(edges[source] for source in sources))
         for layer, sources in zip(graph.layers, graph.sources, strict=True)
@@ -177,26 +179,26 @@ def _fits(graph: Graph, edge: int) -> bool:
 
 
 def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -> set[Edge]:
-    """The edges along which halos travel: the first of each run, and those of nodes that end one."""
-    found: set[Edge] = set()
+    """Return the edges along which halos travel: the first of each run, and those of nodes that end one."""
+    edges: set[Edge] = set()
     runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
     for k, sources in enumerate(graph.sources):
         run = _common_run([runs[source] for source in sources])
         short = all_short[k]
         if len(sources) > 1:
-            found.update(short if run is None else ())
+            edges.update(short if run is None else ())
         elif short:
             if run is None or run[1] == fusion:
-                found.add((k, 0))
+                edges.add((k, 0))
                 run = sources[0], 0
             run = run[0], run[1] + 1
         runs.append(run)
-    return found
+    return edges
 
 
 @lru_cache(maxsize=16)
 def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
-    """Of each node the inputs of which some rank needs more than it owns, whatever the fusion."""
+    """Return each node's inputs of which some rank needs more than it owns, whatever the fusion."""
     partitions = partitions_of(graph, partition)
     return tuple(
         tuple((k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i))
@@ -205,21 +207,21 @@ def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ..
 
 
 def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """That of tensors that all come of one exchange: the longest way; else None."""
-    known = [run for run in runs if run is not None]
-    return max(known) if len(known) == len(runs) and len({run[0] for run in known}) == 1 else None
+    """Return the longest run of tensors that all come of one exchange; else None."""
+    exchanged = [run for run in runs if run is not None]
+    return max(exchanged) if len(exchanged) == len(runs) and len({run[0] for run in exchanged}) == 1 else None
 
 
 def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
-    """True if some rank needs more of an input than it owns, for its own block of the output."""
+    """Return True if some rank needs more of an input than it owns, for its own block of the output."""
     source, layer = partitions[graph.sources[k][index]], graph.layers[k]
-    wanted = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
-    return source.parts > 1 and any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
+    reads = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
+    return source.parts > 1 and any(not own.contains(read) for own, read in zip(source.blocks, reads, strict=True))
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
-    """For the nodes before which halos travel and could travel before an activation: the nodes that they pass, first to
-    last."""
+    """Return the nodes before which halos travel and could travel before an activation, with the nodes that they pass,
+    first to last."""
     earlier = {}
     for k, _ in exchanges:
         passed = [k]
@@ -240,8 +242,8 @@ def _walk_back(
     nodes: Sequence[int],
     wanted: dict[int, Windows],
 ) -> Iterator[NodeWindows]:
-    """From the outputs, which each rank gives for its own block, back to what must be held of the input: of `nodes`,
-    from what is `wanted` of the tensors that they make for others. What is to be held of others is put there too."""
+    """Yield the windows of `nodes`, from the outputs of each rank's own block back to the input. `wanted`: the windows
+    of the tensors that they make for others; those of earlier tensors are added to it."""
     points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
     padded = {k for passed in carried.values() for k in passed}  # nodes that read padding made before
     for k in reversed(nodes):

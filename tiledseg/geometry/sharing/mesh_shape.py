@@ -9,7 +9,7 @@ from tiledseg.errors import GeometryError
 
 
 class MeshPosition(NamedTuple):
-    """Where a rank stands: its replica, the row and column of its block in the image, and its stage of the pipeline."""
+    """The place of a rank: its replica, the row and column of its block in the image, and its stage of the pipeline."""
 
     replica: int
     row: int
@@ -50,7 +50,7 @@ class MeshShape:
         return self.rows * self.cols
 
     def position(self, rank: int) -> MeshPosition | None:
-        """The place of a rank of the job; None where it stands outside the mesh."""
+        """Return the place of a rank of the job; None where it stands outside the mesh."""
         if rank >= self.ranks:
             return None
         block, stage = divmod(rank, self.stages)
@@ -58,20 +58,20 @@ class MeshShape:
         return MeshPosition(replica, *divmod(within, self.cols), stage)
 
     def rank_at(self, position: MeshPosition) -> int:
-        """The rank of the job that stands at `position`."""
+        """Return the rank of the job that stands at `position`."""
         block = (position.replica * self.rows + position.row) * self.cols + position.col
         return block * self.stages + position.stage
 
     def blocks(self, replica: int, stage: int) -> list[int]:
-        """The ranks of one image at one stage, row by row."""
+        """Return the ranks of one image at one stage, row by row."""
         places = (MeshPosition(replica, row, col, stage) for row in range(self.rows) for col in range(self.cols))
         return [self.rank_at(place) for place in places]
 
     def pipeline(self, rank: int) -> list[int]:
-        """The ranks of the pipeline in which a rank of the mesh stands, stage by stage."""
+        """Return the ranks of a rank's pipeline, stage by stage."""
         first = rank - rank % self.stages
         return list(range(first, first + self.stages))
 
     def holders(self, stage: int) -> list[int]:
-        """All ranks that hold the layers of one stage."""
+        """Return all ranks that hold the layers of one stage."""
         return list(range(stage, self.ranks, self.stages))

@@ -32,16 +32,17 @@ class Segment:
 
 @lru_cache(maxsize=16)
 def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
-    """One for each stored tensor, in their order, and a last one for the outputs. `once`: no node is in two of them."""
+    """Return a segment for each stored tensor, in their order, and a last one for the outputs. `once`: no node is in
+    two."""
     stored = stored_tensors(graph, once)
-    known = {0, *stored}
-    return (*(_segment(graph, (tensor,), known - {tensor}) for tensor in stored), _segment(graph, graph.results, known))
+    every = {0, *stored}
+    return (*(_segment(graph, (tensor,), every - {tensor}) for tensor in stored), _segment(graph, graph.results, every))
 
 
 @lru_cache(maxsize=16)
 def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
-    """The tensors that are stored, besides the input, in their order. `once`: all that several nodes take too, as where
-    an image is one block: gradients are then added up where those of the whole image are, to the last bit."""
+    """Return the tensors that are stored, besides the input, in their order. `once`: also all that several nodes take,
+    as where an image is one block: gradients are then added up as those of the whole image are, to the last bit."""
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
     stored = []
     made = [_SegmentWay()]
@@ -56,8 +57,8 @@ def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _SegmentWay:
-    """What lies between a tensor and those stored before it: layers with weights; whether one of them sees neighbours,
-    and whether there is more than pixelwise layers, one after the other."""
+    """The way from stored tensors to a later one: its layers with weights; `wide`: one of them sees neighbours;
+    `branched`: there is more than pixelwise layers, one after the other."""
 
     weighted: int = 0
     wide: bool = False
@@ -72,7 +73,7 @@ class _SegmentWay:
 
 
 def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
-    """True if a tensor is stored, of which no statistics are taken."""
+    """Return True if a tensor is stored, of which no statistics are taken."""
     readers = [k for k in graph.readers[tensor] if k < len(graph)]
     if not readers:
         return False
@@ -83,13 +84,13 @@ def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
     return way.wide or way.weighted >= MOST_WEIGHTED
 
 
-def _segment(graph: Graph, leaving: tuple[int, ...], known: set[int]) -> Segment:
+def _segment(graph: Graph, leaving: tuple[int, ...], stored: set[int]) -> Segment:
     nodes: set[int] = set()
     entering: set[int] = set()
     open_ = list(leaving)
     while open_:
         tensor = open_.pop()
-        if tensor in known:
+        if tensor in stored:
             entering.add(tensor)
         elif tensor - 1 not in nodes:
             nodes.add(tensor - 1)
@@ -98,7 +99,7 @@ def _segment(graph: Graph, leaving: tuple[int, ...], known: set[int]) -> Segment
 
 
 def _is_wide(layer: Layer) -> bool:
-    """True if it is a convolution that sees more than a pixel."""
+    """Return True if it is a convolution that sees more than a pixel."""
     return _is_weighted(layer) and layer.required_input(_PIXEL).size > 1
 
 
@@ -107,13 +108,14 @@ def _is_weighted(layer: Layer) -> bool:
 
 
 def _goes_on(layer: Layer) -> bool:
-    """True if a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures none."""
+    """Return True if a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures
+    none."""
     fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
     return layer.statistics is None and (_is_cheap(layer) or fewer)
 
 
 def _is_cheap(layer: Layer) -> bool:
-    """True if it takes one tensor, pixel by pixel, without weights but a norm's."""
+    """Return True if it takes one tensor, pixel by pixel, without weights but a norm's."""
     return layer.arity == 1 and not _is_weighted(layer) and layer.required_input(_PIXEL) == _PIXEL
 
 
