@@ -1,4 +1,4 @@
-"""A network that somebody's function builds, as a value: its words. What it computes is known once it is traced."""
+"""A network that somebody's function builds, as a value: its words. Its graph is known once it is traced."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ _BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 
 
 class UntracedError(ConfigError):
-    """The graph of a network is asked for whose function has not run."""
+    """A network without a graph: its function has not run."""
 
 
 def _odd_key(value: Any) -> Any:
-    """A key that is no text, of a map at any depth; None where there is none."""
+    """Return a key that is no text, of a map at any depth; None where there is none."""
     if isinstance(value, Mapping):
         own = next((key for key in value if not isinstance(key, str)), None)
         return own if own is not None else _odd_key(list(value.values()))
     if isinstance(value, list | tuple):
-        return next((found for part in value if (found := _odd_key(part)) is not None), None)
+        return next((key for part in value if (key := _odd_key(part)) is not None), None)
     return None
 
 
 @dataclass(frozen=True)
 class ForeignNetwork:
-    """What the function `build` ("package.module:function") gives for so many bands and classes, and for `arguments`:
-    JSON, its keys in order, so that equal networks have equal words.
+    """A network built by the function `build` ("package.module:function") for so many bands and classes.
+
+    `arguments`: JSON, its keys in order, so that equal networks have equal words.
 
     Nothing is imported here: `tracing.build` does, where a user has named the function.
     """
@@ -44,15 +45,16 @@ class ForeignNetwork:
     def __post_init__(self) -> None:
         check_build("model.build", self.build)
         try:
-            known = isinstance(json.loads(self.arguments), dict)
+            is_map = isinstance(json.loads(self.arguments), dict)
         except (ValueError, RecursionError):
-            known = False
-        if not known:
+            is_map = False
+        if not is_map:
             raise ConfigError(f"the arguments of {self.build} are no map; give names and values")
 
     @staticmethod
     def of(build: str, arguments: Mapping[str, Any], bands: int, classes: int) -> ForeignNetwork:
-        """Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps of these."""
+        """Make a network. Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps
+        of these."""
         try:
             text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
             odd = _odd_key(arguments)
@@ -64,30 +66,30 @@ class ForeignNetwork:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What the function is called with besides bands and classes."""
-        found: dict[str, Any] = json.loads(self.arguments)
-        return found
+        """The arguments of the function besides bands and classes."""
+        keywords: dict[str, Any] = json.loads(self.arguments)
+        return keywords
 
     @property
     def in_words(self) -> str:
-        given = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
-        return f"{self.build}({given})"
+        arguments = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
+        return f"{self.build}({arguments})"
 
     def traced(self, graph: Graph) -> ForeignNetwork:
-        """The same network, whose graph is known."""
-        known = replace(self)
-        object.__setattr__(known, "_graph", graph)  # no field: words alone say which network it is
-        return known
+        """Return the same network with its graph."""
+        network = replace(self)
+        object.__setattr__(network, "_graph", graph)  # no field: words alone say which network it is
+        return network
 
     def graph(self) -> Graph:
-        """Raises UntracedError where it is not known yet."""
-        found: Graph | None = self.__dict__.get("_graph")
-        if found is None:
+        """Return the graph. Raises UntracedError before the network is traced."""
+        graph: Graph | None = self.__dict__.get("_graph")
+        if graph is None:
             raise UntracedError(
                 f"the network is code, {self.build}, which runs only where it is named; give --build {self.build} "
                 "(docs/own-network.md)"
             )
-        return found
+        return graph
 
 
 def check_build(key: str, build: str) -> None:

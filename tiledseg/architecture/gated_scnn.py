@@ -58,7 +58,7 @@ RATES = (12, 24, 36)
 
 
 def smoothed_gradients(sigma: float = 1.0, reach: int = 2) -> tuple[Filter, Filter]:
-    """Central differences, along columns and along rows, of what a Gaussian over 2 `reach` + 1 pixels has smoothed."""
+    """Return filters of central differences, along columns and rows, after a Gaussian over 2 `reach` + 1 pixels."""
     weights = [math.exp(-0.5 * (at / sigma) ** 2) for at in range(-reach, reach + 1)]
     smooth = [0.0, *(weight / sum(weights) for weight in weights), 0.0]
     steep = [0.5 * (after - before) for before, after in zip([0.0, *smooth[:-1]], [*smooth[1:], 0.0], strict=True)]
@@ -73,7 +73,7 @@ REACH = len(GRADIENTS[0]) // 2
 
 @dataclass(frozen=True)
 class GatedSCNN:
-    """`base_channels`: of the encoder's first layer (64). `edge_band`: the last of the `bands` is edges."""
+    """The options of a G-SCNN. `base_channels`: of the encoder's first layer. `edge_band`: the last band is edges."""
 
     encoder: str = "wide38"
     base_channels: int = 64
@@ -114,7 +114,7 @@ class GatedSCNN:
         return file_names(self.trunk.nodes())
 
     def graph(self) -> Graph:
-        """The nodes: encoder, shape stream, pyramid, decoder, and what the loss needs."""
+        """Return the nodes: encoder, shape stream, pyramid, decoder, and the loss's input."""
         nodes = [*self._image(), *self._encoder()]
         for part in (self._shape_stream, self._pyramid, self._decoder):
             part(nodes)
@@ -137,7 +137,7 @@ class GatedSCNN:
         yield from others
 
     def _unit(self, name: str, channels: int, kernel: int, dilation: int = 1, source: str = "") -> list[Node]:
-        """A convolution, its norm and its activation."""
+        """Return a convolution, its norm and its activation."""
         padding, bias = dilation * (kernel // 2), self.norm == "none"
         return [
             Node(
@@ -161,13 +161,13 @@ class GatedSCNN:
         nodes.append(Node("edges", Convolution(1, 1, bias=False)))
 
     def _block(self, name: str, source: str, width: int) -> list[Node]:
-        """Two convolutions, and a sum with what went in."""
+        """Return two convolutions, and the sum with their input."""
         first, second = self._unit(f"{name}.0", width, 3, source=source), self._unit(f"{name}.1", width, 3)[:2]
         last = Node(f"{name}.add", Add(), (f"{name}.1.norm", source)), Node(f"{name}.act", Activation(0.0))
         return [*first, *second, *last]
 
     def _gate(self, name: str, stream: str, gating: str, width: int) -> list[Node]:
-        """stream * (1 + a), with a of the stream and one more channel; then a convolution of single pixels."""
+        """Return stream * (1 + a), with a of the stream and one more channel; then a convolution of single pixels."""
         return [
             Node(f"{name}.join", Concatenate(), (stream, gating)),
             Node(f"{name}.norm0", Norm(self.norm)),

@@ -1,4 +1,4 @@
-"""The kinds of networks, each by its word: what a checkpoint says of its network, and the network again."""
+"""The kinds of networks, each by its word in a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ FIRST = "unet"  # of what says no kind: all networks were U-Nets once
 
 
 def described(network: Network) -> dict[str, Any]:
-    """The network as JSON has it: its kind, where that is not the first, and its fields.
-
-    Raises TypeError for one of no known kind.
-    """
+    """Return the network for JSON: its fields, and its kind unless that is the first. Raises TypeError for another
+    class."""
     kind = next((word for word, each in SAVED.items() if type(network) is each), None)
     if kind is None:
         raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")

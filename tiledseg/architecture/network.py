@@ -1,4 +1,4 @@
-"""What a network is to those who plan, build and run it: its graph, and how many bands and classes it has."""
+"""The protocol of networks: a graph, and the numbers of bands and classes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Network(Protocol):
 
     @property
     def in_words(self) -> str:
-        """Its name and options, for the user, in a line or two."""
+        """The name and options, for the user, in a line or two."""
 
     def graph(self) -> Graph:
-        """Its nodes."""
+        """Return its nodes."""
 
 
 @runtime_checkable
 class Pretrainable(Network, Protocol):
-    """A network whose encoder is a published one, for which files of weights go round."""
+    """A network whose encoder is a published one, for which files of weights exist."""
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """What a file calls the encoder's nodes, from the input on: node to module of the file. `normed`: whether the
-        file's network has batch norms."""
+        """Return the name in the file of each of the encoder's nodes, from the input on. `normed`: True if the file's
+        network has batch norms."""

@@ -1,4 +1,4 @@
-"""What the options of networks have in common: which values they may have."""
+"""The values that options of networks may have."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check_options(network: Any) -> None:
             check_value(f"model.{described.name}", getattr(network, described.name), described)
     BANDS.check("model.bands", network.bands)
     CLASSES.check("data.classes", network.classes)
-    for key, known in WORDS.items():
+    for key, words in WORDS.items():
         if hasattr(network, key):
-            one_of(f"model.{key}", getattr(network, key), known)
+            one_of(f"model.{key}", getattr(network, key), words)
 
 
 def groups_of(channels: int) -> int:
-    """Groups of channels that a group norm takes apart."""
+    """Return the number of groups of a group norm."""
     return min(8, channels)
 
 

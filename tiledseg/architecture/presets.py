@@ -1,4 +1,4 @@
-"""Named networks: by their kind, and the paper's three, by depth, with the balance lists that it found by hand."""
+"""Named networks: by their kind, and the paper's three, by depth, with its balance lists."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
 
 
 def network_kind(name: str) -> type[Any]:
-    """The dataclass of the networks of a name. Raises ConfigError for an unknown one."""
+    """Return the dataclass of a name's networks. Raises ConfigError for an unknown one."""
     if name not in NAMES:
         raise ConfigError(f"model.name is '{name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
     return KINDS.get(name, UNet)
 
 
 def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
-    """The network that a configuration names; where a key is auto, what such networks were published with.
+    """Return the network that a configuration names; `auto` keys have the published values.
 
     Raises ConfigError for an unknown name, for a key that the network does not have and the configuration sets, or for
     one that a preset fixes and the configuration sets otherwise.
@@ -62,31 +62,31 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
 def _foreign(model: ModelConfig, build: str, bands: int, classes: int) -> Network:
     default = ModelConfig()
     for field in fields(ModelConfig):
-        given = getattr(model, field.name)
-        if field.name not in ("build", "arguments", "verify", *OF_TRAINING) and given != getattr(default, field.name):
+        value = getattr(model, field.name)
+        if field.name not in ("build", "arguments", "verify", *OF_TRAINING) and value != getattr(default, field.name):
             raise ConfigError(
-                f"model.{field.name} is {given}, but {build} builds the network; leave it out, or say it in "
+                f"model.{field.name} is {value}, but {build} builds the network; leave it out, or say it in "
                 "model.arguments"
             )
     return ForeignNetwork.of(build, model.arguments, bands, classes)
 
 
 def _check_keys(model: ModelConfig, own: set[str]) -> None:
-    """Nothing is accepted and ignored."""
+    """Refuse a key that the network does not have, or that a preset fixes otherwise."""
     preset, default = PRESETS.get(model.name), ModelConfig()
     for field in fields(ModelConfig):
-        key, given = field.name, getattr(model, field.name)
-        if given == getattr(default, key) or key == "name" or key in OF_TRAINING:
+        key, value = field.name, getattr(model, field.name)
+        if value == getattr(default, key) or key == "name" or key in OF_TRAINING:
             continue
         if key == "pretrained":
             if not hasattr(network_kind(model.name), "file_names"):
                 raise ConfigError(
-                    f"model.pretrained is {given}, but no encoder of {model.name} is published; leave it out"
+                    f"model.pretrained is {value}, but no encoder of {model.name} is published; leave it out"
                 )
         elif key not in own:
-            raise ConfigError(f"model.{key} is {given}, but {model.name} has no such choice; leave the key out")
-        if given != getattr(preset, key, given):
+            raise ConfigError(f"model.{key} is {value}, but {model.name} has no such choice; leave the key out")
+        if value != getattr(preset, key, value):
             raise ConfigError(
-                f"model.{key} is {given}, but the preset {model.name} has {getattr(preset, key)}; leave the key out, "
+                f"model.{key} is {value}, but the preset {model.name} has {getattr(preset, key)}; leave the key out, "
                 "or set model.name to unet"
             )

@@ -57,14 +57,14 @@ class ResidualUNet:
         return ResNet(self.encoder, self.base_channels, self.norm)
 
     def channels(self, step: int) -> int:
-        """Of the decoder at `step`, which has the size of the input divided by 2^step."""
+        """Return the channels of the decoder at `step`, which has the size of the input divided by 2^step."""
         return max(1, self.base_channels << step >> 2)
 
     def file_names(self, normed: bool) -> dict[str, str]:
         return file_names(self.resnet.nodes())
 
     def graph(self) -> Graph:
-        """The nodes, encoder to head."""
+        """Return the nodes, encoder to head."""
         nodes = list(self.resnet.nodes())
         for step in reversed(range(STEPS)):
             nodes += self._up(step)

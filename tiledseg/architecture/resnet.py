@@ -22,7 +22,7 @@ BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4,
 
 @dataclass(frozen=True)
 class ResNet:
-    """`encoder` names its blocks; `norm` as of the network, in groups of at most 8 channels.
+    """A ResNet. `encoder` names its blocks; `norm` as of the network, in groups of at most 8 channels.
 
     `stride`: of its deepest tensor, 32, or 8 where the strides of layer3 and layer4 become dilations (Yu et al., 2017).
     """
@@ -37,15 +37,15 @@ class ResNet:
         return 4 if self.encoder == "resnet50" else 1
 
     def channels(self, layer: int) -> int:
-        """Of the output of `layer` 1 to 4; 0 is the stem."""
+        """Return the channels of `layer` 1 to 4; 0 is the stem."""
         return self.base_channels * (1 if layer == 0 else self.expansion << (layer - 1))
 
     def output(self, layer: int) -> str:
-        """The node that makes the output of `layer`; 0 is the stem, before its pooling."""
+        """Return the name of the last node of `layer`; 0 is the stem, before its pooling."""
         return "relu" if layer == 0 else f"layer{layer}.{BLOCKS[self.encoder][layer - 1] - 1}.relu"
 
     def nodes(self) -> Iterator[Node]:
-        """From the network's input to the output of layer4."""
+        """Yield the nodes from the network's input to the output of layer4."""
         yield Node("conv1", Convolution(self.base_channels, 7, 2, 3, bias=self.has_bias), (INPUT,))
         yield self.normed("bn1", self.base_channels)
         yield Node("relu", Activation(0.0))
@@ -62,21 +62,21 @@ class ResNet:
 
     @property
     def has_bias(self) -> bool:
-        """A norm brings its own shift."""
+        """True without a norm, which has its own shift."""
         return self.norm == "none"
 
     def normed(self, name: str, channels: int) -> Node:
         return Node(name, Norm(self.norm, groups=min(8, channels)))
 
     def _steps(self, layer: int) -> tuple[int, int]:
-        """Stride and dilation of a layer."""
+        """Return stride and dilation of a layer."""
         if self.stride == 8 and layer > 2:
             return 1, 1 << (layer - 2)
         return (1 if layer == 1 else 2), 1
 
-    def _block(self, name: str, source: str, channels: int, wanted: int, stride: int, dilation: int) -> Iterator[Node]:
-        narrow = wanted // self.expansion
-        kernels = [(1, narrow), (3, narrow), (1, wanted)] if self.expansion > 1 else [(3, narrow), (3, wanted)]
+    def _block(self, name: str, source: str, channels: int, made: int, stride: int, dilation: int) -> Iterator[Node]:
+        narrow = made // self.expansion
+        kernels = [(1, narrow), (3, narrow), (1, made)] if self.expansion > 1 else [(3, narrow), (3, made)]
         strided = 1 if self.expansion > 1 else 0  # the convolution that has the stride
         for i, (kernel, width) in enumerate(kernels):
             step, reach = stride if i == strided else 1, dilation if kernel == 3 else 1
@@ -86,14 +86,14 @@ class ResNet:
             if i + 1 < len(kernels):
                 yield Node(f"{name}.relu{i + 1}", Activation(0.0))
         body = shortcut = f"{name}.bn{len(kernels)}"
-        if stride > 1 or channels != wanted:
-            yield Node(f"{name}.downsample.0", Convolution(wanted, 1, stride, bias=self.has_bias), (source,))
-            yield self.normed(f"{name}.downsample.1", wanted)
+        if stride > 1 or channels != made:
+            yield Node(f"{name}.downsample.0", Convolution(made, 1, stride, bias=self.has_bias), (source,))
+            yield self.normed(f"{name}.downsample.1", made)
             shortcut = f"{name}.downsample.1"
         yield Node(f"{name}.add", Add(), (body, shortcut if shortcut != body else source))
         yield Node(f"{name}.relu", Activation(0.0))
 
 
 def file_names(nodes: Iterator[Node]) -> dict[str, str]:
-    """Nodes with weights are called as torchvision's modules."""
+    """Return the names of nodes with weights, which are those of torchvision's modules."""
     return {node.name: node.name for node in nodes if node.layer.parameters(1)}

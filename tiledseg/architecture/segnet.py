@@ -29,7 +29,8 @@ WIDEST = 8  # times the first level's channels
 
 @dataclass(frozen=True)
 class SegNet:
-    """`levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their mirror."""
+    """The options of a SegNet: `levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their
+    mirror."""
 
     levels: int = 5
     base_channels: int = 64
@@ -54,7 +55,7 @@ class SegNet:
         return self.base_channels * min(WIDEST, 1 << level)
 
     def graph(self) -> Graph:
-        """The nodes, encoder to head."""
+        """Return the nodes, encoder to head."""
         nodes: list[Node] = []
         for level in range(self.levels):
             nodes += self._units(f"encoder{level}", [self.channels(level)] * CONVOLUTIONS[level])
@@ -68,16 +69,17 @@ class SegNet:
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """VGG-16's modules are numbered: a convolution, its norm where the file has norms, an activation; a pooling."""
-        found, number = {}, 0
+        """Return VGG-16's names, which are numbers: a convolution, its norm where the file has norms, an activation; a
+        pooling."""
+        names, number = {}, 0
         for level in range(self.levels):
             for i in range(CONVOLUTIONS[level]):
-                found[f"encoder{level}.conv{i}"] = f"features.{number}"
+                names[f"encoder{level}.conv{i}"] = f"features.{number}"
                 if self.norm == "batch" and normed:
-                    found[f"encoder{level}.norm{i}"] = f"features.{number + 1}"
+                    names[f"encoder{level}.norm{i}"] = f"features.{number + 1}"
                 number += 3 if normed else 2
             number += 1
-        return found
+        return names
 
     def _units(self, prefix: str, widths: list[int]) -> list[Node]:
         return [

@@ -54,7 +54,7 @@ class UNet:
         return self.base_channels << level
 
     def graph(self) -> Graph:
-        """The nodes, encoder to head. Where a level goes down, a mark keeps what its way up concatenates."""
+        """Return the nodes, encoder to head. A mark keeps each level's output for the way up."""
         bottom = self.levels - 1
         nodes: list[Node] = []
         for level in range(bottom):
@@ -88,7 +88,7 @@ class UNet:
         return Upsample(self.upsampling)
 
     def _crop(self, level: int) -> int:
-        """What the levels below take off, in pixels of `level`, a side: 0 where convolutions are padded."""
+        """Return the pixels of `level` a side that the levels below take off: 0 where convolutions are padded."""
         if self.padding == "same":
             return 0
         lost = 0

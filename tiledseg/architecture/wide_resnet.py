@@ -21,7 +21,7 @@ from tiledseg.geometry.layers.resampling import MaxPool
 
 
 class Module(NamedTuple):
-    """`blocks` of convolutions with so many times the base channels; the first one has the stride."""
+    """A module: `blocks` of convolutions with so many times the base channels; the first one has the stride."""
 
     blocks: int
     widths: tuple[int, ...]
@@ -43,7 +43,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class WideResNet:
-    """`base_channels`: of the first convolution, 64 in the published one."""
+    """A wide ResNet-38. `base_channels`: of the first convolution, 64 in the published one."""
 
     base_channels: int
     norm: str
@@ -52,11 +52,11 @@ class WideResNet:
         return self.base_channels * (MODULES[module].widths[-1] if module > 1 else 1)
 
     def output(self, module: int) -> str:
-        """The node that makes the output of `module`, 1 to 7."""
+        """Return the name of the last node of `module`, 1 to 7."""
         return "mod1.conv1" if module == 1 else f"mod{module}.block{MODULES[module].blocks}.add"
 
     def nodes(self) -> Iterator[Node]:
-        """From the network's input to the output of module 7."""
+        """Yield the nodes from the network's input to the output of module 7."""
         yield Node("mod1.conv1", self._convolution(1, 3), (INPUT,))
         before = 1
         for number, module in MODULES.items():
