@@ -1,4 +1,4 @@
-"""What a Python program calls (`docs/api.md`): the code of the commands; what they print as errors is raised."""
+"""Functions for Python programs (`docs/api.md`): the code of the commands, whose errors are raised."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def enter() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command that `argv` begins with; 2 where there is none of that name."""
+    """Run the command that `argv` begins with, and return its exit code; 2 for an unknown command."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         return importlib.import_module(f"tiledseg.{words[0]}").main(words[1:])
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_command(words: Sequence[str]) -> None:
-    """Answers --help and --version. Raises ConfigError for all else."""
+    """Answer --help and --version. Raise ConfigError for all else."""
     import argparse
 
     from tiledseg.commands.parser import Parser

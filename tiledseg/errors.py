@@ -1,4 +1,4 @@
-"""What can go wrong, in words a user can act on.
+"""Errors, in words that a user can act on.
 
 A message is one line: what is wrong, both values, what to do. `InputError` and its children mean bad input (exit 2);
 anything else is a failure of the run (exit 1). Either is one line; a traceback is shown on request. Each class is also
@@ -78,5 +78,5 @@ def install(extra: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of a library's message; the error's class where it says nothing."""
+    """Return the first line of a library's message; the error's class where it is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
 """One all-reduce of gradients a step, started while the backward pass still runs.
 
-Gradients are gathered in a few flat buckets, in the order in which backward makes them (last layer first), so that a
-bucket is summed over the ranks while the layers before it are still being differentiated.
+Gradients are gathered in a few flat buckets, in the order of the backward pass (last layer first). A bucket is summed
+over the ranks while the layers before it are still being differentiated.
 
 The sums over tiles and ranks are taken in float64 (`wide`) unless told otherwise: their order, which the number of
 ranks decides, then changes the 16th digit, and the float32 gradient rounded from it is the same but for one element in
@@ -79,14 +79,15 @@ class GradientReducer:
         self._last = set()
 
     def use(self, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums by itself, in
-        its own dtype, and to nothing else. Make it right before it is used: autograd then hands its gradient over soon.
+        """Return the parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums by
+        itself, in its own dtype, and to nothing else. Make it right before it is used: autograd then hands its gradient
+        over soon.
         """
         used: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
         return used
 
     def overlap(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """The next gradient of each of `parameters` (None: all) is its last of the step: start sums of full buckets."""
+        """Start sums of full buckets: the next gradient of each of `parameters` (None: all) is its last of the step."""
         self._last.update(self._parameters if parameters is None else parameters)
 
     def finish(self) -> None:
@@ -98,7 +99,7 @@ class GradientReducer:
         self._last = set()
 
     def total(self) -> torch.Tensor:
-        """The sum of all numbers of the gradient, a float64 on its device: not finite where one of them is not."""
+        """Return the sum of all numbers of the gradient, a float64 on its device: finite only where all are."""
         sums = [flat.sum(dtype=torch.float64) for flat in self.buckets]
         return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.float64)
 
@@ -147,7 +148,7 @@ class _Use(torch.autograd.Function):
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
-    """Sums over ranks, in float64, of each parameter's gradient, in its place; None stays where no rank has one.
+    """Sum each parameter's gradient over ranks, in float64, in its place; None stays where no rank has one.
 
     For a loop that has its gradients in `.grad`, as torch left them: a `GradientReducer` would take them away on their
     way there. Collective.

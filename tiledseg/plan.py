@@ -26,7 +26,7 @@ from tiledseg.units.widths import ACTIVATION_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plan and returns the exit code: 0, or 2 for bad input."""
+    """Print the plan and return the exit code: 0, or 2 for bad input."""
     return run(lambda: _main(argv))
 
 

@@ -161,15 +161,15 @@ def _error(machine: Machine, seconds: dict[Case, float]) -> float:
 
 
 def predicted(machine: Machine, case: Case) -> float:
-    """Seconds of a step of the case by the cost model, where a free core reads."""
+    """Predict the seconds of a step of the case by the cost model, where a free core reads."""
     prices = Prices(_graph(case), _BANDS, ACTIVATION_BYTES[case.precision], machine)
     tile = prices.tile((case.side, case.side), case.side**2)
     return prices.step(tile, 1, tile.backward).seconds
 
 
 def _trained(mesh: Mesh, case: Case) -> float:
-    """Seconds of the quickest step of a training, without waiting for data, in the mean over the ranks, which train at
-    the same time. Collective."""
+    """Return the seconds of the quickest step of a training, without waiting for data: the mean over the ranks, which
+    train at the same time. Collective."""
     alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator(), transport="serial", watch=None)
     mesh.communicator.barrier()
     with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +228,7 @@ def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
 
 
 def _reading() -> float:
-    """Seconds a value of a raster of bytes, most likely from the page cache."""
+    """Return the seconds of reading a value of a raster of bytes, most likely from the page cache."""
     side = 1024
     with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), side)[0]) as file:
         return least(torch.device("cpu"), file.read) / (_BANDS * side**2)

@@ -118,11 +118,11 @@ def _flags(path: str, values: Any, known: Mapping[str, list[str]], options: Mapp
     if auto:
         yield f"--parallel={AUTO}"
     parallel = values.get("parallel")
-    found = parallel.get("auto") if isinstance(parallel, Mapping) else None
-    found = found if isinstance(found, list) else ()
+    searched = parallel.get("auto") if isinstance(parallel, Mapping) else None
+    searched = searched if isinstance(searched, list) else ()  # keys that the run of this record has left open
     for name, value in values.items():
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
-            if option not in found or each not in (AUTO, KEYS[option].default):  # left open by the run of this record
+            if option not in searched or each not in (AUTO, KEYS[option].default):
                 yield _flag(path, option, each, options[option])
 
 

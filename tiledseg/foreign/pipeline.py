@@ -211,7 +211,7 @@ class _StagedForeign:
     x_BCHW: torch.Tensor
     keys: Sequence[DropoutKey]
     target: torch.Tensor | None = None
-    wanted: Loss | None = None
+    criterion: Loss | None = None
     lost: float | torch.Tensor = 0.0
 
     @property
@@ -226,11 +226,11 @@ class _StagedForeign:
         self.pipeline.network.run_nodes(tensors, first, stop)
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        assert self.wanted is not None, "a pass without gradients takes no loss"
+        assert self.criterion is not None, "a pass without gradients takes no loss"
         assert self.target is not None, "and none without a target"
-        found = self.wanted(self.pipeline.network.returned(outputs_BKHW), self.target.to(self.pipeline.mesh.device))
-        self.lost = found.detach().double()
-        return found
+        loss = self.criterion(self.pipeline.network.returned(outputs_BKHW), self.target.to(self.pipeline.mesh.device))
+        self.lost = loss.detach().double()
+        return loss
 
 
 def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:

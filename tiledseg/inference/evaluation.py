@@ -96,21 +96,21 @@ def shown_classes(
 ) -> tuple[ClassRecord, ...]:
     """Return a record for each of `count` classes.
 
-    Where `label_map` gives a class no name, or no colour, of its own, it has those of the labels' file (names in the
-    tags CLASS_0, CLASS_1, ..., colours in the colour table), then those of the prediction's.
+    A class without a name or a colour in `label_map` has those of the labels' file, or else of the prediction's: names
+    in the tags CLASS_0, CLASS_1, ..., colours in the colour table.
     """
-    given = label_map or LabelMap.from_config(max(count, 2))
-    by_raw = dict(given.resolve(labels).pairs)
+    legend = label_map or LabelMap.from_config(max(count, 2))
+    by_raw = dict(legend.resolve(labels).pairs)
     in_files = (_in_file(labels, by_raw), _in_file(prediction, {k: k for k in range(count)}))
-    found = []
-    for number, (record, default) in enumerate(zip(given.classes[:count], default_classes(count), strict=True)):
+    records = []
+    for number, (record, default) in enumerate(zip(legend.classes[:count], default_classes(count), strict=True)):
         for names, colours in in_files:
             if record.name == default.name:
                 record = record._replace(name=names.get(number, record.name))
             if record.colour == default.colour:
                 record = record._replace(colour=colours.get(number, record.colour))
-        found.append(record)
-    return tuple(found)
+        records.append(record)
+    return tuple(records)
 
 
 def check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:

@@ -97,17 +97,17 @@ def module_mapper(
     2 to 255 classes, of `classes` where that is given.
     """
     network = module if isinstance(module, GraphNetwork) else trace(copy.deepcopy(module).eval(), bands)
-    found = tensor_channels(network.graph, bands)[network.graph.results[0]]
+    channels = tensor_channels(network.graph, bands)[network.graph.results[0]]
     name = type(module).__name__
-    if classes is not None and classes != found:
-        raise ConfigError(f"{name} gives {found} channels for {classes} classes; give the number that it has")
-    if not 2 <= found <= MOST_CLASSES:
+    if classes is not None and classes != channels:
+        raise ConfigError(f"{name} gives {channels} channels for {classes} classes; give the number that it has")
+    if not 2 <= channels <= MOST_CLASSES:
         raise ConfigError(
-            f"{name} gives {found} channels, but a class map has 2 to {MOST_CLASSES} classes; let each have a channel"
+            f"{name} gives {channels} channels, but a class map has 2 to {MOST_CLASSES} classes; give each a channel"
         )
-    value = TracedNetwork(network.graph, bands, found, name)
-    taken = None if numbers is None else list(numbers)
-    return Mapper(lambda: value, lambda _: copy.deepcopy(network).eval(), taken, normalization=normalization)
+    value = TracedNetwork(network.graph, bands, channels, name)
+    chosen = None if numbers is None else list(numbers)
+    return Mapper(lambda: value, lambda _: copy.deepcopy(network).eval(), chosen, normalization=normalization)
 
 
 def weights_mapper(
@@ -130,18 +130,18 @@ def weights_mapper(
         held[:] = [build(None)]
         return network.traced(held[0].graph)
 
-    taken = None if numbers is None else list(numbers)
-    return Mapper(known, build, taken, normalization=normalization, files=(path,))
+    chosen = None if numbers is None else list(numbers)
+    return Mapper(known, build, chosen, normalization=normalization, files=(path,))
 
 
 def fill(module: nn.Module, path: str) -> None:
     """Copy the weights of a file into a module. Raises CheckpointError for a file of another network."""
     own = module.state_dict()
-    found = strip_prefixes(read_state_dict(path), own)
-    missing, unexpected = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
-    for name in (name for name in own if name in found):
-        check_kind(path, name, found[name], own[name])
-    shapes = [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
+    state = strip_prefixes(read_state_dict(path), own)
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    for name in (name for name in own if name in state):
+        check_kind(path, name, state[name], own[name])
+    shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
     faults = [
         f"{what} {', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
         for what, names in (("it lacks", missing), ("it has besides", unexpected), ("other shapes have", shapes))
@@ -149,6 +149,6 @@ def fill(module: nn.Module, path: str) -> None:
     ]
     if faults:
         raise CheckpointError(f"{path} is of another network: {'; '.join(faults)}; give the file of this one")
-    module.load_state_dict(found)
+    module.load_state_dict(state)
     for name, weight in module.named_parameters():
         check_finite(path, name, weight)

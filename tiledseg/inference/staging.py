@@ -47,9 +47,9 @@ class Stage:
 
 @contextmanager
 def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
-    """The requests, with files in a new folder for their outputs on servers. Collective.
+    """Yield the requests, with files in a new folder for their outputs on servers. Collective.
 
-    Raises OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
+    Raise OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
     """
     made: list[str] = []
     try:
@@ -60,11 +60,11 @@ def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
 
 
 def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
-    found = [(key, url) for request in requests for key, url in _outputs(request) if is_remote(url)]
-    if not found:
+    remote = [(key, url) for request in requests for key, url in _outputs(request) if is_remote(url)]
+    if not remote:
         return Stage(requests)
     images = {gdal_path(request.image) for request in requests}
-    names = {url: _checked(f"--{key}", url, images) for key, url in found}
+    names = {url: _checked(f"--{key}", url, images) for key, url in remote}
     with doing("asking the server whether maps may be written"):
         for name in {os.path.dirname(name.url): name for name in names.values()}.values():
             tick()
@@ -80,7 +80,7 @@ def _outputs(request: Request) -> list[tuple[str, str]]:
 
 
 def _checked(key: str, url: str, images: set[str]) -> RemoteName:
-    """The name of an output. Raises OutputError for one that no server takes, or an image that is read."""
+    """Return the name of an output. Raise OutputError for one that no server takes, or an image that is read."""
     name = parse_s3(url) or parse_http(url)
     if name is None:
         raise OutputError(f"{key} is {url}, where nothing can be written; give a file, s3:// or https:// with a name")
@@ -100,24 +100,24 @@ def _check_writable(name: RemoteName) -> None:
 
 
 def _check_polygons(names: Sequence[RemoteName]) -> None:
-    """A GeoPackage may hold other layers, which would be lost: one that is there is not replaced."""
+    """Raise OutputError for a GeoPackage that is there: it may hold other layers, which would be lost."""
     for name in names:
         if is_there(name):
             raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
 
 
 def _local(request: Request, names: dict[str, RemoteName], folder: str) -> dict[str, Any]:
-    """The outputs that go up, by their files in the folder, whose own folders are made."""
-    found = {}
+    """Return the local files of the outputs on servers, in folders that are made here."""
+    files = {}
     for key, url in _outputs(request):
         if url in names:
-            found[key] = os.path.join(folder, *names[url].parts)
-            os.makedirs(os.path.dirname(found[key]), exist_ok=True)
-    return found
+            files[key] = os.path.join(folder, *names[url].parts)
+            os.makedirs(os.path.dirname(files[key]), exist_ok=True)
+    return files
 
 
 def upload(stage: Stage) -> tuple[str, ...]:
-    """Put what lies in the folder onto its servers, on one rank, after a map has its name there; what is to be said.
+    """Put what lies in the folder onto its servers, on one rank, after a map has its name there. Return warnings.
 
     Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
     files. Raises WriteError where the server refuses; what has not gone up stays in the folder.

@@ -26,10 +26,10 @@ class Length(NamedTuple):
 
 def parse_length(text: str) -> Length | None:
     """Parse a number that is not negative with its unit; pixels are whole. Return None for other text."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(m|px)\s*", text)
-    if found is None or (found[2] == "px" and "." in found[1]):
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(m|px)\s*", text)
+    if match is None or (match[2] == "px" and "." in match[1]):
         return None
-    return Length(float(found[1]), found[2] == "m")
+    return Length(float(match[1]), match[2] == "m")
 
 
 def blocks_of(size: int, side: float) -> int:

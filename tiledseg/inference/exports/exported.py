@@ -74,8 +74,9 @@ class TileAdvice:
 
 
 def advise(trained: Trained, side: int | None) -> TileAdvice:
-    """Raise ConfigError for a side that has no right pixel or is no multiple of the alignment, and for a network that
-    is another one on tiles, GeometryError or ConfigError for one whose output has not the size of its input."""
+    """Return advice for tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without a right pixel,
+    or no multiple of the alignment, and for a network that computes other pixels on tiles. Raise GeometryError or
+    ConfigError where the output has not the size of the input."""
     _check_tiles(trained.network.graph)
     footprint: Footprint = network_footprint(trained.network.graph)
     if footprint.mirror:
@@ -145,8 +146,8 @@ def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     """Return the output of a .pt2 file."""
     loaded = torch.export.load(io.BytesIO(part.read_bytes()))
     with torch.inference_mode():
-        found: torch.Tensor = loaded.module()(x_BCHW)
-    return found
+        output: torch.Tensor = loaded.module()(x_BCHW)
+    return output
 
 
 def write_onnx(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
@@ -170,8 +171,8 @@ def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
-    (taken,) = session.get_inputs()
-    return torch.from_numpy(session.run(None, {taken.name: x_BCHW.numpy()})[0])
+    (pixels,) = session.get_inputs()
+    return torch.from_numpy(session.run(None, {pixels.name: x_BCHW.numpy()})[0])
 
 
 def check_same(trained: Trained, path: str, found_BKHW: torch.Tensor, x_BCHW: torch.Tensor, tolerance: float) -> None:
