@@ -18,8 +18,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.models.places import tile_places
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader

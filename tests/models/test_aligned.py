@@ -13,7 +13,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.models.layers.aligned import AlignedUpsampleModule
-from tiledseg.models.places import tile_places
+from tiledseg.models.layers.block import tile_places
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

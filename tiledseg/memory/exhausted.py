@@ -18,7 +18,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Whether memory had run out: that of the host, or a GPU's."""
+    """Return True if memory had run out: that of the host, or a GPU's."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, MemoryLimitError):
@@ -30,25 +30,24 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
-    """The one line. `held`: bytes that autograd alone held in memory, under a budget of `budget`."""
+    """Return the error in one line, with a budget under which the step fits. `held`: bytes that autograd alone held in
+    memory, under a budget of `budget`."""
     lacking = max(0, (_asked(str(error)) or 0) - (_free(error) or 0))
+    most = min(held, budget)
+    remedy = "nothing more can leave; use smaller tiles, a smaller batch or a smaller network"
+    if most:
+        remedy = f"give a budget of {max(0, most - max(lacking, most // 8))} bytes at most, or use smaller tiles"
     return MemoryLimitError(
-        f"{what_was_asked(error)}; autograd alone held {held} of a budget of {budget} bytes: "
-        f"{_remedy(min(held, budget), lacking)} ({first_line(error)})"
+        f"{what_was_asked(error)}; autograd alone held {held} of a budget of {budget} bytes: {remedy} "
+        f"({first_line(error)})"
     )
 
 
 def what_was_asked(error: BaseException) -> str:
-    """And what there was."""
-    asked, free = _asked(str(error)), _free(error)
-    wanted = "memory has run out" if asked is None else f"{asked} bytes of memory were asked for"
-    return wanted if free is None else f"{wanted}, {free} were free"
-
-
-def _remedy(held: int, lacking: int) -> str:
-    if held == 0:
-        return "nothing more can leave; use smaller tiles, a smaller batch or a smaller network"
-    return f"give a budget of {max(0, held - max(lacking, held // 8))} bytes at most, or use smaller tiles"
+    """Return the words for the bytes that were asked for, and those that were free."""
+    size, free = _asked(str(error)), _free(error)
+    words = "memory has run out" if size is None else f"{size} bytes of memory were asked for"
+    return words if free is None else f"{words}, {free} were free"
 
 
 def _asked(words: str) -> int | None:
@@ -59,7 +58,7 @@ def _asked(words: str) -> int | None:
 
 
 def _free(error: BaseException) -> int | None:
-    """Of the memory that has run out: a GPU's, where torch says so, with what its allocator has in store."""
+    """Return the free bytes of the memory that has run out: a GPU's with its allocator's store, where torch says so."""
     on_gpu = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _GPU_WORDS)
     if not on_gpu or not torch.cuda.is_available():
         return free_bytes()
@@ -68,7 +67,7 @@ def _free(error: BaseException) -> int | None:
 
 
 def free_bytes() -> int | None:
-    """What this process may still take of the host's memory; None where the system does not say."""
+    """Return the bytes that this process may still take of the host's memory; None where the system does not say."""
     try:
         words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(words["MemAvailable"].split()[0]) << 10

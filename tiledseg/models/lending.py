@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Lending:
-    """Where the modules of a network's nodes, in their order, keep the parameters that are trained."""
+    """The places in the modules of a network's nodes, in their order, of the parameters that are trained."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._nodes = [
@@ -20,7 +20,7 @@ class Lending:
 
     @contextmanager
     def lend(self, first: int, stop: int, made: Callable[[nn.Parameter], torch.Tensor]) -> Iterator[None]:
-        """Meanwhile nodes `first` to `stop` (half-open) find what is `made` of a parameter of theirs in its place."""
+        """Put what is `made` of each parameter of nodes `first` to `stop` (half-open) into its place for a while."""
         places = [place for node in self._nodes[first:stop] for place in node]
         kept = [part._parameters[name] for part, name in places]
         try:

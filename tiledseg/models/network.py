@@ -17,7 +17,7 @@ from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
-from tiledseg.models.places import Places
+from tiledseg.models.layers.block import Places
 
 if TYPE_CHECKING:
     from tiledseg.memory.saved import Hooks
@@ -88,8 +88,8 @@ class GraphNetwork(nn.Module):
         self.register_load_state_dict_post_hook(_forget_unnamed)
 
     def train(self, mode: bool = True) -> GraphNetwork:
-        """As of any module; norms whose statistics stand still are evaluated all the same. Raises ConfigError for a
-        network that only maps."""
+        """Set the mode, as of any module; norms whose statistics stand still are evaluated all the same. Raises
+        ConfigError for a network that only maps."""
         if mode and self.untrained:
             raise ConfigError(
                 f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
@@ -103,13 +103,13 @@ class GraphNetwork(nn.Module):
         return self
 
     def hold_statistics(self) -> GraphNetwork:
-        """The network, whose running statistics are constants from now on, in training too."""
+        """Make running statistics constants from now on, in training too; return the network."""
         self.graph = self.graph.with_still_statistics()
         return self.train(self.training)
 
     def follow(self, policy: MemoryPolicy, offload: Hooks | None = None) -> GraphNetwork:
-        """The network, of which from now on is kept for the backward pass what `policy` says, in all modes and stages;
-        results stay the same to the last bit. `offload`: what keeps tensors that the policy wants moved.
+        """Keep from now on for the backward pass what `policy` says, in all modes and stages; return the network.
+        Results stay the same to the last bit. `offload`: what keeps tensors that the policy wants moved.
 
         Raises ConfigError where it does not fit the graph.
         """
@@ -121,7 +121,7 @@ class GraphNetwork(nn.Module):
 
     @property
     def memory(self) -> MemoryPolicy:
-        """What is kept for the backward pass."""
+        """The policy of what is kept for the backward pass."""
         return self.graph.memory or keep_all(self.graph)
 
     def by_policy(self, graph: Graph, compute: Compute, policy: MemoryPolicy | None = None) -> Compute:
@@ -134,8 +134,8 @@ class GraphNetwork(nn.Module):
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of somebody's
-        module by its names."""
+        """Yield the parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of
+        somebody's module by its names."""
         nodes = {f"layers.{node.name.replace('.', '-')}": node.name for node in self.graph.nodes}
         for name, parameter in self.named_parameters():
             parts = name.split(".", 2)
@@ -143,7 +143,7 @@ class GraphNetwork(nn.Module):
             yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
     def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> Any:
-        """The outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`.
+        """Return the outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`.
 
         Raises ConfigError where a traced module has changed since, or does otherwise at such a size."""
         self.check_origin()
@@ -163,7 +163,7 @@ class GraphNetwork(nn.Module):
             self.origin.check()
 
     def returned(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """The graph's outputs as the module returns them, in its list or dict; else the one there is, or a tuple.
+        """Return the graph's outputs as the module does, in its list or dict; else the one there is, or a tuple.
 
         A backward pass through them raises ConfigError where the module's gradients are its own."""
         if self.own_gradients and torch.is_grad_enabled():
@@ -173,8 +173,8 @@ class GraphNetwork(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int, places: Places = NOWHERE) -> None:
-        """See `run_nodes`, each node by its module. `places`: of a tile, as `models.places.tile_places` gives them;
-        what has none takes what it is given for the whole image."""
+        """Run nodes as the function `run_nodes`, each by its module. `places`: of a tile, as `tile_places` gives them;
+        a node that has none takes its input for the whole image."""
         modules: list[Any] = list(self.layers.values())
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -213,7 +213,7 @@ class OutputPlace:
 
 
 def filled(form: Any, outputs: Sequence[torch.Tensor]) -> Any:
-    """Lists, tuples and dicts with the outputs in their places."""
+    """Return lists, tuples and dicts with the outputs in their places."""
     match form:
         case OutputPlace(index):
             return outputs[index]
@@ -238,7 +238,7 @@ def _forget_unnamed(network: nn.Module, keys: Any) -> None:
 
 
 def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNetwork:
-    """The modules of a graph for an input of `bands` channels.
+    """Build the modules of a graph for an input of `bands` channels.
 
     `seed`: all weights are drawn from it alone (He's for leaky ReLU), so every rank draws the same.
     """
@@ -254,7 +254,7 @@ def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNet
 
 
 def build_modules(network: Network, seed: int | None = None) -> GraphNetwork:
-    """The modules of a network's graph: see `build_network`."""
+    """Build the modules of a network's graph: see `build_network`."""
     return build_network(network.graph(), network.bands, seed)
 
 

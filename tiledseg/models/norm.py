@@ -87,7 +87,7 @@ def normed(
     ranks: Ranks | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """What `norm` makes of a tensor, or of a rank's block of it: `owned` pixels are measured, all are normed.
+    """Normalise a tensor, or a rank's block of it, by `norm`: `owned` pixels are measured, all are normed.
 
     Collective over `ranks`, where given, backward too. Running statistics move as torch's. `dtype`: of the result (the
     tensor's unless given).
@@ -100,13 +100,13 @@ def normed(
 
 
 def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
-    """Which values of a tensor, or of a block of one, have one mean and variance."""
+    """Return the sets of values of a tensor, or of a block of one, that have one mean and variance."""
     batch, channels = x_BCHW.shape[:2]
     return MomentSets(batch, channels, _groups(norm, channels))
 
 
 def track(norm: StatisticsNorm, found: Statistics) -> None:
-    """Moves the running statistics of a norm that has some and learns."""
+    """Move the running statistics of a norm that has some and learns."""
     if isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats:
         _track(norm, found)
 
@@ -114,7 +114,7 @@ def track(norm: StatisticsNorm, found: Statistics) -> None:
 def normed_together(
     norm: nn.BatchNorm2d, blocks: Sequence[tuple[torch.Tensor, Slices | None]], ranks: Ranks, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """What a batch norm makes of several tensors or blocks, whose owned pixels on all ranks have one mean and variance.
+    """Normalise several tensors or blocks by a batch norm; their owned pixels on all ranks have one mean and variance.
 
     Collective over `ranks`, forward and backward. A rank without a tensor measures none, and tracks the same running
     statistics; backward it has to call `no_gradients` in its place.
@@ -130,17 +130,17 @@ def normed_together(
 
 
 def no_gradients(norm: nn.BatchNorm2d, ranks: Ranks, device: torch.device) -> None:
-    """The backward pass of `normed_together` on a rank that had no tensor."""
+    """Run the backward pass of `normed_together` on a rank that had no tensor."""
     ranks.all_reduce_sum(torch.zeros(2, norm.num_features, dtype=torch.float64, device=device)).wait()
 
 
 def takes_statistics(norm: nn.BatchNorm2d) -> bool:
-    """Whether a batch norm measures its input now."""
+    """Return True if a batch norm measures its input now."""
     return norm.training or norm.running_mean is None
 
 
 def _groups(norm: StatisticsNorm, channels: int) -> int | None:
-    """Groups of channels in a sample that have statistics of their own; None where samples share them."""
+    """Count the groups of channels in a sample that have statistics of their own; None where samples share them."""
     if isinstance(norm, nn.BatchNorm2d):
         return None
     return norm.num_groups if isinstance(norm, nn.GroupNorm) else channels
@@ -152,7 +152,7 @@ def _is_own(x: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _track(norm: nn.BatchNorm2d, found: Statistics) -> None:
-    """Moves the running mean and the running variance, which is unbiased."""
+    """Move the running mean and the running variance, which is unbiased."""
     assert norm.running_mean is not None, "it tracks a mean"
     assert norm.running_var is not None, "it tracks a variance"
     if norm.num_batches_tracked is not None:

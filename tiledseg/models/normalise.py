@@ -51,11 +51,11 @@ class MomentSets:
     groups: int | None
 
     def gathered(self, v_BC: torch.Tensor) -> torch.Tensor:
-        """Values of samples and channels, a row for each set."""
+        """Return values of samples and channels, a row for each set."""
         return v_BC.T if self.groups is None else v_BC.reshape(self.batch * self.groups, -1)
 
     def spread(self, v_G: torch.Tensor) -> torch.Tensor:
-        """A value of each set, for all its samples and channels: shape (B, C)."""
+        """Return the value of each set for all its samples and channels: shape (B, C)."""
         if self.groups is None:
             return v_G.expand(self.batch, -1)
         each = self.channels // self.groups
@@ -64,7 +64,7 @@ class MomentSets:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of each set over all ranks, float64: mean, biased variance; and how many values it has, on any rank the same."""
+    """Mean and biased variance of each set over all ranks, float64, and the count of its values."""
 
     mean_G: torch.Tensor
     variance_G: torch.Tensor
@@ -73,7 +73,7 @@ class Statistics:
 
 @torch.no_grad()
 def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = None) -> Statistics:
-    """The statistics of the values of all ranks, of which `x_BCHW` are this one's; each has at least one pixel.
+    """Measure the values of all ranks, of which `x_BCHW` are this one's; each has at least one pixel.
 
     Collective over `ranks`, where given.
     """
@@ -85,7 +85,7 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
 def measure_together(
     tensors_BCHW: Sequence[torch.Tensor], channels: int, ranks: Ranks, device: torch.device
 ) -> Statistics:
-    """The statistics of each channel over all pixels of several tensors, of this rank and of all others. Collective.
+    """Measure each channel over all pixels of several tensors, of this rank and of all others. Collective.
 
     A rank may have none; one has a pixel.
     """
@@ -94,14 +94,14 @@ def measure_together(
 
 
 def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
-    """The statistics of `channels` sets of the parts of all ranks together. Collective; a rank may have none, one has a
+    """Merge the statistics of `channels` sets of the parts of all ranks. Collective; a rank may have none, one has a
     pixel."""
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
     return over_ranks(joined(parts) if parts else Statistics(*nothing), ranks)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of several parts together, merged in their order; one alone is it to the last bit."""
+    """Merge the statistics of several parts in their order; one alone stays as it is to the last bit."""
     means, variances, counts = ([getattr(part, name) for part in parts] for name in Statistics.__dataclass_fields__)
     return _joined(torch.stack(means), torch.stack(variances), torch.stack(counts))
 
@@ -114,7 +114,7 @@ def _own(x_BCHW: torch.Tensor, sharing: MomentSets) -> Statistics:
 
 
 def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
-    """The statistics of all ranks together, of which `own` are this one's. Collective."""
+    """Merge the statistics of all ranks, of which `own` are this one's. Collective."""
     return own if ranks.size == 1 else _in_slots(own, ranks)
 
 
@@ -129,7 +129,7 @@ def _in_slots(own: Statistics, ranks: Ranks) -> Statistics:
 
 
 def _joined(means: torch.Tensor, variances: torch.Tensor, counts: torch.Tensor) -> Statistics:
-    """Of parts along dim 0; one alone is it to the last bit."""
+    """Merge parts along dim 0; one alone stays as it is to the last bit."""
     if len(counts) == 1:
         return Statistics(means[0], variances[0], counts[0])
     return Statistics(*merge(counts, means, variances), counts.sum(0))
@@ -215,9 +215,9 @@ class _Normalised(torch.autograd.Function):
 def moment_slopes(
     sums: torch.Tensor, mean_G: torch.Tensor, deviation_G: torch.Tensor, count: torch.Tensor, sharing: MomentSets
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slope, level), each of shape (B, C): through the moments goes level + slope x to the gradient of each of the
-    values x that they were measured of. `sums`: what goes to mean and deviation, summed over all who share them;
-    `deviation_G`: one over it."""
+    """Return (slope, level), each of shape (B, C): through the moments goes level + slope x to the gradient of
+    each measured value x. `sums`: the gradients of mean and deviation, summed over all who share them; `deviation_G`:
+    one over it."""
     to_mean_G, to_deviation_G = sums / count
     slope_G = -to_deviation_G * deviation_G**3  # 2 / N of the variance's gradient
     slope_BC = sharing.spread(slope_G)
@@ -227,7 +227,7 @@ def moment_slopes(
 def moment_gradient(
     x_BCHW: torch.Tensor, sums: torch.Tensor, found: Statistics, eps: float, sharing: MomentSets
 ) -> torch.Tensor:
-    """What goes to the gradient of x through the moments `found`, of whose values it is some."""
+    """Return the share of the gradient of x that comes through the moments `found`, of whose values it is some."""
     deviation_G = (found.variance_G + eps).rsqrt()
     slopes = moment_slopes(sums, found.mean_G, deviation_G, found.count, sharing)
     slope, level = (_per_channel(v, x_BCHW) for v in slopes)
@@ -240,7 +240,7 @@ def _to_moments(
     weight_C: torch.Tensor | None,
     sharing: MomentSets,
 ) -> torch.Tensor:
-    """What goes to the mean and to the deviation of each set: shape (2, G)."""
+    """Return the gradients of the mean and of the deviation of each set: shape (2, G)."""
     shifts_BC, scales_BC = sums_BC
     by_deviation_BC = scales_BC if weight_C is None else scales_BC * weight_C
     return torch.stack([sharing.gathered(v_BC).sum(1) for v_BC in (-scale_BC * shifts_BC, by_deviation_BC)])
@@ -299,7 +299,7 @@ def _over(ranks: Ranks | None, sums: torch.Tensor) -> torch.Tensor:
 def _gradient_sums(
     g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, mean_BC: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums over pixels of g, and of g (x - mean), of each sample and channel; float64."""
+    """Sum over pixels g, and of g (x - mean), of each sample and channel; float64."""
     if x_BCHW.device.type != "cpu":
         centred_BCHW = at_least_single(x_BCHW) - _per_channel(mean_BC, x_BCHW)
         wide_BCHW = at_least_single(g_BCHW)
@@ -349,7 +349,7 @@ def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor
 
 
 def _per_channel(v_BC: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """As wide as what is computed with x, to be broadcast over pixels."""
+    """Return the values in the width of what is computed with x, to be broadcast over pixels."""
     return v_BC.to(_wide(x_BCHW)).reshape(*v_BC.shape, 1, 1)
 
 
@@ -363,8 +363,8 @@ def at_least_single(x: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """Copies in float64 of a few rows of each tensor at a time, which the next ones overwrite: hundreds of blocks, with
-    small results between them, would tear the heap apart."""
+    """Yield copies in float64 of a few rows of each tensor at a time, which the next ones overwrite: hundreds of
+    blocks, with small results between them, would tear the heap apart."""
     copies: list[torch.Tensor] = []
     for parts in _rows(*tensors_BCHW):
         if not copies or copies[0].shape != parts[0].shape:
@@ -374,7 +374,7 @@ def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
 
 
 def _rows(*tensors_BCHW: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """A few rows of each tensor at a time, as many as fit a cache."""
+    """Return a few rows of each tensor at a time, as many as fit a cache."""
     batch, channels, height, width = tensors_BCHW[0].shape
     rows = norm_rows(batch * channels, height, width)
     return zip(*(t.split(rows, dim=2) for t in tensors_BCHW), strict=True)

@@ -65,7 +65,7 @@ def _whole(size: int, factor: int) -> DimPlace:
 
 
 def _shares(dim: DimPlace, bins: int) -> torch.Tensor:
-    """What each owned position counts in each bin's mean: shape (bins, positions), float64."""
+    """Return the weight of each owned position in each bin's mean: shape (bins, positions), float64."""
     own, found = dim.owned, torch.zeros(bins, dim.owned.size, dtype=torch.float64)
     for index, part in enumerate(bins_of(dim.sizes[0], bins)):
         found[index, part.clip(own).relative_to(own.start).slice] = 1 / part.size
@@ -109,7 +109,7 @@ class _Means(torch.autograd.Function):
 
 
 def _row_sum(x_BCHW: torch.Tensor, share_H: torch.Tensor) -> torch.Tensor:
-    """The weighted sum over rows, of which only a run counts, all alike: shape (B, C, W), float64."""
+    """Return the weighted sum over rows, of which only a run counts, all alike: shape (B, C, W), float64."""
     counted = share_H.nonzero()[:, 0]
     if not len(counted):
         return x_BCHW.new_zeros(*x_BCHW.shape[:2], x_BCHW.shape[3], dtype=torch.float64)

@@ -14,7 +14,7 @@ Numbers = tuple[float, ...]
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host's tensor on the device, in one piece; on a CPU itself."""
+    """Return a host's tensor on the device, in one piece; on a CPU itself."""
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -30,7 +30,7 @@ def asked_back(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
+    """Return numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
     return _fixed(values, dtype, device)
 
 

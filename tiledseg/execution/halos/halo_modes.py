@@ -31,8 +31,8 @@ from tiledseg.geometry.sharing.block_exchange import context_exchange
 from tiledseg.geometry.sharing.blocks import exchange_block, layer_blocks
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
-from tiledseg.models.places import tile_places
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.sampling import DrawnTile, TileReference, deal

@@ -5,14 +5,17 @@ A torch module has a twin for that in `spatial/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.receptive_field import ContextPart, parts
 from tiledseg.models.normalise import Slices
 
 
@@ -41,31 +44,55 @@ class BlockPlace:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank has the whole tensor: any layer is then its undivided self."""
+        """True if this rank has the whole tensor: any layer is then its undivided self."""
         return self.row.whole and self.col.whole
 
     def own_padding(self, padding: tuple[int, int]) -> tuple[int, int]:
-        """The layer's padding along dims that are not cut; along the others it is in what the layer reads."""
+        """Return the layer's padding along dims that are not cut; along the others the layer reads it."""
         return padding[0] if self.row.whole else 0, padding[1] if self.col.whole else 0
 
     def owned(self, x_BCHW: torch.Tensor) -> Slices | None:
-        """The rank's own pixels of what it reads; None where that is all."""
+        """Return the place of the rank's own pixels in what it reads; None where that is all."""
         row, col = (at.owned.relative_to(at.read.start) for at in (self.row, self.col))
         if (row.size, col.size) == tuple(x_BCHW.shape[2:]):
             return None
         return slice(None), slice(None), row.slice, col.slice
 
     def crop_given(self, y_BCHW: torch.Tensor, factor: int | tuple[int, int] = 1) -> torch.Tensor:
-        """The wanted output from all that is made of what is read, `factor` times as large (rows, cols)."""
+        """Crop `given` from all that is made of what is read, `factor` times as large (rows, cols)."""
         factors = (factor, factor) if isinstance(factor, int) else factor
         return self.crop(y_BCHW, (self.row.read.start * factors[0], self.col.read.start * factors[1]))
 
     def crop(self, y_BCHW: torch.Tensor, start: tuple[int, int]) -> torch.Tensor:
-        """The wanted output from a larger one whose first position is `start` (row, col)."""
+        """Crop `given` from a larger output whose first position is `start` (row, col)."""
         row, col = self.row.given.relative_to(start[0]), self.col.given.relative_to(start[1])
         if (row.size, col.size) == tuple(y_BCHW.shape[2:]):
             return y_BCHW
         return cropped(y_BCHW, row.slice, col.slice)
+
+
+Places = Mapping[int, BlockPlace]  # by the node's number
+
+
+def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
+    """Return for each node that asks for its place what it reads and gives on a tile of `context` of the image `whole`.
+
+    Raises GeometryError as `geometry.receptive_field.parts`.
+    """
+    asking = [k for k, layer in enumerate(graph.layers) if layer.asks_place]
+    if not asking:
+        return {}
+    rows = parts(graph, whole.row, context.row)
+    cols = parts(graph.along_columns, whole.col, context.col)
+    sources = [graph.sources[k][0] for k in asking]
+    return {
+        k: BlockPlace(_place(rows[source], rows[k + 1]), _place(cols[source], cols[k + 1]))
+        for k, source in zip(asking, sources, strict=True)
+    }
+
+
+def _place(source: ContextPart, made: ContextPart) -> DimPlace:
+    return DimPlace(source.at, made.at, source.at, (source.size, made.size), False)
 
 
 class BlockModule(nn.Module):
@@ -88,7 +115,8 @@ class BlockModule(nn.Module):
 
     @classmethod
     def speaks_for_blocks(cls) -> bool:
-        """Whether `on_block` is about this class's own `forward`: a subclass with another one may compute anything."""
+        """Return True if `on_block` belongs to this class's own `forward`: a subclass with another one may compute
+        anything."""
         provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
         return {"forward", "on_block"} <= vars(provider).keys()
 

@@ -84,5 +84,5 @@ def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
 
 
 def _beyond(read: Interval, dim: DimPlace) -> tuple[int, int]:
-    """How many of these positions lie before the tensor, and how many after it."""
+    """Count the positions that lie before the tensor, and after it."""
     return max(0, -read.start), max(0, read.stop - dim.sizes[0])

@@ -103,7 +103,7 @@ def by_torch(
     dilation: Pair,
     groups: int,
 ) -> torch.Tensor:
-    """As `functional.conv2d`, by the kernel that torch takes."""
+    """Convolve as `functional.conv2d` does, by the kernel that torch takes."""
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
 
@@ -112,7 +112,7 @@ _VECTOR = 16  # float32 values of the widest registers
 
 
 def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str) -> tuple[torch.Tensor, Pair]:
-    """What a convolution of single pixels reads of its input on a CPU, and its stride over that: 1.
+    """Return the pixels that a convolution of single pixels reads on a CPU, and its stride over them, 1.
 
     oneDNN's gradient of the weight of such a one with a stride, on channels last, writes beyond its memory where there
     are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride, unless
@@ -126,7 +126,7 @@ def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: P
 
 
 def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether oneDNN computes these as they are: it has no float64, and lower precision it gets from torch anyway.
+    """Return True if oneDNN computes these as they are: it has no float64, and torch hands it lower precision anyway.
 
     Never within torch.compile, which can neither ask for oneDNN nor trace its convolution: it chooses kernels itself.
     """
@@ -147,13 +147,13 @@ class ChosenConvolution(nn.Conv2d):
 
 
 class SteadyConvolution(ChosenConvolution):
-    """By the kernel that does not look at the tensor's size where there is one."""
+    """A convolution by the kernel that does not depend on the tensor's size, where there is one."""
 
     compute = staticmethod(convolve)
 
 
 class TorchConvolution(ChosenConvolution):
-    """By the kernel that torch takes: what somebody else's is taken for."""
+    """A convolution by the kernel that torch takes, for modules of others."""
 
     compute = staticmethod(by_torch)
 

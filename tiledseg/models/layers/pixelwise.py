@@ -66,7 +66,7 @@ class Weights(nn.Module):
             self._places.append((self, f"weight{index}"))
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the order in which they were given."""
+        """Return them in their order."""
         return [getattr(owner, name) for owner, name in self._places]
 
 
@@ -93,7 +93,7 @@ class OnePixel(BlockModule):
 
 
 def resolve(name: str) -> Any:
-    """The function of torch of this name. Raises AttributeError where there is none."""
+    """Return the function of torch of this name. Raises AttributeError where there is none."""
     if name.removeprefix("Tensor.") == "cumsum":
         return cumsum
     if name.startswith("Tensor."):
@@ -108,14 +108,14 @@ def resolve(name: str) -> Any:
 
 
 def cumsum(x: torch.Tensor, dim: int, **keywords: Any) -> torch.Tensor:
-    """As torch's, which refuses numbers on a GPU where deterministic algorithms are asked for."""
+    """Add up as torch's, which refuses numbers on a GPU where algorithms are to be deterministic."""
     if not (x.is_cuda and x.is_floating_point() and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim, **keywords)
     return torch.stack(list(accumulate(x.unbind(dim))), dim).to(keywords.get("dtype"))
 
 
 def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The tensor as the author of a function sees it: a view where torch can give one."""
+    """Return the tensor as the author of a function sees it: a view where torch can give one."""
     if layout == Layout():
         return x_BCHW
     if layout.one_pixel:
@@ -131,7 +131,7 @@ def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def from_layout(y: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor (batch, channels, height, width) of what a function gave; `shape`: that of one of its inputs."""
+    """Return the tensor (batch, channels, height, width) of a function's result; `shape`: that of one of its inputs."""
     if layout == Layout():
         return y
     batch, _, height, width = shape
@@ -158,7 +158,7 @@ def _product(values: Iterable[int]) -> int:
 
 
 def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What a formula gives for these weights."""
+    """Compute a formula for these weights."""
     arguments = _filled(formula.arguments, (), weights)
     keywords = {name: _filled(value, (), weights) for name, value in formula.keywords}
     made = resolve(formula.function)(*arguments, **keywords)

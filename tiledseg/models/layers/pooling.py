@@ -5,11 +5,8 @@ torch's indices count the pixels of the tensor at hand, so those of a block are 
 anyway.
 `MaxIndicesModule` counts the positions of its own window, row by row, in one byte.
 
-torch's kernel finds indices with every maximum. Maxima alone, of pairs of rows and then of columns, took 8.6 ms in
-place of 22 (2048 x 2048 x 8), 0.9 of 3.0 (608 x 608 x 12) and 1.9 of 2.8 (512 x 512 x 32); one core.
-
-Finding them again took 10 ms of 512 x 512 x 32, beside 286 of a convolution's two passes, and 1 of 170 of 128 x 128 x
-128 (one core). Indices of a byte each took 113 and 23 more than torch's, comparisons with the maximum 75 and 20.
+On a CPU the maxima of 2 x 2 pixels are those of pairs of rows, then of columns: torch's kernel finds indices with every
+maximum, and takes up to three times as long.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ def _pooled(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
 
 
 def _halves(x_BCHW: torch.Tensor, sizes: Sizes) -> bool:
-    """Whether it is the pooling of 2 x 2 pixels whose maxima a CPU finds sooner by whole rows, then by columns."""
+    """Return True for the pooling of 2 x 2 pixels whose maxima a CPU finds sooner by rows, then by columns."""
     if x_BCHW.device.type != "cpu" or torch.compiler.is_compiling() or sizes != ((2, 2), (2, 2), (0, 0), (1, 1)):
         return False
     even = x_BCHW.shape[2] % 2 == x_BCHW.shape[3] % 2 == 0
@@ -167,5 +164,5 @@ class _Unpooled(torch.autograd.Function):
 
 
 def _places(y_BCHW: torch.Tensor, kernel: int) -> list[tuple[int, torch.Tensor]]:
-    """For each position in a window, the pixels there of all windows, as a view."""
+    """Return for each position in a window the pixels there of all windows, as a view."""
     return [(place, y_BCHW[:, :, place // kernel :: kernel, place % kernel :: kernel]) for place in range(kernel**2)]

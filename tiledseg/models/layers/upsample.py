@@ -31,8 +31,8 @@ class UpsampleModule(nn.Upsample):
 
 
 def upsample(x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
-    """By whole factors (row, col): nearest, or bilinear or bicubic with align_corners=False, of a tensor or of a block
-    of one."""
+    """Upsample by whole factors (row, col): nearest, or bilinear or bicubic with align_corners=False, of a tensor or
+    of a block of one."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
         made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)

@@ -13,7 +13,7 @@ from tiledseg.models.normalise import Ranks, Slices
 
 
 class WholeImageMean(BlockModule):
-    """Return the mean of each channel over the image, or with `total` the sum."""
+    """The mean of each channel over the image, or with `total` the sum."""
 
     def __init__(self, total: bool = False) -> None:
         super().__init__(ImageMean(total))
@@ -29,7 +29,7 @@ class WholeImageMean(BlockModule):
 def image_mean(
     x_BCHW: torch.Tensor, owned: Slices | None = None, ranks: Ranks | None = None, total: bool = False
 ) -> torch.Tensor:
-    """The mean, or the sum, of the `owned` pixels (None: all) of all ranks, in each pixel of the tensor at hand.
+    """Return the mean, or the sum, of the `owned` pixels (None: all) of all ranks, in each pixel of the tensor at hand.
 
     Sums are float64. Collective over `ranks`, where given, backward too: one call each, of all ranks of the image, in
     the order of the nodes, so it cannot deadlock.
@@ -69,7 +69,7 @@ def _reduce(sums: torch.Tensor, ranks: Ranks | None) -> None:
 
 
 class WholeImageMax(BlockModule):
-    """Of each channel the maximum over the image. Of equal ones the first takes the gradient, row by row, as
+    """The maximum of each channel over the image. Of equal ones the first takes the gradient, row by row, as
     `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
 
     def __init__(self, even: bool = False) -> None:
@@ -144,7 +144,7 @@ class _Max(torch.autograd.Function):
 def _chosen(
     values: torch.Tensor, last: torch.Tensor, ranks: Ranks | None, even: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest values of all ranks, and of those ranks that have them: how many in all (`even`), or the least place.
+    """Return the largest values of all ranks, and of the ranks that have them the count (`even`) or the least place.
     Float64 holds both without loss."""
     if ranks is None or ranks.size == 1:
         return values, last.double()
