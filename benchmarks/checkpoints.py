@@ -30,7 +30,6 @@ from tiledseg.config.run import Config
 from tiledseg.execution.agreement import check_agreement, check_finite
 from tiledseg.models.network import build_network
 from tiledseg.system.writing import flush
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.saving import Saver
 from tiledseg.training.steps.optimizer import build_optimizer
 
@@ -52,7 +51,7 @@ class Way:
     def __init__(self, channels: int, levels: int, size: int) -> None:
         network = UNet(levels=levels, base_channels=channels, bands=4, classes=5)
         self.network = build_network(network.graph(), network.bands, seed=0).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = build_optimizer(self.network.parameters(), update_of(Config().optimizer))
+        self.optimizer = build_optimizer(self.network.parameters(), Config().optimizer)
         self.x_BCHW = torch.randn(1, 4, size, size).contiguous(memory_format=torch.channels_last)
         self.mesh = open_mesh(detect({}), {})
         self.bytes_written = 0

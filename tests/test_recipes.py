@@ -15,7 +15,7 @@ from tiledseg.commands.options import parse_config
 from tiledseg.config.run import Config
 from tiledseg.models.network import build_modules
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.training.preparing.from_config import rate_of, update_of
+from tiledseg.training.preparing.preparation import scaled
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.user_files.classes import read_classes
 
@@ -90,13 +90,13 @@ def test_the_windows_of_53_epochs_are_the_crops_of_175() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_the_rate_follows_the_workers_images(workers: int) -> None:
     found = recipe("transfer-learning", "--train.images_per_step", str(250 * workers))
-    assert rate_of(found.optimizer, found.train.images_per_step).lr == pytest.approx(0.00125 * workers, rel=1e-12)
+    assert scaled(found.optimizer, found.train.images_per_step).lr == pytest.approx(0.00125 * workers, rel=1e-12)
 
 
 def test_what_is_new_has_twenty_times_the_rate() -> None:
     found = recipe("transfer-learning", "--model.base_channels", "4")
     named = list(build_modules(build_network(found.model, 3, 4), seed=0).parameters_by_node())
-    groups = parameter_groups(named, update_of(found.optimizer))
+    groups = parameter_groups(named, found.optimizer)
     factors = {named[index][0]: group["factor"] for group in groups for index in group["indices"]}
     new = {name for name, factor in factors.items() if factor == 20}
     assert new == {name for name in factors if name.startswith(("decoder", "head"))}

@@ -28,7 +28,6 @@ from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 
@@ -56,7 +55,7 @@ class ProductionStep:
         draw = np.random.default_rng(1)
         self.sample = drawn_sample(tiling.tiles[0], unet.bands, unet.classes, draw)
         self._send = sender(device)
-        optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+        optimizer = build_optimizer(network.parameters(), OptimizerConfig())
         self._stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, 0))
 
     def run_ahead(self, steps: int) -> None:

@@ -16,7 +16,6 @@ from tiledseg.checkpoint.folder import (
 )
 from tiledseg.config.run import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
@@ -55,6 +54,6 @@ def state_of(step: int, optimizer: OptimizerConfig | None = None) -> dict[str, A
 def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
     """A checkpoint whose weights tell its step."""
     network = make_network(seed)
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     train(network, optimizer, step)
     return save_checkpoint(folder, step, contents_of(network, optimizer), state_of(step), keep)

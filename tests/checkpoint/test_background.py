@@ -13,7 +13,6 @@ from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import contents_of, save_checkpoint
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import WriteError
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 
@@ -25,7 +24,7 @@ def test_a_copy_has_the_bits_of_its_moment(tmp_path: Path) -> None:
     """Written after three more steps, it is byte for byte what a save at once writes; the next copy is the next state,
     in the same memory."""
     network = make_network()
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     average = {"mean": torch.randn(3, 4).t()}
     train(network, optimizer, 2)
     save_checkpoint(tmp_path / "at-once", 2, contents_of(network, optimizer, average), state_of(2), 9)

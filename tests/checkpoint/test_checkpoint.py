@@ -25,7 +25,6 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 
@@ -44,11 +43,11 @@ def test_round_trip(tmp_path: Path, config: OptimizerConfig, dtype: torch.dtype)
     torch.set_default_dtype(dtype)
     try:
         network = make_network(1)
-        optimizer = build_optimizer(network.parameters(), update_of(config))
+        optimizer = build_optimizer(network.parameters(), config)
         train(network, optimizer, 3)
         save_checkpoint(tmp_path, 3, contents_of(network, optimizer), state_of(3, config), keep=1)
         other = make_network(2)
-        other_optimizer = build_optimizer(other.parameters(), update_of(config))
+        other_optimizer = build_optimizer(other.parameters(), config)
         found = find_checkpoint(tmp_path)
         load_network(found, other)
         load_optimizer(found, other_optimizer)
@@ -111,10 +110,8 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     network = make_network()
     with pytest.raises(CheckpointError, match="another optimizer"):
-        load_optimizer(
-            find_checkpoint(tmp_path), build_optimizer(network.parameters(), update_of(OptimizerConfig(name="sgd")))
-        )
-    fewer = build_optimizer(list(network.parameters())[1:], update_of(OptimizerConfig()))
+        load_optimizer(find_checkpoint(tmp_path), build_optimizer(network.parameters(), OptimizerConfig(name="sgd")))
+    fewer = build_optimizer(list(network.parameters())[1:], OptimizerConfig())
     with pytest.raises(CheckpointError, match=r"adamw of 5 parameters there, adamw of 4 param"):
         load_optimizer(find_checkpoint(tmp_path), fewer)
 
@@ -122,7 +119,7 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_hyperparameters_are_those_of_the_run_that_goes_on(tmp_path: Path) -> None:
     save(tmp_path, 1)
     network = make_network()
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig(lr=0.5, weight_decay=0.25)))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig(lr=0.5, weight_decay=0.25))
     load_optimizer(find_checkpoint(tmp_path), optimizer)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.5, 0.25)
 
@@ -154,7 +151,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
 
 def network_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     network = make_network()
-    return network, build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    return network, build_optimizer(network.parameters(), OptimizerConfig())
 
 
 def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 
@@ -111,7 +110,7 @@ def test_a_pickle_with_the_right_checksum_is_not_run(whole: Path, tmp_path: Path
     manifest["own_checksum"] = module.own_checksum(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     network = make_network()
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     saved = find_checkpoint(path)
     with pytest.raises(CheckpointError, match=name):
         load_network(saved, network) if name == FILES[0] else load_optimizer(saved, optimizer)

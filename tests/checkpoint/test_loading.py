@@ -19,7 +19,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 FILES = (MODEL, OPTIMIZER, AVERAGE)
@@ -48,7 +47,7 @@ def test_all_ranks_hold_the_file_that_one_has_opened_once(
 ) -> None:
     mesh = meshes[transport]
     network = make_network(seed=mesh.rank + 5)
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     train(network, optimizer, 1 + mesh.rank)  # on each rank other values, which the file's replace
     average: dict[str, torch.Tensor] = {}
 
@@ -88,7 +87,7 @@ def test_a_file_that_the_root_cannot_read_is_raised_on_all(
         (path / MODEL).unlink()
         (path / OPTIMIZER).write_bytes(b"cut")
     network = make_network()
-    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     with pytest.raises(CheckpointError, match=rf"{MODEL} was whole and cannot be read any more \(No such file"):
         load_network(own, network, mesh=mesh)
     with pytest.raises(CheckpointError, match=rf"{OPTIMIZER} was whole and cannot be read any more"):
@@ -103,6 +102,6 @@ def test_a_network_that_fits_on_all_ranks_but_one_is_refused_on_all(saved: Check
     with pytest.raises(CheckpointError, match="is of another model"):
         load_network(saved, make_network(channels=4 if other else 3), mesh=mesh)
     network = make_network()
-    asked = update_of(OptimizerConfig(name="sgd" if other else "adamw"))
+    asked = OptimizerConfig(name="sgd" if other else "adamw")
     with pytest.raises(CheckpointError, match="the state of another optimizer"):
         load_optimizer(saved, build_optimizer(network.parameters(), asked), mesh)

@@ -26,7 +26,6 @@ from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups
 from tiledseg.training.steps.step import Stepper, StepRules
 
@@ -87,7 +86,7 @@ def ours(case: Case, factors: dict[str, float], parallel: ParallelConfig, mesh: 
     network, dataset = freeze(case.network(), factors).train(), case.dataset()
     spread, pipeline = plans(case, parallel, mesh.size)
     run = ParallelRun.open(spread, network, mesh, "fp64", pipeline)
-    update = update_of(OptimizerConfig(lr=0.01, weight_decay=0.1, lr_factors=factors))
+    update = OptimizerConfig(lr=0.01, weight_decay=0.1, lr_factors=factors)
     optimizer = build_optimizer(parameter_groups(network.parameters_by_node(), update), update)
     passes = run.over(dataset.tilings)
     stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))

@@ -19,7 +19,6 @@ from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -111,7 +110,7 @@ def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh])
     """Else that one would stop, and the others wait for it."""
     mesh = meshes["gloo"]
     network = build_modules(UNet(levels=1, base_channels=2), 0)
-    optimizer = build_optimizer(network.parameters(), update_of(Config().optimizer))
+    optimizer = build_optimizer(network.parameters(), Config().optimizer)
     check_finite(network, optimizer, mesh, 4)
     if mesh.rank == mesh.size - 1:
         with torch.no_grad():

@@ -282,7 +282,7 @@ FAULTS = (
     ),
     Fault(
         "a run goes on with another number of classes",
-        "training/resume/begin.py",
+        "training/resuming.py",
         "        if here[key] != value:\n            raise CheckpointError(",
         "        if False:\n            raise CheckpointError(",
         "tests/training/test_resume_rules.py tests/test_resume.py",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.training.preparing.from_config import rate_of
 from tiledseg.training.steps.optimizer import Course, learning_rate
 
 FIELDS = {"step": {"size": 2, "gamma": 0.5}, "polynomial": {"power": 1.0}}
@@ -56,7 +55,7 @@ def test_no_policy_jumps_or_passes_its_end(legs: list[tuple[int, int]], policy: 
     epochs = sum(length for _, length in legs)
     config = OptimizerConfig(lr=0.5, policy={"name": policy, **FIELDS.get(policy, {})}, warmup_steps=warmup)
     run = walked(legs, epochs)
-    rates = [learning_rate(rate_of(config), step, course) for step, (course, _) in enumerate(run)]
+    rates = [learning_rate(config, step, course) for step, (course, _) in enumerate(run)]
     assert rates[:warmup] == [0.5 * (step + 1) / warmup for step in range(min(warmup, len(run)))]
     after = list(enumerate(rates))[warmup:]
     assert all(0 < rate <= 0.5 for _, rate in after)
@@ -92,7 +91,7 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
             config = OptimizerConfig(
                 lr=0.3, policy={"name": "step", "size": 3} if policy == "step" else policy, warmup_steps=warmup
             )
-            assert learning_rate(rate_of(config), step, course) == expected[policy]
+            assert learning_rate(config, step, course) == expected[policy]
 
 
 def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
@@ -104,7 +103,7 @@ def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
     assert before.share_after(2, 0) == after.share_after(2, 0) == 0.25
     assert after.share_after(13, 0) == 7.5 / 8
     cosine = OptimizerConfig(lr=1.0, policy="cosine")
-    assert learning_rate(rate_of(cosine), 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
+    assert learning_rate(cosine, 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
 
 
 def test_a_warm_up_that_is_over_stays_over() -> None:

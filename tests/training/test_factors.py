@@ -15,14 +15,14 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.from_config import rate_of, update_of
+from tiledseg.training.preparing.preparation import scaled
 from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups, set_learning_rate
 
 NETWORK = UNet(2, 1, base_channels=2, norm="pixel")
 
 
 def groups(**keys: Any) -> list[dict[str, Any]]:
-    return parameter_groups(build_modules(NETWORK, 0).parameters_by_node(), update_of(OptimizerConfig(**keys)))
+    return parameter_groups(build_modules(NETWORK, 0).parameters_by_node(), OptimizerConfig(**keys))
 
 
 def test_names_are_those_of_nodes_in_the_networks_order() -> None:
@@ -70,7 +70,7 @@ def test_each_group_steps_at_its_own_rate() -> None:
     """A step of plain SGD moves a weight by rate times factor."""
     network = build_modules(NETWORK, 0).double()
     before = {name: p.detach().clone() for name, p in network.parameters_by_node()}
-    update = update_of(OptimizerConfig(name="sgd", momentum=0.0, lr_factors={"encoder*": 0.25}))
+    update = OptimizerConfig(name="sgd", momentum=0.0, lr_factors={"encoder*": 0.25})
     optimizer = build_optimizer(parameter_groups(network.parameters_by_node(), update), update)
     set_learning_rate(optimizer, 0.5)
     for parameter in network.parameters():
@@ -83,7 +83,7 @@ def test_each_group_steps_at_its_own_rate() -> None:
 
 @pytest.mark.parametrize(("scale", "batch", "rate"), [("none", 24, 0.25), ("linear", 1, 0.25), ("linear", 24, 6.0)])
 def test_a_linear_rate_grows_with_the_step(scale: str, batch: int, rate: float) -> None:
-    assert rate_of(OptimizerConfig(lr=0.25, scale_lr=scale), batch).lr == rate
+    assert scaled(OptimizerConfig(lr=0.25, scale_lr=scale), batch).lr == rate
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.gradients import GradientReducer, clip_gradients
-from tiledseg.training.preparing.from_config import rate_of, update_of
 from tiledseg.training.steps.optimizer import Course, build_optimizer, learning_rate, set_learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
@@ -33,7 +32,7 @@ def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr
     per_epoch, epochs = run
     total = per_epoch * epochs
     config = OptimizerConfig(lr=lr, policy=sized(policy, size=2), warmup_steps=warmup)
-    rates = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
+    rates = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
     assert rising == [pytest.approx(lr * (step + 1) / warmup) for step in range(len(rising))]
@@ -50,7 +49,7 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
 
     def rate(policy: str, step: int) -> float:
         course = Course(epochs, per_epoch)
-        return learning_rate(rate_of(OptimizerConfig(lr=2, policy=sized(policy, size=3, gamma=0.5))), step, course)
+        return learning_rate(OptimizerConfig(lr=2, policy=sized(policy, size=3, gamma=0.5)), step, course)
 
     for step in range(total):
         assert rate("constant", step) == 2
@@ -62,9 +61,7 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
 def test_the_optimizer_has_what_the_configuration_says(name: str, kind: type) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer(
-        [parameter], update_of(OptimizerConfig(name=name, lr=0.25, momentum=0.5, weight_decay=0.125))
-    )
+    optimizer = build_optimizer([parameter], OptimizerConfig(name=name, lr=0.25, momentum=0.5, weight_decay=0.125))
     assert isinstance(optimizer, kind)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
@@ -82,7 +79,7 @@ def test_steps_are_those_of_torch(name: str, momentum: float, dtype: torch.dtype
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator, dtype=dtype) for shape in ((7, 3, 3), (5,), (1,))]
     ours, theirs = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
-    optimizer = build_optimizer(ours, update_of(config))
+    optimizer = build_optimizer(ours, config)
     expected = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](theirs, **options)
     for step in range(6):
         for our, their in zip(ours, theirs, strict=True):
@@ -93,7 +90,7 @@ def test_steps_are_those_of_torch(name: str, momentum: float, dtype: torch.dtype
         if step == 2:
             state = optimizer.state_dict()
             assert state.keys() == expected.state_dict().keys()
-            optimizer = build_optimizer(ours, update_of(config))
+            optimizer = build_optimizer(ours, config)
             optimizer.load_state_dict(state)
     assert all(torch.equal(our, their) for our, their in zip(ours, theirs, strict=True))
     for our, their in zip(optimizer.state.values(), expected.state.values(), strict=True):
@@ -108,7 +105,7 @@ def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
     for name, after in (("adamw", 0.99**2), ("sgd", 0.99 - 0.1 * (0.1 * 0.99 + 0.5 * 0.1))):
         parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
         config = OptimizerConfig(name=name, lr=0.1, momentum=0.5, weight_decay=0.1)
-        optimizer = build_optimizer([parameter], update_of(config))
+        optimizer = build_optimizer([parameter], config)
         for _ in range(2):
             parameter.grad = torch.zeros(1, dtype=torch.float64)
             optimizer.step()
@@ -120,7 +117,7 @@ def test_rates_are_those_of_torchs_schedulers(policy: str) -> None:
     """Twelve epochs of five steps. torch's LinearLR begins at a share that it is given: ours is that of one step."""
     per_epoch, epochs, warmup, lr = 5, 12, 10, 0.2
     total, config = per_epoch * epochs, OptimizerConfig(lr=lr, policy=sized(policy, size=4), warmup_steps=warmup)
-    found = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
+    found = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
     schedulers = torch.optim.lr_scheduler
     rising = schedulers.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)

@@ -16,9 +16,8 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.from_config import recipe_of
-from tiledseg.training.preparing.preparation import prepare
-from tiledseg.training.resume.begin import EDGE, NAMES, REFUSED, begin, flat
+from tiledseg.training.preparing.preparation import prepare, record_of
+from tiledseg.training.resuming import EDGE, NAMES, REFUSED, begin, flat
 
 OTHERS: dict[str, Any] = {
     "data.classes": [{"name": "a", "value": 0}, {"name": "b", "value": 1}, {"name": "c", "values": [2, 7]}],
@@ -129,7 +128,7 @@ def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str
     serial = replace(config, parallel=Config().parallel)  # one rank cannot have all that these keys ask for
     if config.train.images_per_step > 1:  # and not both of these keys at once
         serial.train = replace(config.train, tiles_per_step=None)
-    preparation = replace(prepare(serial, 1 << 30, 1), recipe=recipe_of(config))
+    preparation = replace(prepare(serial, 1 << 30, 1), asked=config, config=config)
     beginning = begin(find_checkpoint(checkpoint), preparation)
     if not beginning.resumed:
         return {}
@@ -170,13 +169,13 @@ def test_nothing_changed_is_nothing_recorded(material: Material, checkpoints: di
 @pytest.mark.parametrize("key", OTHERS)
 def test_another_value(material: Material, checkpoints: dict[str, Path], key: str, place: str) -> None:
     config = config_of(material, material.root / "run")
-    before = flat(recipe_of(config).record)[key]
+    before = flat(record_of(config))[key]
     beside = dict([BESIDE[key]]) if key in BESIDE else {}
-    first = {other: flat(recipe_of(config).record)[other] for other in beside}
+    first = {other: flat(record_of(config))[other] for other in beside}
     for changed, value in {**beside, key: OTHERS[key]}.items():
         group, _, name = changed.partition(".")
         setattr(getattr(config, group), name, value)
-    assert flat(recipe_of(config).record)[key] != before
+    assert flat(record_of(config))[key] != before
     if key in REFUSED or (key in EDGE and place == "middle"):
         with pytest.raises(CheckpointError) as caught:
             changed_by(material, checkpoints[place], config)
@@ -186,7 +185,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         assert "in this run" in str(caught.value)
         assert "\n" not in str(caught.value)
     else:
-        wanted = {} if key in NAMES else {key: {"from": before, "to": flat(recipe_of(config).record)[key]}}
+        wanted = {} if key in NAMES else {key: {"from": before, "to": flat(record_of(config))[key]}}
         wanted |= {other: {"from": first[other], "to": value} for other, value in beside.items()}
         assert changed_by(material, checkpoints[place], config) == wanted
 
@@ -212,7 +211,7 @@ def test_recompute_of_stages_by_either_key(material: Material, checkpoints: dict
     prepared = prepare(config, 1 << 30, 1)
 
     def resumed(now: Config) -> tuple[Resumed, ...]:
-        return begin(of_before, replace(prepared, recipe=recipe_of(replaced_stages(now)))).resumed
+        return begin(of_before, replace(prepared, asked=replaced_stages(now), config=replaced_stages(now))).resumed
 
     assert resumed(shorthand) == resumed(word) == ()
     assert resumed(other)[0].changed == {

@@ -19,7 +19,7 @@ from tiledseg.checkpoint.saved_state import Source
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.raster.reading.identity import Identity, identify, written_since
-from tiledseg.training.resume.sources import compare_sources
+from tiledseg.training.resuming import compare_sources
 
 
 @pytest.fixture(scope="module")

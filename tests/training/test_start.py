@@ -22,6 +22,7 @@ from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
+from tiledseg.training import surveyed
 from tiledseg.training.run_folder.check import check_run_folder
 from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.start import start
@@ -88,7 +89,7 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     def fail(*_: object) -> None:
         raise InputError("found at last")
 
-    monkeypatch.setattr(module, "survey", fail)
+    monkeypatch.setattr(surveyed, "survey", fail)
     with pytest.raises(InputError, match="found at last"):
         run(config_of(material, tmp_path / "run"))
     assert tree(tmp_path) == {}

@@ -55,8 +55,8 @@ def test_tiles_follow_from_the_halo_and_from_how_many_there_are() -> None:
 
 def steps_of(prepared: Preparation) -> tuple[list[tuple[int, int]], int | None, int, int]:
     grids = [tiling.grid for tiling in prepared.training.tilings]
-    per_step, cadence = prepared.question.tiles_per_step, prepared.recipe.cadence
-    return grids, per_step, prepared.sampler.steps_per_epoch, cadence.epochs
+    per_step = prepared.question.tiles_per_step
+    return grids, per_step, prepared.sampler.steps_per_epoch, prepared.epochs
 
 
 @pytest.mark.parametrize(("memory", "ranks"), [(1 << 32, 1), (1 << 28, 1), (1 << 32, 5)])

@@ -63,7 +63,7 @@ Copy = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def _as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU and contiguous; the same memory where it is both."""
+    """Return the tensor on the CPU and contiguous; itself if it is both."""
     return tensor.detach().contiguous().cpu()
 
 
@@ -73,8 +73,8 @@ def contents_of(
     average: Mapping[str, torch.Tensor] | None = None,
     copy: Copy = _as_it_is,
 ) -> Contents:
-    """What this rank holds of a checkpoint; what is on the meta device is another stage's. `copy` gives of a tensor,
-    under a name of its own among all, what is written: what training goes on with, unless it is a `Snapshot`'s."""
+    """Return this rank's part of a checkpoint; tensors on the meta device are another stage's. `copy`: of a tensor by
+    its name among all; without a `Snapshot`'s the tensors themselves are written."""
     whole, numbers = optimizer.state_dict(), numbers_of(optimizer)
     entries = {
         f"{numbers[index]}.{name}": copy(f"optimizer {numbers[index]}.{name}", torch.as_tensor(value))
@@ -90,11 +90,11 @@ def contents_of(
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Of each parameter as the optimizer counts them, group by group, its number in the network, as its group says."""
-    found: list[int] = []
+    """Return each parameter's number in the network, in the optimizer's order, group by group."""
+    numbers: list[int] = []
     for group in optimizer.param_groups:
-        found += group.get("indices", range(len(found), len(found) + len(group["params"])))
-    return found
+        numbers += group.get("indices", range(len(numbers), len(numbers) + len(group["params"])))
+    return numbers
 
 
 def save_checkpoint(
@@ -123,14 +123,14 @@ def save_checkpoint(
         if best == step:
             _point(folder, BEST, final.name)
         flush(folder)
-        for old in _found(folder)[:-keep]:
+        for old in _checkpoints(folder)[:-keep]:
             if _step_of(old) != best:
                 _remove(old)
     return final
 
 
 def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any]) -> None:
-    """All files of a checkpoint, flushed to the disk."""
+    """Write all files of a checkpoint, and flush them to the disk."""
     files = {MODEL: contents.weights, OPTIMIZER: contents.optimizer}
     if contents.average:
         files[AVERAGE] = contents.average
@@ -154,13 +154,13 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As safetensors takes them: each in memory of its own."""
+    """Return the tensors as safetensors takes them: each in memory of its own."""
     groups = by_memory(tensors)
     return {k: v.clone() if number else v for group in groups for number, (k, v) in enumerate(group.items())}
 
 
 def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:
-    """The checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
+    """Find the checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
 
     `which`: `latest` or `best` of a run, None for the best where one is kept. Raises CheckpointError where there is
     none or a file is damaged.
@@ -185,18 +185,18 @@ def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
-    """Every file of a checkpoint, and the one that names it."""
+    """Return every file of a checkpoint, and the one that names it."""
     return [*files_below(checkpoint.path), checkpoint.path.parent / _LATEST]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, for resuming; None where there is none. Leftovers of a crash are ignored.
+    """Return the newest whole checkpoint of a run; None if there is none. Leftovers of a crash are ignored.
 
     A damaged one is passed over, and said to be. Raises CheckpointError where checkpoints exist but none is whole, and
     for one that is whole but of another program version, or no run's: going on before it would lose it.
     """
     faults: list[str] = []
-    for path in reversed(_found(folder)):
+    for path in reversed(_checkpoints(folder)):
         try:
             return replace(verified(path), passed_over=tuple(faults))
         except DamagedCheckpointError as error:
@@ -209,9 +209,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def newest_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint in `folder`, whole or not; None where there is none."""
-    found = _found(folder)
-    return _step_of(found[-1]) if found else None
+    """Return the step of the newest checkpoint in `folder`, whole or not; None if there is none."""
+    paths = _checkpoints(folder)
+    return _step_of(paths[-1]) if paths else None
 
 
 def clean_leftovers(folder: Path) -> None:
@@ -221,38 +221,38 @@ def clean_leftovers(folder: Path) -> None:
 
 
 def unfinished_bytes(folder: Path) -> int:
-    """What has been written of a checkpoint that has no name yet: it grows as long as the writing makes progress."""
-    found = 0
+    """Return the bytes written of a checkpoint that has no name yet: they grow while the writing makes progress."""
+    size = 0
     for path in folder.glob(f"{_PARTIAL}*/*"):
         with suppress(FileNotFoundError):  # it has got its name
-            found += path.stat().st_size
-    return found
+            size += path.stat().st_size
+    return size
 
 
 def drop_later(folder: Path, step: int) -> None:
     """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
-    kept = [path for path in _found(folder) if _step_of(path) <= step]
+    kept = [path for path in _checkpoints(folder) if _step_of(path) <= step]
     if kept:
         _point(folder, _LATEST, kept[-1].name)
-    for path in _found(folder)[len(kept) :]:
+    for path in _checkpoints(folder)[len(kept) :]:
         _remove(path)
 
 
 def point_best(folder: Path, step: int | None) -> None:
-    """The file `best` names the checkpoint of `step`, or none: after a crash, or where the best one begins anew."""
+    """Let the file `best` name the checkpoint of `step`, or none: after a crash, or where the best one begins anew."""
     if step is not None:
         _point(folder, BEST, name_of(step))
     else:
         (folder / BEST).unlink(missing_ok=True)
 
 
-def _found(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first."""
     return sorted((p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_step_of)
 
 
 def name_of(step: int) -> str:
-    """Of a checkpoint's folder."""
+    """Return the folder name of the checkpoint of a step."""
     return f"step-{step:06d}"
 
 
@@ -280,7 +280,7 @@ def _remove(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """A folder with what is in it; a link or a file in its place, alone."""
+    """Delete a folder with its contents; a link or a file in its place, alone."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -288,7 +288,7 @@ def _delete(path: Path) -> None:
 
 
 def _point(folder: Path, pointer: str, name: str) -> None:
-    """The file `latest` or `best` names a checkpoint."""
+    """Let the file `latest` or `best` name a checkpoint."""
     partial = folder / f".{pointer}"
     partial.write_text(name + "\n")
     flush(partial)

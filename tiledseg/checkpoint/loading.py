@@ -1,4 +1,4 @@
-"""What a checkpoint holds, put into a network and its optimizer: bit for bit, on every rank, read by one.
+"""Loading of a checkpoint into a network and its optimizer: bit for bit, on every rank, read by one.
 
 Rank 0 opens a file and broadcasts it tensor by tensor, in the order of its names; a rank puts each where it belongs, or
 drops it, before the next comes, so it holds one tensor more than it keeps. What is read does not grow with the ranks.
@@ -7,8 +7,8 @@ drops it, before the next comes, so it holds one tensor more than it keeps. What
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -22,9 +22,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, InputError
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What is known of a tensor before it comes."""
+class _Head(NamedTuple):
+    """A tensor before it comes."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -44,7 +43,7 @@ class _File:
         self.heads: dict[str, _Head] = mesh.on_root(self._open) if mesh is not None else self._open()
 
     def agree(self, check: Callable[[], None]) -> None:
-        """Raises on every rank what `check` refuses on any."""
+        """Raise on every rank the refusal of `check` on any."""
         error: InputError | None = None
         try:
             check()
@@ -56,7 +55,7 @@ class _File:
             raise error
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor by its name, on the CPU."""
+        """Yield each tensor with its name, on the CPU."""
         for name, head in self.heads.items():
             tensor = self._held.pop(name) if name in self._held else torch.empty(head.shape, dtype=head.dtype)
             if self._mesh is not None:
@@ -75,7 +74,7 @@ class _File:
 
 
 def load_average(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The average of the weights, tensor by tensor, by name; nothing where the run takes none. Collective: go through
+    """Yield the average of the weights by name, tensor by tensor; nothing if the run takes none. Collective: go through
     it to its end."""
     if checkpoint.averages:
         yield from _File(checkpoint.path / AVERAGE, mesh)
@@ -154,7 +153,7 @@ def factors_of(saved: SavedState) -> list[dict[str, float]]:
 
 
 def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """With the strides of its parameter, where it has its shape: the fused update wants them alike."""
+    """Copy a tensor with the strides of its parameter, if it has its shape: the fused update wants them alike."""
     if tensor.shape != parameter.shape:
         return tensor.clone()  # a count of steps: a view would hold the whole file
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

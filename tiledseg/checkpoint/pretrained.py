@@ -7,7 +7,7 @@ layer as it did. With fewer bands than the file's each gets the mean. With as ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,76 +34,57 @@ class FirstWeights:
 
 
 def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
-    """The weights of a file for a network's encoder.
+    """Read the weights of a file for a network's encoder.
 
     Raises CheckpointError where the file holds none of them, one of another shape or that is not finite, or where it
     was trained with a norm that the network lacks.
     """
-    origin = Origin(path, _digest(path))
+    try:
+        origin = Origin(path, sha256(Path(path)))
+    except OSError as error:
+        raise CheckpointError(f"model.pretrained is {path}: {error.strerror}; give a file of weights") from None
     with torch.device("meta"):
         module = build_modules(network)
-    found = strip_prefixes(read_state_dict(path), _wanted(network))
-    sources = _sources(network, module, found)
-    held = {name: source for name, source in sources.items() if source in found}
     own = module.state_dict()
-    left = _left_out(found, held.values())
-    _check(path, network, held, left)
-    first = next(iter(sources.values()))
+    modules = {name for normed in (False, True) for name in network.file_names(normed).values()}
+    leaves = ("weight", "bias", "running_mean", "running_var", _COUNTER)
+    tensors = strip_prefixes(read_state_dict(path), {f"{name}.{leaf}" for name in modules for leaf in leaves})
+    names = network.file_names(_norms(tensors) > 0)
+    sources = _sources(module, names)
+    held = {name: source for name, source in sources.items() if source in tensors}
+    unused = [name for name in tensors if name not in held.values() and not name.startswith(_CLASSIFIER)]
+    if not held:
+        raise CheckpointError(
+            f"{path} holds none of the weights of {network.in_words.splitlines()[0]}; its first is "
+            f"'{(unused or ['none'])[0]}'; give a file of this encoder"
+        )
+    if _norms(unused) and not _norms(held):
+        raise CheckpointError(
+            f"{path} was trained with batch norm, of which {_norms(unused)} fit nowhere; set model.norm to batch and "
+            "model.encoder to the file's"
+        )
     for name, source in held.items():
-        check_kind(path, source, found[source], own[name])
-    tensors = {
-        name: _fitted(path, source, found[source], own[name].shape, source == first) for name, source in held.items()
-    }
-    missing = [source for source in sources.values() if source not in found and not source.endswith(_COUNTER)]
-    stretched = [s for name, s in held.items() if own[name].shape != found[s].shape]
-    bare = len(network.file_names(True)) - len(network.file_names(_norms(found) > 0))
-    said: tuple[str | list[str] | int, ...] = (
+        check_kind(path, source, tensors[source], own[name])
+    first = next(iter(sources.values()))
+    fitted = {n: _fitted(path, source, tensors[source], own[n].shape, source == first) for n, source in held.items()}
+    missing = [source for source in sources.values() if source not in tensors and not source.endswith(_COUNTER)]
+    stretched = [source for name, source in held.items() if own[name].shape != tensors[source].shape]
+    bare = len(network.file_names(True)) - len(names)
+    words = (
         f"{len(held)} tensors of {path}",
         stretched and f"'{stretched[0]}' widened to {network.bands} bands",
         missing and f"it lacks {_some(missing)}",
         bare and f"it has no norms, of which {bare} begin at 1 and 0",
-        left and f"left out: {_some(left)}",
+        unused and f"left out: {_some(unused)}",
     )
-    return FirstWeights(tensors, origin, f"the encoder begins with {'; '.join(str(part) for part in said if part)}")
+    return FirstWeights(fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}")
 
 
-def _digest(path: str) -> str:
-    try:
-        return sha256(Path(path))
-    except OSError as error:
-        raise CheckpointError(f"model.pretrained is {path}: {error.strerror}; give a file of weights") from None
-
-
-def _wanted(network: Pretrainable) -> set[str]:
-    """Names that a file may give, however its layers are numbered."""
-    modules = {name for normed in (False, True) for name in network.file_names(normed).values()}
-    leaves = ("weight", "bias", "running_mean", "running_var", _COUNTER)
-    return {f"{module}.{leaf}" for module in modules for leaf in leaves}
-
-
-def _sources(network: Pretrainable, module: GraphNetwork, found: Collection[str]) -> dict[str, str]:
-    """The names in the file of the encoder's tensors, by our names."""
-    names = network.file_names(_norms(found) > 0)
+def _sources(module: GraphNetwork, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names in the file of the encoder's tensors, by our names; `names`: of its nodes in the file."""
     modules = {node.replace(".", "-"): source for node, source in names.items()}
     split = {name: name.split(".") for name in module.state_dict()}  # layers, node, leaf
     return {name: f"{modules[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in modules}
-
-
-def _left_out(found: Collection[str], taken: Collection[str]) -> list[str]:
-    return [name for name in found if name not in set(taken) and not name.startswith(_CLASSIFIER)]
-
-
-def _check(path: str, network: Pretrainable, held: Mapping[str, str], left: Sequence[str]) -> None:
-    if not held:
-        raise CheckpointError(
-            f"{path} holds none of the weights of {network.in_words.splitlines()[0]}; its first is "
-            f"'{(left or ['none'])[0]}'; give a file of this encoder"
-        )
-    if _norms(left) and not _norms(held):
-        raise CheckpointError(
-            f"{path} was trained with batch norm, of which {_norms(left)} fit nowhere; set model.norm to batch and "
-            "model.encoder to the file's"
-        )
 
 
 def _norms(names: Iterable[str]) -> int:
@@ -123,13 +104,12 @@ def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first
 
 
 def widened(weight: torch.Tensor, bands: int) -> torch.Tensor:
-    """A first convolution's weight (out, in, height, width) for another number of bands: see above."""
-    mean = weight.mean(1, keepdim=True)
-    given = weight.shape[1]
-    if bands == given:
+    """Return a first convolution's weight (out, in, height, width) for another number of bands: see above."""
+    mean, inputs = weight.mean(1, keepdim=True), weight.shape[1]
+    if bands == inputs:
         return weight
-    kept = weight if bands > given else weight[:, :0]
-    return torch.cat([kept, *[mean] * (bands - kept.shape[1])], 1) * (given / bands)
+    kept = weight if bands > inputs else weight[:, :0]
+    return torch.cat([kept, *[mean] * (bands - kept.shape[1])], 1) * (inputs / bands)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import CheckpointError
+from tiledseg.errors import CheckpointError, first_line
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
 _KINDS = (
@@ -28,8 +28,7 @@ _PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # what wrappers put
 
 
 def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file by their names, on the CPU: of the file itself, or of the state dict that it holds beside
-    other things.
+    """Read the tensors of a file by their names, on the CPU: of the file itself, or of the state dict in it.
 
     Raises CheckpointError, in one line, where there is no such file, or it holds no state dict.
     """
@@ -37,15 +36,24 @@ def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
     try:
         with path.open("rb") as file:
             torchs = file.read(4)[:2] in (b"PK", b"\x80\x02")
-        found: Any = torch.load(path, "cpu", weights_only=True) if torchs else load_file(path)
+        content: Any = torch.load(path, "cpu", weights_only=True) if torchs else load_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}; give a file of weights") from None
     except (pickle.UnpicklingError, safetensors.SafetensorError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as weights ({_first_line(error)}); give a state dict, as torch.save writes it, or "
+            f"{path} cannot be read as weights ({first_line(error)[:120]}); give a state dict of torch.save or "
             "a safetensors file"
         ) from None
-    return _tensors(path, found)
+    wrapped = [key for key in _WRAPPED if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+    state = content[wrapped[0]] if wrapped else content
+    if not isinstance(state, Mapping) or not state:
+        raise CheckpointError(f"{path} holds '{type(state).__name__}', no tensors by name; give a state dict")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{path}: {shown(repr(name))} is '{type(tensor).__name__}', no tensor; give the state dict alone"
+            )
+    return dict(state)
 
 
 def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -71,40 +79,19 @@ def check_finite(path: str, name: str, weight: torch.Tensor) -> None:
         raise CheckpointError(f"{path}: '{name}' holds a value that is not finite; give another file")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")[:120]
-
-
-def _tensors(path: Path, found: Any) -> dict[str, torch.Tensor]:
-    wrapped = [key for key in _WRAPPED if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)]
-    state = found[wrapped[0]] if wrapped else found
-    if not isinstance(state, Mapping) or not state:
-        raise CheckpointError(f"{path} holds '{type(state).__name__}', no tensors by name; give a state dict")
-    for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise CheckpointError(
-                f"{path}: {shown(repr(name))} is '{type(tensor).__name__}', no tensor; give the state dict alone"
-            )
-    return dict(state)
-
-
 def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str]) -> dict[str, torch.Tensor]:
-    """The tensors under `wanted` names, as far as what wrappers put before a name leads to them: `module.`, `model.`,
-    `backbone.` and `encoder.`; others keep the name that is left without `module.`.
+    """Return the tensors by `wanted` names, without the prefixes of wrappers: `module.`, `model.`, `backbone.` and
+    `encoder.`. Other tensors lose `module.` alone.
 
     Raises CheckpointError where two come to one name.
     """
-    found: dict[str, torch.Tensor] = {}
+    stripped: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        short = _stripped(name, wanted)
-        if short in found:
+        short = name
+        while short not in wanted and _PREFIX.match(short):
+            short = _PREFIX.sub("", short)
+        short = short if short in wanted else name.removeprefix("module.")
+        if short in stripped:
             raise CheckpointError(f"two tensors of the file are '{short}' without their prefixes; give one of them")
-        found[short] = tensor
-    return found
-
-
-def _stripped(name: str, wanted: Collection[str]) -> str:
-    short = name
-    while short not in wanted and _PREFIX.match(short):
-        short = _PREFIX.sub("", short)
-    return short if short in wanted else name.removeprefix("module.")
+        stripped[short] = tensor
+    return stripped

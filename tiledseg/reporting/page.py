@@ -39,7 +39,9 @@ def render(page: Mapping[str, Any]) -> str:
 
 
 def png_url(data: bytes) -> str:
-    """Return a PNG as a data URL."""
+    """Return a PNG as a data URL. Raises ValueError for other data."""
+    if not data.startswith(b"\x89PNG"):
+        raise ValueError("a picture is no PNG")
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 

@@ -20,8 +20,8 @@ from tiledseg.models.lending import by_memory
 
 
 class AveragedWeights:
-    """Of what this rank holds of `network`, in its dtypes; `begun`: the average of a run that goes on, of the
-    whole network, tensor by tensor."""
+    """An average of this rank's part of `network`, in its dtypes; `begun`: of a run that goes on, of the whole network,
+    tensor by tensor."""
 
     def __init__(self, network: nn.Module, decay: float, begun: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self._network, self._decay = network, decay
@@ -31,7 +31,7 @@ class AveragedWeights:
                 self.tensors[name].copy_(tensor)
 
     def update(self, step: int) -> None:
-        """After optimizer step number `step`, counted from 1."""
+        """Add the weights after optimizer step number `step`, counted from 1."""
         share = 1 - min(self._decay, (1 + step) / (10 + step))
         with torch.no_grad():
             for name, tensor in own_state(self._network).items():
@@ -43,7 +43,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network has the averaged weights; afterwards its own again, to the last bit."""
+        """Give the network the averaged weights in the block; afterwards its own again, to the last bit."""
         self._swap()
         try:
             yield

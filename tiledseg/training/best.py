@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.checkpoint.saved_state import Best
+from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import LOSS, class_of
 from tiledseg.errors import ConfigError
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.training.recipe import Judge
 
 if TYPE_CHECKING:
     from tiledseg.training.validation import Findings
@@ -20,68 +20,67 @@ ROUNDING = 1e-9
 """A share of a loss, far above what sums in float64 differ by and below what anybody trains for."""
 
 
-def judge_of(score: str, patience: int | None, label_map: LabelMap, validates: bool) -> Judge:
-    """Raises ConfigError for a score that nothing would find out, or of a class that there is not."""
+def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
+    """Return the class whose IoU `train.best` is; None if it is another score. Raises ConfigError for a score that no
+    validation finds, or of a class that there is not."""
     if score != "none" and not validates:
         raise ConfigError(
             f"train.best is {score}, but nothing is validated on; give data.val_images, data.split, or a manifest with "
             "a column split"
         )
     name = class_of(score)
-    if score == "none" or name is None:
-        return Judge(None if score == "none" else score, None, patience)
+    if name is None:
+        return None
     known = {str(k): k for k in range(label_map.count)}
     known |= {record.name: k for k, record in enumerate(label_map.classes)}
     if name not in known:
         names = ", ".join(record.name for record in label_map.classes)
         raise ConfigError(f"train.best is {score}, but no class is '{name}'; give one of {names}, or its number")
-    return Judge(score, known[name], patience)
+    return known[name]
 
 
 def is_better(score: str, value: float, best: float) -> bool:
-    """Larger; of the loss smaller, by more than the order in which ranks add it up may change: scores are made of whole
-    numbers, which add up exactly. So the best epoch, and the last one, are the same on any number of ranks."""
+    """Return True for a larger score, or a loss that is smaller by more than the order of its sum may change: so the
+    best epoch is the same on any number of ranks."""
     return value < best - ROUNDING * abs(best) if score == LOSS else value > best
 
 
 class BestSoFar:
-    """The best of a run that validates every so many epochs; `best`: of the part of it that is done."""
+    """The best validation of a run by `train.best`; `number`: of the class that it names; `best`: so far."""
 
-    def __init__(self, judge: Judge, best: Best | None, validate_every: int) -> None:
-        self._judge, self._best, self._every = judge, best, validate_every
+    def __init__(self, train: TrainConfig, number: int | None, best: Best | None) -> None:
+        self._train, self._number, self._best = train, number, best
 
     @property
     def step(self) -> int | None:
         return self._best.step if self._best else None
 
     def record(self) -> dict[str, Any] | None:
-        """As JSON has it."""
+        """Return it as JSON has it."""
         return asdict(self._best) if self._best else None
 
-    def takes(self, found: Findings, step: int, epoch: int) -> bool:
-        """Whether a validation is better than the best so far: it is the best then."""
-        value = self._value(found)
-        if self._judge.score is None or value is None:
+    def takes(self, findings: Findings, step: int, epoch: int) -> bool:
+        """Return True if a validation is better than the best so far, and keep it as the best."""
+        score = self._train.best
+        value = None if score == "none" else self._value(findings, score)
+        if value is None or (self._best is not None and not is_better(score, value, self._best.value)):
             return False
-        if self._best is not None and not is_better(self._judge.score, value, self._best.value):
-            return False
-        self._best = Best(self._judge.score, value, step, epoch)
+        self._best = Best(score, value, step, epoch)
         return True
 
     def gives_up(self, position: Position) -> bool:
-        """Whether a run that stands there has just validated, and its best one is `patience` epochs ago."""
-        patience, epoch = self._judge.patience, position.epoch - 1
-        if patience is None or self._best is None or position.step or position.epoch % self._every:
+        """Return True at an epoch's end if the best validation is `train.early_stop` epochs ago."""
+        patience, epoch = self._train.early_stop, position.epoch - 1
+        if patience is None or self._best is None or position.step or position.epoch % self._train.validate_every:
             return False
         return epoch - self._best.epoch >= patience
 
-    def _value(self, found: Findings) -> float | None:
-        """The score; None where it has no meaning."""
-        score, number = self._judge.score, self._judge.number
-        if score is None or score == LOSS:
-            return found.loss
+    def _value(self, findings: Findings, score: str) -> float | None:
+        """Return the score; None if it has no meaning."""
+        if score == LOSS:
+            return findings.loss
         from tiledseg.execution.scores.metrics import scores
 
-        of_matrix = scores(found.matrix_KK)
-        value = float(of_matrix.iou[number] if number is not None else getattr(of_matrix, score))
+        of_matrix = scores(findings.matrix_KK)
+        value = float(of_matrix.iou[self._number] if self._number is not None else getattr(of_matrix, score))
         return None if math.isnan(value) else value

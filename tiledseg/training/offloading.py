@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import resource
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -35,9 +33,9 @@ MIB = 2**20
 
 
 class Moved(NamedTuple):
-    """What has left for `store` and come back, bytes of all ranks together; the longest that a rank has waited
-    for it; the most bytes that autograd alone held in a rank's memory; the share of tensors that were prefetched when
-    they were used, None where none was; and passes forward and back."""
+    """The offloading of a run. `bytes_out`, `bytes_in`: to `store` and back, of all ranks; `waited_seconds`: of
+    the rank that waited longest; `peak_bytes`: most that autograd alone held on a rank; `ahead`: share of tensors
+    prefetched when they were used; `steps`: passes forward and back."""
 
     store: str
     bytes_out: int
@@ -49,7 +47,7 @@ class Moved(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """For the user."""
+        """Return the line for the user."""
         return (
             f"offload: {self.bytes_out / MIB:.1f} MiB went to {store_in_words(self.store)}, "
             f"{self.bytes_in / MIB:.1f} MiB came back, {self.waited_seconds:.1f} s were waited"
@@ -57,14 +55,16 @@ class Moved(NamedTuple):
 
 
 def store_in_words(store: str) -> str:
-    """Where what has left lies."""
+    """Return the words for a store."""
     return "the host's memory" if store == HOST else f"a file in {store}"
 
 
 def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh) -> Offload | None:
-    """In its context what autograd keeps leaves for `store`, as planned; None where nothing does.
-    Its end gives all back, however it comes about. `in_stages`: micro-batches go forward and back in turns, so that
-    `end_step` tells the steps; else each forward pass after a backward pass begins one."""
+    """Return a context in which autograd's tensors are offloaded to `store`, as planned; None if none are.
+
+    `in_stages`: micro-batches go forward and back in turns, so that `end_step` ends a step; else each forward pass
+    after a backward pass begins one.
+    """
     if plan is None:
         return None
     from tiledseg.memory.file_store import free_bytes
@@ -76,7 +76,7 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh
 
 
 def hooks_of(moving: Offload | None) -> Hooks | None:
-    """What holds the tensors that a memory policy has leave."""
+    """Return the hooks by which a memory policy offloads tensors."""
     return None if moving is None else Hooks(moving.pack, lambda back: back(), moving.passed)
 
 
@@ -97,7 +97,7 @@ def check_store(offload: str, store: str, device: torch.device) -> None:
 
 
 def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | None:
-    """Collective: on all ranks the same. None where nothing was to leave."""
+    """Sum the figures over ranks; None if nothing was offloaded. Collective."""
     if found is None:
         return None
     each = mesh.communicator.gather_objects(found.counted())
@@ -109,63 +109,22 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps)
 
 
-WORTH_SAYING = 0.1  # of the run's time
-_TOUCHED = 1 << 28  # bytes
+def giving_back(
+    question: RunQuestion, plan: RunPlan, device: torch.device
+) -> tuple[AbstractContextManager[object], str]:
+    """Return a context in which a run under `memory.budget` gives freed memory back to the system, and its words.
 
-
-class Freed(AbstractContextManager[None]):
-    """While a run trains. A rank holds at most `budget` bytes more than when this was made, where tensors are rebuilt;
-    what its tensors hold alone, where blocks are taken: they are for memory that is shorter still."""
-
-    def __init__(self, budget: int, in_blocks: bool) -> None:
-        self._budget, self._in_blocks = budget, in_blocks
-        self._most = own_bytes() + budget
-        self._stack = ExitStack()
-        if in_blocks:
-            keep_no_more(os.environ)
-
-    @classmethod
-    def by(cls, question: RunQuestion, plan: RunPlan, device: torch.device) -> Freed | None:
-        """None where all of it is kept: of a budget that nothing is rebuilt for, and no blocks are taken."""
-        demanded = plan.rebuilt is not None or plan.blocks is not None
-        if not (question.budgeted and demanded and device.type == "cpu"):
-            return None
-        return cls(question.memory, plan.blocks is not None)
-
-    @property
-    def in_words(self) -> str:
-        """For the user."""
-        what = "" if self._in_blocks else f", as far as {self._budget / 2**20:.1f} MiB have no room for it"
-        return f"freed memory goes back to the system{what}"
-
-    def __enter__(self) -> None:
-        if not self._in_blocks:
-            self._stack.enter_context(held_below(self._most, os.environ))
-        self._pages, self._begun = pages_taken(), time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
-        self._pages, self._seconds = pages_taken() - self._pages, time.perf_counter() - self._begun
-
-    def what_it_took(self) -> str | None:
-        """For the user, after the run: see `clearing_in_words`."""
-        return clearing_in_words(self._pages, first_touch(), self._seconds)
-
-
-def pages_taken() -> int:
-    """Return the pages that this process has taken so far: each has been cleared."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def clearing_in_words(pages: int, seconds_a_byte: float, seconds: float) -> str | None:
-    """For the user, of a run of so many seconds; None where it is little."""
-    cleared = pages * os.sysconf("SC_PAGE_SIZE") * seconds_a_byte
-    if cleared < WORTH_SAYING * seconds:
-        return None
-    return (
-        f"about {cleared:.1f} of {seconds:.1f} s went into clearing memory that had been given back: a larger "
-        "memory.budget gives less back, and one by which nothing is computed once more and no blocks are taken nothing"
-    )
+    Where tensors are rebuilt, a rank holds at most as many bytes more than now as the budget allows. Where blocks are
+    taken, it keeps no freed memory. Elsewhere freed memory is kept.
+    """
+    if not (question.budgeted and device.type == "cpu" and (plan.rebuilt is not None or plan.blocks is not None)):
+        return nullcontext(), ""
+    words = "freed memory goes back to the system"
+    if plan.blocks is not None:
+        keep_no_more(os.environ)
+        return nullcontext(), words
+    held = held_below(own_bytes() + question.memory, os.environ)
+    return held, f"{words}, as far as {question.memory / MIB:.1f} MiB have no room for it"
 
 
 _LESS = 0.8, 0.6, 0.4  # of what was planned: the smallest budget may be too small for any choice
@@ -173,7 +132,7 @@ _LESS = 0.8, 0.6, 0.4  # of what was planned: the smallest budget may be too sma
 
 @contextmanager
 def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
-    """Memory that runs out within becomes a MemoryLimitError."""
+    """Raise MemoryLimitError, with settings that fit, where memory runs out in the block."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
@@ -186,7 +145,7 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
 
 
 def _planned(question: RunQuestion, plan: RunPlan) -> int:
-    """Bytes of the rank that needs most."""
+    """Return the planned bytes of the rank that needs most."""
     if plan.rebuilt is not None or plan.pipeline is None:
         return plan.rebuilt.peak if plan.rebuilt else plan.memory
     from tiledseg.planning.run.pipeline import pipeline_bytes
@@ -209,8 +168,11 @@ def _remedy(question: RunQuestion, plan: RunPlan) -> str:
     return "a finer tiling.grid, memory.blocks auto with memory.store, more ranks, or a smaller model"
 
 
+_TOUCHED = 1 << 28  # bytes
+
+
 def first_touch() -> float:
-    """Seconds a byte that the system takes to clear memory for this process: a page's first write, less its second."""
+    """Measure the seconds a byte in which the system clears memory: a page's first write, less its second."""
     seconds = []
     with mmap.mmap(-1, _TOUCHED) as block:
         for _ in range(2):

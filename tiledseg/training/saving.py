@@ -32,7 +32,7 @@ _LOOK_SECONDS = 1.0
 
 
 class CopyPlan(NamedTuple):
-    """What a copy of the run's state takes, in bytes, and how much there is for it beside a step."""
+    """The bytes of a copy of the run's state, and the room for it beside a step."""
 
     bytes: int
     room: int
@@ -43,7 +43,7 @@ class CopyPlan(NamedTuple):
 
     @property
     def note(self) -> str | None:
-        """What the user should know; nothing where the copy fits."""
+        """The warning of a copy that does not fit; else None."""
         if self.fits:
             return None
         return (
@@ -53,11 +53,11 @@ class CopyPlan(NamedTuple):
 
 
 def copy_plan(preparation: Preparation, device: torch.device) -> CopyPlan:
-    """Weights, their average and the optimizer's values, on the rank that writes; a GPU's are copied to its host."""
-    recipe, plan = preparation.recipe, preparation.plan
-    values = ADAM_VALUES if recipe.update.name == "adamw" else int(recipe.update.momentum > 0)
+    """Count weights, their average and the optimizer's values, on the rank that writes; a GPU's go to its host."""
+    train, optimizer, plan = preparation.config.train, preparation.config.optimizer, preparation.plan
+    values = ADAM_VALUES if optimizer.name == "adamw" else int(optimizer.momentum > 0)
     parameters = count_parameters(plan.network.graph(), plan.network.bands)
-    needed = parameters * (1 + values + (recipe.ema > 0)) * wide_bytes(ACTIVATION_BYTES[recipe.precision])
+    needed = parameters * (1 + values + (train.ema > 0)) * wide_bytes(ACTIVATION_BYTES[train.precision])
     return CopyPlan(needed, preparation.question.memory - plan.memory if device.type == "cpu" else host_memory())
 
 
@@ -78,8 +78,8 @@ class Saver:
         state: Mapping[str, Any],
         best: int | None,
     ) -> bool:
-        """Begins the checkpoint of `state["step"]`; whether this rank writes it. Collective over a pipeline; those of
-        other replicas need not call it. Raises what stopped the one before."""
+        """Begin the checkpoint of `state["step"]`; return True if this rank writes it. Collective over a pipeline;
+        other replicas need not call it. Raises the error of the checkpoint before."""
         self.wait()
         contents = collect(self._contents(network, optimizer, average), self._axes)
         if contents is None:
@@ -94,7 +94,7 @@ class Saver:
     def _contents(
         self, network: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None
     ) -> Contents:
-        """What this rank holds: a copy where it is written while training goes on. Other stages send theirs at once."""
+        """Return this rank's part: a copy if it is written while training goes on. Other stages send theirs at once."""
         tensors = average.tensors if average is not None else None
         sends = self._axes.position is not None and self._axes.position.stage > 0
         if self._snapshot is None or sends:
@@ -104,11 +104,11 @@ class Saver:
         return contents
 
     def check(self) -> None:
-        """Raises what has stopped the last checkpoint. It does not wait."""
+        """Raise the error that has stopped the last checkpoint; do not wait."""
         self._background.check()
 
     def wait(self) -> None:
-        """The last checkpoint has its name. However long it takes, it is progress as long as its files grow."""
+        """Wait until the last checkpoint has its name: it makes progress as long as its files grow."""
         if self._background.is_busy(0.0):
             with doing("writing a checkpoint"):
                 self._grow()
@@ -124,7 +124,7 @@ class Saver:
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:
-    """The contents of all stages on the rank of stage 0; None on the others. Collective over a pipeline.
+    """Return the contents of all stages on the rank of stage 0; None on the others. Collective over a pipeline.
 
     It cannot deadlock: stage 0 receives tensor by tensor in the order of stages and names, which all know beforehand,
     and each other stage does nothing but send its own in that order.

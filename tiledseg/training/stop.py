@@ -1,4 +1,4 @@
-"""What ends training early, at the edge of a step and with a checkpoint: a signal, or the end of the job's time."""
+"""The early end of training, between steps and with a checkpoint: by a signal, or as the job's time ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPARE = 30.0  # seconds for the last checkpoint's way to the disk and the end o
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
-    """When the job's time ends, in Unix seconds; None where nobody says. Raises ConfigError for no number."""
+    """Return the end of the job's time in Unix seconds; None if it is not set. Raises ConfigError for no number."""
     for name in _END_TIMES:
         if said := environ.get(name):
             if said.isdecimal():

@@ -29,7 +29,7 @@ from tiledseg.training.steps.step_loss import logits_dtype
 
 @dataclass(frozen=True)
 class Findings:
-    """What a validation found, the same on every rank but for `views`, which the root has.
+    """The result of a validation, the same on every rank but for `views`, which the root has.
 
     `loss`: mean cross-entropy of the valid pixels, None where there is none or it is no number; `matrix_KK`: the
     confusion matrix; `reliability`: counts of `execution.scores.reliability`; `seconds`: that it took.
@@ -59,7 +59,7 @@ def validate(
     panels: Panels | None = None,
     shown: Shown = unseen,
 ) -> Findings:
-    """What the network finds on every valid pixel of every raster of `dataset`, and on the `panels`. Collective.
+    """Validate the network on every valid pixel of every raster of `dataset`, and on the `panels`. Collective.
 
     Does not depend on the tilings or the number of ranks.
     """
@@ -102,7 +102,7 @@ class _Counted:
         return torch.from_numpy(np.concatenate([self.matrix_KK.ravel(), self.reliability.ravel()]))
 
     def split(self, flat: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `flat` has joined them."""
+        """Split the numbers that `flat` has joined."""
         first, second = np.split(flat.cpu().numpy(), [self.matrix_KK.size])
         return first.reshape(self.matrix_KK.shape), second.reshape(self.reliability.shape)
 
@@ -110,8 +110,8 @@ class _Counted:
 def _measure(
     piece: Piece, sample: Sample, mesh: Mesh, ignore_index: int, counted: _Counted, panels: Panels
 ) -> torch.Tensor:
-    """(sum of losses, number of valid pixels) of a piece, float64; its counts are added to `counted`, and what the
-    panels show of it is kept."""
+    """Return (sum of losses, number of valid pixels) of a piece, float64; add its counts to `counted`, and keep the
+    pixels that the panels show."""
     core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
     assert sample.y_HW is not None, "validation needs labels"
     y_HW = sample.y_HW[piece.in_part.slices]
@@ -132,8 +132,8 @@ def _measure(
 
 
 def _confidence(logits_KHW: torch.Tensor) -> torch.Tensor:
-    """The probability of the class that a pixel is mapped as, (H, W): one over the sum of exp(logit - largest). In
-    float64, class by class, so that what is counted of a pixel does not depend on its place in a tile."""
+    """Return the probability of the class that a pixel is mapped as, (H, W): 1 / sum of exp(logit - largest). In
+    float64, class by class, so that counts do not depend on a pixel's place in a tile."""
     largest_HW = logits_KHW.amax(0)
     total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
     for logits_HW in logits_KHW:

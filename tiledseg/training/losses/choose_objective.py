@@ -85,7 +85,7 @@ def _of_classes(
 
 
 def _with_edges(parts: list[Objective], edges: EdgeObjective, weights: tuple[float, ...]) -> Objective:
-    """The losses of classes with those of edges; the cross-entropy alone is a term of these."""
+    """Join the losses of classes with those of edges; the cross-entropy alone is a term of these."""
     if parts == [ClassObjective(edges.ignore_index)]:
         return edges
     attention = AttentionObjective(edges.ignore_index, edges.attention_weight, weights)
@@ -94,7 +94,7 @@ def _with_edges(parts: list[Objective], edges: EdgeObjective, weights: tuple[flo
 
 
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
-    """The same with these weights of the classes, where it has some."""
+    """Return the objective with these weights of the classes, where it has some."""
     match objective:
         case AlikeObjectives(parts) | JointObjectives(parts):
             return replace(objective, parts=tuple(weighted(part, weights) for part in parts))
@@ -108,42 +108,37 @@ def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
 _KEY = "train.class_weights"
 
 
-def given_weights(given: str | Sequence[float] | Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
-    """The weight of each class: of a list, or a map of class number or name to weight, 1 elsewhere; none for a word.
+def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
+    """Return the weight of each class by `train.class_weights`: a list, or a map of class number or name to weight, 1
+    elsewhere; none for a word.
 
-    Raises ConfigError where they are not of these classes, or all are 0.
+    Raises ConfigError for weights of other classes, or if all are 0.
     """
-    if isinstance(given, str):
+    if isinstance(key, str):
         return ()
-    if isinstance(given, Mapping):
-        found = _of_map(given, label_map)
+    if isinstance(key, Mapping):
+        weights, named = [1.0] * label_map.count, set()
+        for name, weight in key.items():
+            number = _class_number(name, label_map)
+            if number in named:
+                raise ConfigError(f"{_KEY} names class {number} twice; leave one of them out")
+            named.add(number)
+            weights[number] = float(weight)
     else:
-        found = tuple(float(weight) for weight in given)
-        if len(found) != label_map.count:
+        weights = [float(weight) for weight in key]
+        if len(weights) != label_map.count:
             raise ConfigError(
-                f"{_KEY} has {len(found)} weights for {label_map.count} classes; give one a class, or a map"
+                f"{_KEY} has {len(weights)} weights for {label_map.count} classes; give one a class, or a map"
             )
-    if not any(found):
-        raise ConfigError(f"{_KEY} is {shown(given)}, with which no pixel counts; give one of them more than 0")
-    return found
-
-
-def _of_map(given: Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
-    found = [1.0] * label_map.count
-    named: set[int] = set()
-    for key, weight in given.items():
-        number = _class_number(key, label_map)
-        if number in named:
-            raise ConfigError(f"{_KEY} names class {number} twice; leave one of them out")
-        named.add(number)
-        found[number] = float(weight)
-    return tuple(found)
+    if not any(weights):
+        raise ConfigError(f"{_KEY} is {shown(key)}, with which no pixel counts; give one of them more than 0")
+    return tuple(weights)
 
 
 def _class_number(key: str | int, label_map: LabelMap) -> int:
-    known = {str(k): k for k in range(label_map.count)}
-    known |= {record.name: k for k, record in enumerate(label_map.classes)}  # a name that is a number goes first
-    number = known.get(str(key).strip())
+    numbers = {str(k): k for k in range(label_map.count)}
+    numbers |= {record.name: k for k, record in enumerate(label_map.classes)}  # a name that is a number goes first
+    number = numbers.get(str(key).strip())
     if number is None:
         names = shown(", ".join(record.name for record in label_map.classes))
         raise ConfigError(
@@ -153,7 +148,7 @@ def _class_number(key: str | int, label_map: LabelMap) -> int:
 
 
 def joint(parts: Sequence[Objective], alike: bool) -> Objective:
-    """Their sum; `alike`: those that are one sum over another have the same sum of weights."""
+    """Return the sum of objectives; `alike`: those that are one sum over another have the same sum of weights."""
     if len(parts) == 1:
         return parts[0]
     single = alike and not any(isinstance(part, Ratios) for part in parts)
@@ -162,7 +157,7 @@ def joint(parts: Sequence[Objective], alike: bool) -> Objective:
 
 @dataclass(frozen=True)
 class _Together:
-    """Each part is given the labels of its own margin."""
+    """Objectives whose losses are added up; each part gets the labels of its own margin."""
 
     parts: tuple[Objective, ...]
 
@@ -176,36 +171,36 @@ class _Together:
 
     def _each(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> list[Sums]:
         height, width = target_BHW.shape[1:]
-        found = []
+        sums = []
         for part in self.parts:
             cut = self.margin - part.margin
-            found.append(part.sums(outputs_BKHW, target_BHW[:, cut : height - cut, cut : width - cut]))
-        return found
+            sums.append(part.sums(outputs_BKHW, target_BHW[:, cut : height - cut, cut : width - cut]))
+        return sums
 
 
 class AlikeObjectives(_Together):
-    """Each one sum over another, and the other the same for all."""
+    """Objectives of one sum over another each; the other is the same for all."""
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        found = self._each(outputs_BKHW, target_BHW)
-        return torch.stack([sums[0] for sums in found]).sum(), found[0][1]
+        every = self._each(outputs_BKHW, target_BHW)
+        return torch.stack([sums[0] for sums in every]).sum(), every[0][1]
 
 
 class JointObjectives(_Together):
-    """Of any kinds. One whose pixels do not count in a step adds nothing."""
+    """Objectives of any kinds. One whose pixels do not count in a step adds nothing."""
 
     @property
     def size(self) -> int:
         return sum(map(_size, self.parts))
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """Those of the first part, of the second, ..."""
+        """Return the sums of the first part, of the second, ..."""
         return tuple(one for sums in self._each(outputs_BKHW, target_BHW) for one in sums)
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
         each = zip(self.parts, totals.split([_size(part) for part in self.parts]), strict=True)
-        known = [value for value in (_value(part, own) for part, own in each) if value is not None]
-        return torch.stack(known).sum() if known else None
+        values = [value for value in (_value(part, own) for part, own in each) if value is not None]
+        return torch.stack(values).sum() if values else None
 
 
 def _size(part: Objective) -> int:
@@ -223,16 +218,16 @@ _SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
 
 
 def further_bytes(objective: Objective, usual: Objective, channels: Sequence[int], precision: str) -> LossBytes:
-    """Of each pixel, what `objective` needs more than `usual` (a negative number: less). `channels`: of the network's
-    outputs."""
+    """Return the bytes of a pixel that `objective` needs beyond `usual`; negative for less. `channels`: of the
+    network's outputs."""
     dtype = torch.float64 if precision == "fp64" else torch.float32
     ours, theirs = (_measured(each, channels, dtype) for each in (objective, usual))
     return LossBytes(ours.kept - theirs.kept, ours.peak - theirs.peak)
 
 
 def _measured(objective: Objective, channels: Sequence[int], dtype: torch.dtype) -> LossBytes:
-    """Of each pixel: what is there when its sums are known, and at the worst moment until its gradients are, them
-    included. An output counts as long as the loss keeps it, labels as they are read do not."""
+    """Measure the bytes of a pixel that are kept after its sums, and their peak until its gradients are computed, these
+    included. An output counts while the loss keeps it; labels as they are read do not count."""
     from tiledseg.tracing.allocations import AllocationMeter  # runs with the usual loss need nothing of it
 
     margin, pixels = objective.margin, _SIDE * _SIDE

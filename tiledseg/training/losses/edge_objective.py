@@ -96,12 +96,12 @@ class AttentionObjective:
 
 
 def sure_of_edge(edges_BCHW: torch.Tensor) -> torch.Tensor:
-    """Of each pixel, image by image and row by row, whether its score says an edge by more than `SURE`."""
+    """Return True for each pixel, row by row, whose score says an edge by more than `SURE`."""
     return torch.sigmoid(edges_BCHW.detach().reshape(-1)) > SURE
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:
-    """Whether a valid pixel of another class lies within `radius` of a valid pixel; without `margin` pixels around."""
+    """Return True for valid pixels with another class within `radius`; without `margin` pixels around."""
     valid_BHW = _valid(target_BHW, ignore_index)
     height, width = (size - 2 * margin for size in target_BHW.shape[1:])
     own_BHW, found_BHW = _inner(target_BHW, margin), _inner(torch.zeros_like(valid_BHW), margin)
@@ -118,7 +118,7 @@ def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: i
 
 
 def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, margin: int) -> torch.Tensor:
-    """|z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel whose class is not known."""
+    """Return |z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel without a class."""
     near_BHW = _inner(target_BHW, margin - REACH)
     classes, dtype = gradients_BCHW.shape[1] // len(GRADIENTS), gradients_BCHW.dtype
     filters = sent(torch.tensor(GRADIENTS, dtype=dtype), gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
@@ -131,7 +131,7 @@ def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: 
 
 
 def _lengths(gradients_BCHW: torch.Tensor) -> torch.Tensor:
-    """Of a class's two channels, by column and by row, the root of the sum of squares."""
+    """Return the root of the sum of squares of a class's two channels, by column and by row."""
     return (gradients_BCHW.unflatten(1, (-1, 2)).square().sum(2) + _LEAST).sqrt()
 
 
@@ -148,9 +148,9 @@ def _inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
 class BoundaryObjective:
     """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
 
-    Of each valid pixel, the sum over classes of p_k phi_k: phi_k is the distance in pixels to the nearest pixel of
-    class k, or, of a pixel's own class, minus the distance to the nearest pixel of another class, plus 1, as the
-    published code has it. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a
+    It sums p_k phi_k over classes, of each valid pixel. phi_k is the distance in pixels to the nearest pixel of class
+    k. Of the pixel's own class it is 1 minus the distance to the nearest pixel of another class, as in the published
+    code. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a
     tile give them to the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is
     the mean over its valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
     """
@@ -177,8 +177,8 @@ class BoundaryObjective:
 
 
 def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore_index: int) -> torch.Tensor:
-    """phi_k of each pixel but a margin of `radius`, at most `radius`; float32, of shape (B, K, H, W). `target_BHW`: its
-    negative classes are beyond the raster. Of no meaning where a pixel has no label."""
+    """Return phi_k of each pixel but a margin of `radius`, at most `radius`; float32, of shape (B, K, H, W).
+    `target_BHW`: its negative classes are beyond the raster. Of no meaning where a pixel has no label."""
     numbers_K = torch.arange(classes, device=target_BHW.device).view(-1, 1, 1)
     here_BKHW = (target_BHW[:, None] == numbers_K) & (target_BHW != ignore_index)[:, None]
     squares_BKHW = torch.where(here_BKHW, 0, radius**2).to(torch.int16)
@@ -191,7 +191,8 @@ def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore
 
 
 def _least_along(squares_BKHW: torch.Tensor, dim: int, radius: int) -> torch.Tensor:
-    """The least of a square and the squared way to it along a dim, of places with `radius` others on both sides."""
+    """Return the least of a square and the squared way to it along a dim, of places with `radius` others on both
+    sides."""
     size = squares_BKHW.shape[dim] - 2 * radius
     least = squares_BKHW.narrow(dim, radius, size).clone()
     for way in range(1, radius + 1):

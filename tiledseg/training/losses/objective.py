@@ -19,7 +19,7 @@ Sums = tuple[torch.Tensor, ...]
 
 
 class Objective(Protocol):
-    """What a network is trained for."""
+    """The loss that a network is trained by."""
 
     @property
     def margin(self) -> int:
@@ -27,11 +27,11 @@ class Objective(Protocol):
 
     @property
     def in_words(self) -> str:
-        """Its terms and what each counts, for the labels of curves."""
+        """The terms and their factors, for the labels of curves."""
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """(sum of losses, sum of weights, ...), float64, of a network's outputs, float, on some pixels; the first
-        two are scalars.
+        """Return (sum of losses, sum of weights, ...), float64, of a network's outputs, float, on some pixels; the
+        first two are scalars.
 
         The loss of a step is the one over the other, of all its tiles, unless it is a `Ratios`. Without class weights a
         valid pixel has weight 1. `target_BHW`: integer classes of these and of `margin` pixels around them; -1 beyond
@@ -45,11 +45,11 @@ class Ratios(Objective, Protocol):
 
     @property
     def size(self) -> int:
-        """How many numbers `sums` gives."""
+        """The number of values that `sums` returns."""
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
-        """The loss of a step, of all numbers that `sums` gives, float64, summed over its tiles; differentiable. None
-        where the step has no pixel that counts."""
+        """Return the loss of a step from the values of `sums`, float64, summed over its tiles; differentiable. None if
+        the step has no pixel that counts."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class ClassObjective:
 
 
 def counted(factor: float, name: str) -> str:
-    """A term of a loss and what it counts."""
+    """Return the words for a term of a loss with its factor."""
     return name if factor == 1 else f"{factor:g} {name}"
 
 
 def class_weighted(terms: str, weights: Sequence[float]) -> str:
-    """Terms of a loss in which classes have weights, or have none."""
+    """Return the words for terms of a loss in which classes have weights, or have none."""
     if not weights:
         return terms
     return f"class-weighted ({terms})" if " + " in terms else f"class-weighted {terms}"
@@ -105,26 +105,26 @@ def pixel_sums(
     weights: tuple[float, ...] = (),
     terms: PixelTerms | None = None,
 ) -> Sums:
-    """(sum of w * loss, sum of w), both float64 scalars: w is the weight of a valid pixel's class, or 1.
+    """Return (sum of w * loss, sum of w), both float64 scalars: w is the weight of a valid pixel's class, or 1.
 
     `logits_BKHW` float; `target_BHW` integer classes, `ignore_index` where a pixel counts nowhere. The sum is taken in
     float64 so that the loss line does not depend on how the raster was cut.
     """
-    found, terms = [], terms or PixelTerms()
+    parts, terms = [], terms or PixelTerms()
     if terms.cross_entropy:
         losses_P = cross_entropies(logits_BKHW, target_BHW, ignore_index, weights, terms.smoothing)
-        found.append((terms.cross_entropy, losses_P))
+        parts.append((terms.cross_entropy, losses_P))
     if terms.focal:
-        found.append((terms.focal, focal_losses(logits_BKHW, target_BHW, ignore_index, weights, terms.gamma)))
+        parts.append((terms.focal, focal_losses(logits_BKHW, target_BHW, ignore_index, weights, terms.gamma)))
     total = logits_BKHW.new_zeros((), dtype=torch.float64)
-    for factor, losses_P in found:
+    for factor, losses_P in parts:
         summed = losses_P.sum(dtype=torch.float64)
         total = total + (summed if factor == 1 else factor * summed)
     return total, weights_of(target_BHW, ignore_index, weights)
 
 
 def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> Sums:
-    """(sum of cross-entropies, number of valid pixels): see `pixel_sums`."""
+    """Return (sum of cross-entropies, number of valid pixels): see `pixel_sums`."""
     return pixel_sums(logits_BKHW, target_BHW, ignore_index)
 
 
@@ -157,7 +157,7 @@ def cross_entropies(
 def focal_losses(
     logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...], gamma: float
 ) -> torch.Tensor:
-    """-w (1 - p)^gamma log p of each pixel, p being the probability of its class (Lin et al., 2017, equation 5)."""
+    """Return -w (1 - p)^gamma log p of each pixel, p: the probability of its class (Lin et al., 2017, equation 5)."""
     entropies_P = cross_entropies(logits_BKHW, target_BHW, ignore_index)
     losses_P = (-torch.expm1(-entropies_P)).clamp_min(_TINY) ** gamma * entropies_P
     if not weights:
@@ -166,27 +166,27 @@ def focal_losses(
 
 
 def weights_of(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...]) -> torch.Tensor:
-    """The sum of the weights of all valid pixels, their number where classes have none: a float64 scalar."""
+    """Sum the weights of all valid pixels, or count them if classes have no weights: a float64 scalar."""
     if not weights:
         return (target_BHW != ignore_index).sum(dtype=torch.float64)
     return _table(target_BHW, ignore_index, weights)[target_BHW.long()].sum()
 
 
 def _table(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...]) -> torch.Tensor:
-    """The weight of every uint8 class number, float64."""
+    """Return the weight of every uint8 class number, float64."""
     counted = [*weights, *(0.0,) * (256 - len(weights))]
     counted[ignore_index] = 0.0
     return fixed(tuple(counted), torch.float64, target_BHW.device)
 
 
 def _rows(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels as rows: the two-dim form of the loss has deterministic kernels on every device."""
+    """Return pixels as rows: the two-dim form of the loss has deterministic kernels on every device."""
     return logits_BKHW.permute(0, 2, 3, 1).reshape(-1, logits_BKHW.shape[1]), target_BHW.reshape(-1).long()
 
 
 def _planes(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row a class, filled up to whole vectors of pixels: a kernel takes what is left of one pixel by pixel, by
-    another exponential, and a loss would depend on the tile's size."""
+    """Return a row a class, filled up to whole vectors of pixels: a kernel computes the rest by another exponential,
+    and a loss would depend on the tile's size."""
     logits_KP, target_P = logits_BKHW.transpose(0, 1).flatten(1), target_BHW.flatten().long()
     spare = -len(target_P) % _VECTORS
     if spare:
@@ -241,7 +241,7 @@ class OverlapObjective:
         return 2 + 3 * self.classes
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """(sum of losses, sum of weights, I_K, P_K, T_K)."""
+        """Return (sum of losses, sum of weights, I_K, P_K, T_K)."""
         logits_PK = outputs_BKHW[0].permute(0, 2, 3, 1).reshape(-1, self.classes)
         target_P = target_BHW.reshape(-1).long()
         valid_P = target_P != self.pixelwise.ignore_index

@@ -1,4 +1,4 @@
-"""What a run that begins with published weights takes from them: the encoder, and how its pixels are normalised."""
+"""The encoder of published weights that a run begins with, and the normalisation of its pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
-    """What the file of `model.pretrained` holds for the network; None where there is none. Collective.
+    """Read the file of `model.pretrained` for the network; None if there is none. Collective.
 
     Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
     ranks have read other files.
@@ -51,7 +51,7 @@ def check_imagenet(image: RasterInfo) -> None:
 
 
 def imagenet(measured: Normalization) -> Normalization:
-    """With ImageNet's for the first three bands, of 8 bits; others are as measured."""
+    """Return the normalisation with ImageNet's for the first three bands, of 8 bits; others are as measured."""
     mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
     constant = tuple(band for band in measured.constant if band >= len(MEAN))
     return replace(

@@ -1,4 +1,4 @@
-"""What leaving for a store costs here, measured in a moment: so that the plan can weigh it against computing again."""
+"""The cost of offloading to a store, measured in a moment: the plan weighs it against computing again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MOVED = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1
 def measured_store(
     store: str, ranks: int, machine: Machine | None, precision: str, device: torch.device | None = None
 ) -> Store:
-    """Of a folder, or on a GPU of the host's memory, to which each GPU has a way of its own; so many `ranks` share that
-    folder or way. How fast these compute the machine's profile says; without one, a convolution and a copy.
+    """Measure a folder, or on a GPU the host's memory; so many `ranks` share the folder, or the GPU's way to its host.
+    The machine's profile says how fast they compute; without one, a convolution and a copy are timed.
 
     Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
     """

@@ -5,13 +5,12 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
@@ -19,92 +18,104 @@ from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.augmentation import Augmentation, augmentation
 from tiledseg.config.data import IMAGENET, DataConfig
 from tiledseg.config.memory import ALL, recompute_of
-from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
-from tiledseg.config.train import TrainConfig
+from tiledseg.config.run import Config, OptimizerConfig
+from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.shapes import count_parameters
-from tiledseg.geometry.tiling import Tiling
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, Windows
-from tiledseg.raster.finding.sources import (
-    HELD_OUT,
-    HELD_OUT_ALONE,
-    LEARNT,
-    Parts,
-    as_list,
-    has_validation,
-    pair_sources,
-)
 from tiledseg.raster.info import RasterInfo, reference_notes
-from tiledseg.raster.labels.class_counts import median_frequency_weights
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.pair_reading import PairReading, check_used
+from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.layout import layout_warning
 from tiledseg.raster.samples.sampling import Sampler, Steps
-from tiledseg.raster.samples.spatial_split import SpatialSplit
-from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.best import judge_of
-from tiledseg.training.losses.choose_objective import given_weights, weighted
+from tiledseg.training.best import score_class
+from tiledseg.training.losses.choose_objective import choose_objective, further_bytes, given_weights
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.preparing.auto import find_settings, with_settings
 from tiledseg.training.preparing.first_weights import check_imagenet
-from tiledseg.training.preparing.from_config import (
-    blocks_asked,
-    label_map_of,
-    loss_bytes_of,
-    objective_of,
-    reading_of,
-    recipe_of,
-    record_of,
-    update_of,
-    windows_of,
+from tiledseg.training.preparing.raster_set import (
+    PairFiles,
+    RasterSet,
+    input_files,
+    inspect_files,
+    layout_notes,
+    split_of,
 )
-from tiledseg.training.preparing.raster_set import PairFiles, RasterSet, SplitAsked, inspect, split_of
-from tiledseg.training.recipe import Recipe
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.store import Store
+
 USUAL_BATCH, USUAL_STEPS = 4, 500
 """Tiles of a step, and fewest steps of a run, where nobody says others."""
-
-_TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
-
-
-if TYPE_CHECKING:
-    import torch
-
-    from tiledseg.planning.memory.store import Store
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A run that can start: a value that one rank computes and all share."""
+    """A run that can start: a value that one rank computes and all share.
 
-    recipe: Recipe
+    `asked`: the configuration as the user gave it; `config`: the same with epochs, tiles of a step and the learning
+    rate as numbers. `class_weights`: of the loss, none where all are 1, or as long as they are not counted;
+    `score_class`: the class whose IoU `train.best` names; `files`: all that the rasters are read from; `found`: the
+    choice of `parallel.auto`; `chosen`: grid and steps are the program's choice.
+    """
+
+    asked: Config
+    config: Config
     question: RunQuestion
     plan: RunPlan
     label_map: LabelMap
     objective: Objective
-    class_weights: tuple[float, ...]  # of the loss; none where all are 1, or as long as they are not counted
+    class_weights: tuple[float, ...]
     sampler: Steps
     training: RasterSet
     validation: RasterSet | None
     warnings: tuple[str, ...]
-    files: tuple[str, ...]  # all that the rasters are read from
-    found: FoundSettings | None = None  # what `parallel.auto` leaves to the program
-    chosen: bool = False  # grid and steps, since nobody says them
+    files: tuple[str, ...]
+    score_class: int | None = None
+    found: FoundSettings | None = None
+    chosen: bool = False
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Every key of the configuration as JSON has it, for the checkpoint."""
+        return record_of(self.asked)
+
+    @property
+    def epochs(self) -> int:
+        assert isinstance(self.config.train.epochs, int), "auto is settled"
+        return self.config.train.epochs
+
+    @property
+    def compiles(self) -> bool:
+        """True if the passes with gradients are compiled. `auto` compiles nowhere, since no GPU has measured it."""
+        return self.config.train.compiles() == "on"
+
+    @property
+    def counts_classes(self) -> bool:
+        """True if the weights of classes are counted in the labels."""
+        return self.config.train.class_weights == MEDIAN_FREQUENCY
+
+    @property
+    def by_content(self) -> ByContent | None:
+        """The way in which tiles or windows are drawn by their labels; None if they are not."""
+        train = self.config.train
+        content = ByContent(train.skip_empty, train.balance_classes)
+        return content if content.skip_empty or content.balance else None
 
 
 def prepare(
@@ -118,77 +129,48 @@ def prepare(
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes` is what one rank may use, `ranks` how many there are, `ranks_a_store` how many share the way to
-    `memory.store`, `device` that of this one (None: a CPU): all change speed and memory only. Where `parallel.auto`
-    leaves settings to the program, so do the `machine` that the ranks run on, and what the run had `before`. Raises
-    InputError of some kind for the first thing that cannot be.
+    `memory_bytes`: for one rank of `ranks`; `ranks_a_store`: ranks that share the way to `memory.store`; `device`: of
+    this rank (None: a CPU). All change speed and memory only. `machine` and the checkpoint's state `before` decide what
+    `parallel.auto` leaves open. Raises InputError of some kind for the first thing that cannot be.
     """
     config.check()
-    label_map = label_map_of(config.data)
-    reading = reading_of(config.data, label_map)
-    found = inspect(*_paths(config.data, _TRAINING, LEARNT), reading)
-    check_used(reading.labels, found.label_paths)
-    if config.data.normalize == IMAGENET:
-        check_imagenet(found.images[0])
-    held_out = found if config.data.split else _held_out(config.data, reading)
-    if held_out:
-        check_alike([found.images[0], *held_out.images])
-    network = known(build_network(config.model, found.images[0].bands, label_map.count), config.model.freeze_norm)
-    train, budget = config.train, config.memory.bytes()
-    recompute = recompute_of(config.memory, config.parallel)
-    memory_bytes = memory_bytes if budget is None else budget
+    data, train = config.data, config.train
+    label_map = label_map_of(data)
+    learnt, held_out = inspect_files(data, label_map)
+    if data.normalize == IMAGENET:
+        check_imagenet(learnt.images[0])
+    network = known(build_network(config.model, learnt.images[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
-    windows, profiled = windows_of(train), machine_of(config.parallel.machine)
-    store = _store(config, profiled, ranks_a_store, device)
-    question = RunQuestion(
-        network,
-        found.extents,
-        ranks,
-        memory_bytes - (_average_bytes(network, train.precision) if train.ema else 0),
-        parallelism(config.parallel, recompute.stages),
-        train.precision,
-        held_out=held_out.extents if held_out else (),
-        grid=config.tiling.grid_shape(),
-        halo=config.tiling.halo_width(),
-        tiles_per_step=windows.per_step if windows and windows.exact else train.given_tiles,
-        images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
-        windows=windows,
-        turned=() if windows else _turned(augmentation(train.augment), found.images),
-        frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
-        still_norms=config.model.freeze_norm,
-        recompute=recompute.nodes,
-        tiles_per_batch=train.batch(),
-        blocks=blocks_asked(config, store),
-        offload=config.memory.offload == ALL,
-        store=store if config.memory.chooses_offload else None,
-        budgeted=budget is not None,
-        loss=loss_bytes_of(config, network, label_map, objective),
-        machine=profiled,
-    )
-    _check_norms(config.model, network)
+    question = _question(config, network, learnt, held_out, memory_bytes, ranks, ranks_a_store, device)
+    question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
     usual = _usual_tiles(question) if config.chooses_tiles else question
     chosen, question = usual is not question, usual
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
-    tilings = () if windows else plan.tilings[: len(found.images)]
-    split, split_notes = _split(config, plan, question.graph, found.images)
+    tilings = () if question.windows else plan.tilings[: len(learnt.images)]
+    halo = max(plan.footprint.before, plan.footprint.after)
+    split, split_notes = split_of(config, question.graph, halo, learnt.images) if data.split is not None else (None, ())
     trained, validated = split.parts() if split else ((), ())
-    rasters = found.cut(tilings, config.data.area, trained)
-    kept = _kept(train, plan, rasters)
+    rasters = learnt.cut(tilings, data.area, trained)
+    kept = rasters.kept(tilings) if tilings else None
+    if plan.spread.shares_images or augmentation(train.augment).moves:
+        kept = None  # tiles do not stay in their places, or are not computed one by one
     if chosen and kept is not None:
         question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
-    train = replace(train, tiles_per_step=question.tiles_per_step) if not windows else train
-    sampler = steps_of(train, plan, windows, found, kept)
+    if not question.windows:
+        train = replace(train, tiles_per_step=question.tiles_per_step)
+    sampler = _steps(train, plan, question.windows, learnt, kept)
     if isinstance(train.epochs, str):
         train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
         train.check_best()
-    every = [part for part in (found, held_out) if part]
+    every = [part for part in (learnt, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
-    recipe = recipe_of(replace(config, train=train), judge_of(train.best, train.early_stop, label_map, bool(held_out)))
+    items = train.windows_per_step or train.given_tiles or train.images_per_step
     return Preparation(
-        replace(recipe, record=record_of(config)),
+        config,
+        replace(config, train=train, optimizer=scaled(config.optimizer, items)),
         question,
         plan,
         label_map,
@@ -196,17 +178,103 @@ def prepare(
         weights,
         sampler,
         rasters,
-        held_out.cut(plan.held_out, config.data.area, validated) if held_out else None,
-        (*notes, *split_notes, *_notes(found.images, tilings), *plan.warnings),
-        (*(file for part in every for file in part.files), *_area_files(config.data)),
+        held_out.cut(plan.held_out, data.area, validated) if held_out else None,
+        (*notes, *split_notes, *layout_notes(learnt.images, tilings), *plan.warnings),
+        input_files(every, data.area or None),
+        score_class(train.best, label_map, held_out is not None),
         settings,
         chosen,
     )
 
 
+def _question(
+    config: Config,
+    network: Network,
+    learnt: PairFiles,
+    held_out: PairFiles | None,
+    memory_bytes: int,
+    ranks: int,
+    ranks_a_store: int,
+    device: torch.device | None,
+) -> RunQuestion:
+    """Ask the planner for this run; the bytes of its loss are still the usual ones."""
+    train, memory, budget = config.train, config.memory, config.memory.bytes()
+    recompute, machine = recompute_of(memory, config.parallel), machine_of(config.parallel.machine)
+    windows = None
+    if train.window is not None and train.windows_per_step is not None:
+        windows = Windows(train.window, train.windows_per_step, train.window_halo == "exact")
+    whole_images = windows is not None and not windows.exact
+    store = _store(config, machine, ranks_a_store, device)
+    average = count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[train.precision])
+    if config.model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
+        raise ConfigError(
+            f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
+            "statistics; leave it out"
+        )
+    return RunQuestion(
+        network,
+        learnt.extents,
+        ranks,
+        (memory_bytes if budget is None else budget) - (average if train.ema else 0),
+        parallelism(config.parallel, recompute.stages),
+        train.precision,
+        held_out=held_out.extents if held_out else (),
+        grid=config.tiling.grid_shape(),
+        halo=config.tiling.halo_width(),
+        tiles_per_step=train.windows_per_step if windows and not whole_images else train.given_tiles,
+        images_per_step=windows.per_step if windows and whole_images else train.images_per_step,
+        windows=windows,
+        turned=() if windows else _turned(augmentation(train.augment), learnt.images),
+        frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
+        still_norms=config.model.freeze_norm,
+        recompute=recompute.nodes,
+        tiles_per_batch=train.batch(),
+        blocks=_blocks(config, store),
+        offload=memory.offload == ALL,
+        store=store if memory.chooses_offload else None,
+        budgeted=budget is not None,
+        machine=machine,
+    )
+
+
+def record_of(config: Config) -> dict[str, Any]:
+    """Return every key of a configuration as JSON has it."""
+    record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return record
+
+
+def label_map_of(data: DataConfig) -> LabelMap:
+    """Return the meaning of the labels. Raises ConfigError."""
+    if isinstance(data.classes, str):
+        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
+    return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
+
+
+def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
+    """Return the optimizer with the rate of a step of so many tiles, windows or images, on all ranks together."""
+    return replace(optimizer, lr=optimizer.lr * items) if optimizer.scale_lr == "linear" else optimizer
+
+
+def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
+    """Return the objective; weights that are still to be counted stand as 1, so that all is refused now."""
+    counted = config.train.class_weights == MEDIAN_FREQUENCY
+    stand_in = (1.0,) * label_map.count if counted else weights
+    return choose_objective(network, config.train.loss, label_map.ignore_index, stand_in)
+
+
+def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
+    """Return the bytes of the loss beyond the network's usual one, without weights of classes."""
+    usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
+    if objective == usual:
+        return USUAL_LOSS
+    channels = tensor_channels(network.graph(), network.bands)
+    outputs = [channels[tensor] for tensor in network.graph().results]
+    return further_bytes(objective, usual, outputs, config.train.precision)
+
+
 def _usual_tiles(question: RunQuestion) -> RunQuestion:
-    """The question with tiles and steps that a network learns from, whatever the ranks and their memory, where a tile
-    gives what the whole image gives. As it is where a step would be a whole image all the same."""
+    """Choose tiles and steps that a network learns from, whatever the ranks and their memory, where a tile gives what
+    the whole image gives. Return the question unchanged where a step would be a whole image all the same."""
     if "read" not in exact_modes(question.graph, tiles=2, trains=True):
         return question
     footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
@@ -223,156 +291,79 @@ def _usual_tiles(question: RunQuestion) -> RunQuestion:
 
 
 def _tiles_of_step(tiles: int) -> int:
-    """Four, or fewer where an epoch would have fewer than four steps."""
+    """Return four, or fewer where an epoch would have fewer than four steps."""
     return max(1, min(USUAL_BATCH, tiles // USUAL_BATCH))
 
 
-def _split(
-    config: Config, plan: RunPlan, graph: Graph, infos: Sequence[RasterInfo]
-) -> tuple[SpatialSplit | None, tuple[str, ...]]:
-    data, halo = config.data, max(plan.footprint.before, plan.footprint.after)
-    if data.split is None:
-        return None, ()
-    asked = SplitAsked(data.split, data.split_share, data.split_gap, data.split_seed)
-    reach, keyed = augmentation(config.train.augment).reach, config.model.build is None
-    return split_of(asked, graph, halo, reach, config.parallel.exact, infos, keyed)
-
-
-def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:
-    """The tiles that hold pixels that count, where tiles stay in their places and are computed one by one."""
-    found = rasters.kept(rasters.tilings) if rasters.tilings else None
-    return None if plan.spread.shares_images or augmentation(train.augment).moves else found
-
-
-def _area_files(data: DataConfig) -> tuple[str, ...]:
-    if not data.area:
-        return ()
-    from tiledseg.raster.labels.polygons import vector_files
-
-    return vector_files(data.area)
-
-
-def _held_out(data: DataConfig, reading: PairReading) -> PairFiles | None:
-    """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
-    if data.val_images:
-        return inspect(*_paths(data, _VALIDATION, HELD_OUT_ALONE), reading)
-    if has_validation(as_list(data.images)):
-        return inspect(*_paths(data, _TRAINING, HELD_OUT), reading)
-    return None
-
-
-def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    images, labels = (as_list(getattr(data, key)) for key in keys)
-    return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
-
-
-def steps_of(
+def _steps(
     train: TrainConfig,
     plan: RunPlan,
     windows: Windows | None,
-    found: PairFiles,
-    kept: tuple[tuple[int, ...], ...] | None = None,
+    learnt: PairFiles,
+    kept: tuple[tuple[int, ...], ...] | None,
 ) -> Steps:
-    """All steps of a run, with what each tile draws."""
-    drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
-    if windows is None:
-        counts = tuple(map(len, plan.tilings[: len(found.images)] if kept is None else kept))
-        sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
-        turned = _turned(augmentation(train.augment), found.images)
-        return DrawnTiles(sampler, drawer, train.augment_each, turned=turned)
-    return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)
+    """Return all steps of a run, with the draw of each tile."""
+    asked = augmentation(train.augment)
+    drawer = Drawer(asked, tuple(info.shape for info in learnt.images), learnt.images[0].bands)
+    if windows is not None:
+        footprint = plan.footprint if windows.exact else None
+        return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, footprint)
+    counts = tuple(map(len, plan.tilings[: len(learnt.images)] if kept is None else kept))
+    sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
+    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(asked, learnt.images))
 
 
 def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:
-    """The images that a quarter turn gives another shape."""
+    """Return the images that a quarter turn gives another shape."""
     return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
 
 
+def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
+    """Return the blocks of the group `memory`; None if tiles are computed whole. `store`: the rates of a file."""
+    memory, in_file = config.memory, config.memory.in_file
+    if memory.in_blocks:
+        return BlocksAsked(memory.blocks_shape(), in_file, store=store)
+    compiles = config.train.compiles() == "on"  # which does not go with blocks
+    return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
+
+
 def _store(config: Config, machine: Machine | None, ranks: int, device: torch.device | None) -> Store | None:
-    """The rates of the store where the plan chooses what lies there, or says what blocks there cost. Raises ConfigError
-    where it is no folder."""
+    """Measure the store where the plan chooses what lies there, or predicts the time of blocks. Raises ConfigError if
+    it is no folder."""
     memory = config.memory
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
-
     from tiledseg.training.preparing.measured_store import measured_store
 
-    return measured_store(config.memory.store, ranks, machine, config.train.precision, device)
-
-
-def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
-    """With the weights of classes in its loss."""
-    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
-
-
-def with_counts(preparation: Preparation, counts: NDArray[np.int64]) -> Preparation:
-    """With the weights of classes by how often each is in the training images; a warning for one that none has."""
-    absent = [str(k) for k, count in enumerate(counts.sum(axis=0).tolist()) if not count]
-    note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
-    preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
-    return with_class_weights(preparation, median_frequency_weights(counts))
-
-
-def _average_bytes(network: Network, precision: str) -> int:
-    """What an average of the weights takes of a rank's memory, beside its steps."""
-    return count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[precision])
+    return measured_store(memory.store, ranks, machine, config.train.precision, device)
 
 
 def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:
-    """The nodes that `optimizer.lr_factors` freezes. Raises ConfigError where its patterns do not fit the network."""
+    """Return the nodes that `optimizer.lr_factors` freezes. Raises ConfigError if its patterns do not fit."""
     if not optimizer.lr_factors:
         return frozenset()
     modules = freeze(network_modules(network, still=still), optimizer.lr_factors)
-    parameter_groups(modules.parameters_by_node(), update_of(optimizer))
+    parameter_groups(modules.parameters_by_node(), optimizer)
     return frozen_nodes(modules)
 
 
-def _check_norms(model: ModelConfig, network: Network) -> None:
-    """Nothing is accepted and ignored."""
-    if model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
-        raise ConfigError(
-            f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
-            "statistics; leave it out"
-        )
-
-
-def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
-    notes = [note for info in infos for note in info.notes]
-    slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
-    if len(slow) > 1:
-        slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
-    return notes + slow
-
-
-def check_compiling(preparation: Preparation, device: torch.device) -> None:
-    """Raise ConfigError where a run that is to be compiled cannot be."""
-    found = why_uncompiled(preparation)
-    if found is not None:
-        raise ConfigError(found)
-    if preparation.recipe.compiles:
-        from tiledseg.models.compiled import check_compiler
-
-        check_compiler(device)
-
-
 def why_uncompiled(preparation: Preparation) -> str | None:
-    """Return the reason against compiling a run on any device."""
-    found = _obstacle(preparation.plan, preparation.recipe.recompute) if preparation.recipe.compiles else None
-    return None if found is None else f"train.compile is on, which takes a network whole, but {found}"
-
-
-def _obstacle(plan: RunPlan, recompute: str) -> str | None:
-    """Why the network does not go through its tiles whole, and what to do."""
+    """Return the reason against compiling a run that is to be compiled, on any device."""
+    if not preparation.compiles:
+        return None
+    plan = preparation.plan
     graph, bands = plan.network.graph(), plan.network.bands
-    asking = [node.name for node in graph.nodes if node.layer.asks_place]
+    keeps_all = named_policy(graph, bands, preparation.question.recompute).keeps_all
+    placed = [node.name for node in graph.nodes if node.layer.asks_place]
     reasons = {
         "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,
         "parallel.stages cut it; give 1": plan.pipeline is not None or plan.spread.mesh.stages > 1,
         "memory.blocks cuts tiles; leave it out": plan.blocks is not None,
         "memory.budget has it computed once more; give a larger one, or compile off": plan.rebuilt is not None,
-        "memory.recompute has it computed once more; give auto": not named_policy(graph, bands, recompute).keeps_all,
+        "memory.recompute has it computed once more; give auto": not keeps_all,
         "memory.offload moves what it keeps; leave it out": plan.offloaded is not None,
-        f"{next(iter(asking), '')} depends on its place in the image; give compile off": len(asking) > 0,
+        f"{next(iter(placed), '')} depends on its place in the image; give compile off": len(placed) > 0,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    obstacle = next((reason for reason, holds in reasons.items() if holds), None)
+    return obstacle and f"train.compile is on, which takes a network whole, but {obstacle}"

@@ -5,81 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from tiledseg.config.augmentation import augmentation
+from tiledseg.config.data import DataConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
+from tiledseg.raster.finding.sources import (
+    HELD_OUT,
+    HELD_OUT_ALONE,
+    LEARNT,
+    Parts,
+    as_list,
+    has_validation,
+    pair_sources,
+)
 from tiledseg.raster.georeferencing import along
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.pair_reading import Inside, MaskedReader, PairReading, area_reader
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.labels.pair_reading import (
+    Inside,
+    LabelReading,
+    MaskedReader,
+    PairReading,
+    area_reader,
+    check_used,
+)
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reading.reader import KnownReader
-from tiledseg.raster.samples.layout import check_cut
+from tiledseg.raster.samples.layout import check_cut, layout_warning
 from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.statistics import check_alike
 from tiledseg.units.quantities import Length, blocks_of, parse_length
 
 
 @dataclass(frozen=True)
-class RasterSet:
-    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`,
-    `label_infos`: what they say of themselves: a file is opened when a pixel of it is read. Pixels count within the
-    polygons of the file `area` and within `parts`, one for each image (none: all)."""
-
-    images: tuple[str, ...]
-    labels: tuple[str, ...]
-    tilings: tuple[Tiling, ...]
-    reading: PairReading
-    infos: tuple[RasterInfo, ...]
-    label_infos: tuple[RasterInfo, ...]
-    area: str | None = None
-    parts: tuple[SplitPart, ...] = ()
-
-    def open_image(self, number: int) -> RasterReader:
-        info = self.infos[number]
-        return KnownReader(info, lambda: self.reading.open_as(self.images[number], info))
-
-    def open_counted(self, number: int) -> RasterReader:
-        """An image whose pixels are valid where its labels may count: for statistics, not for a network."""
-        return self._masked(self.open_image(number), number)
-
-    def open_labels(self, number: int) -> RasterReader:
-        path, image = self.labels[number], self.infos[number]
-        reader = KnownReader(self.label_infos[number], lambda: self.reading.labels.open(path, image))
-        return self._masked(reader, number)
-
-    def _masked(self, reader: RasterReader, number: int) -> RasterReader:
-        areas = [area_reader(self.area, self.infos[number])] if self.area else []
-        masks: list[Inside] = [self.parts[number].inside] if self.parts else []
-        masks += [lambda box, area=area: area.read(box)[0][0] == 1 for area in areas]  # type: ignore[misc]
-        return MaskedReader(reader, masks, areas) if masks else reader
-
-    def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
-        """Of each image the tiles in which pixels may count; None where all may. Raises ConfigError for an image
-        without any."""
-        if not self.area and not self.parts:
-            return None
-        return tuple(self._kept(number, tiling) for number, tiling in enumerate(tilings))
-
-    def _kept(self, number: int, tiling: Tiling) -> tuple[int, ...]:
-        with self.open_labels(number) as labels:
-            assert isinstance(labels, MaskedReader), "only a part counts"
-            found = tuple(at for at, tile in enumerate(tiling.tiles) if labels.counts(tile.core))
-        if not found:
-            why = (
-                f"data.area {self.area} and data.split leave"
-                if self.area and self.parts
-                else (f"data.area {self.area} leaves" if self.area else "data.split leaves")
-            )
-            raise ConfigError(f"{why} no pixel of {self.images[number]} to learn from; leave it out, or change them")
-        return found
-
-
-@dataclass(frozen=True)
 class PairFiles:
-    """What the files say of themselves."""
+    """Images and their labels as the files describe themselves, and how they are read."""
 
     images: tuple[RasterInfo, ...]
     labels: tuple[RasterInfo, ...]
@@ -96,7 +61,8 @@ class PairFiles:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
 
     def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[SplitPart, ...] = ()) -> RasterSet:
-        """`area`, `parts`: as `RasterSet`. Raises RasterError for a tile store that was cut otherwise."""
+        """Cut the pairs; `area` and `parts` as of `RasterSet`. Raises RasterError for a tile store that was cut
+        otherwise."""
         for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
@@ -104,40 +70,120 @@ class PairFiles:
         return RasterSet(*paths, tilings, self.reading, *infos, area, parts)
 
 
-def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: PairReading) -> PairFiles:
-    """Open each image with its labels. Raises RasterError, LabelError and ConfigError for the first pair that cannot
-    be."""
-    return PairFiles(*reading.inspect(image_paths, label_paths), image_paths, label_paths, reading)
+@dataclass(frozen=True)
+class RasterSet:
+    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read.
+
+    `infos`, `label_infos`: the files' own description; a file is opened when a pixel of it is read. Pixels count within
+    the polygons of the file `area` and within `parts`, one for each image (none: all).
+    """
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    tilings: tuple[Tiling, ...]
+    reading: PairReading
+    infos: tuple[RasterInfo, ...]
+    label_infos: tuple[RasterInfo, ...]
+    area: str | None = None
+    parts: tuple[SplitPart, ...] = ()
+
+    def open_image(self, number: int) -> RasterReader:
+        info = self.infos[number]
+        return KnownReader(info, lambda: self.reading.open_as(self.images[number], info))
+
+    def open_counted(self, number: int) -> RasterReader:
+        """Open an image whose pixels are valid where its labels may count: for statistics, not for a network."""
+        return self._masked(self.open_image(number), number)
+
+    def open_labels(self, number: int) -> RasterReader:
+        path, image = self.labels[number], self.infos[number]
+        reader = KnownReader(self.label_infos[number], lambda: self.reading.labels.open(path, image))
+        return self._masked(reader, number)
+
+    def _masked(self, reader: RasterReader, number: int) -> RasterReader:
+        areas = [area_reader(self.area, self.infos[number])] if self.area else []
+        masks: list[Inside] = [self.parts[number].inside] if self.parts else []
+        masks += [lambda box, area=area: area.read(box)[0][0] == 1 for area in areas]  # type: ignore[misc]
+        return MaskedReader(reader, masks, areas) if masks else reader
+
+    def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
+        """Return each image's tiles in which pixels may count; None if all may. Raises ConfigError for an image without
+        any."""
+        if not self.area and not self.parts:
+            return None
+        kept = []
+        for number, tiling in enumerate(tilings):
+            with self.open_labels(number) as labels:
+                assert isinstance(labels, MaskedReader), "only a part counts"
+                kept.append(tuple(at for at, tile in enumerate(tiling.tiles) if labels.counts(tile.core)))
+            if not kept[-1]:
+                keys = [f"data.area {self.area}"] * bool(self.area) + ["data.split"] * bool(self.parts)
+                raise ConfigError(
+                    f"{' with '.join(keys)} leaves no pixel of {self.images[number]} to learn from; leave the image "
+                    "out, or change them"
+                )
+        return tuple(kept)
 
 
-class SplitAsked(NamedTuple):
-    """As the keys of the configuration have it: [R, C] `blocks` or the side of one, the `share` of them that is
-    validated on, and the `gap`: auto, pixels, or a length."""
+def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, PairFiles | None]:
+    """Open each image with its labels, those to learn from and those to validate on. Raises RasterError, LabelError and
+    ConfigError for the first pair that cannot be."""
+    label_reading = LabelReading(
+        label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
+    )
+    reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
 
-    blocks: list[int] | str
-    share: float
-    gap: int | str
-    seed: int
+    def inspect(keys: tuple[str, str], parts: Parts) -> PairFiles:
+        images, labels = (as_list(getattr(data, key)) for key in keys)
+        paths = pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
+        return PairFiles(*reading.inspect(*paths), *paths, reading)
+
+    learnt, held_out = inspect(("images", "labels"), LEARNT), None
+    check_used(label_reading, learnt.label_paths)
+    if data.split:
+        held_out = learnt
+    elif data.val_images:
+        held_out = inspect(("val_images", "val_labels"), HELD_OUT_ALONE)
+    elif has_validation(as_list(data.images)):
+        held_out = inspect(("images", "labels"), HELD_OUT)
+    if held_out:
+        check_alike([learnt.images[0], *held_out.images])
+    return learnt, held_out
+
+
+def input_files(every: Sequence[PairFiles], area: str | None) -> tuple[str, ...]:
+    """Return all files that rasters, and the polygons of `data.area`, are read from."""
+    files = tuple(file for part in every for file in part.files)
+    if area is None:
+        return files
+    from tiledseg.raster.labels.polygons import vector_files
+
+    return (*files, *vector_files(area))
+
+
+def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
+    """Return the warnings on files: their own, and one of those whose layout is slow to read by these tilings."""
+    notes = [note for info in infos for note in info.notes]
+    slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
+    if len(slow) > 1:
+        slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
+    return notes + slow
 
 
 def split_of(
-    asked: SplitAsked,
-    graph: Graph,
-    halo: int,
-    reach: float,
-    exact: bool,
-    infos: Sequence[RasterInfo],
-    keyed: bool = True,
+    config: Config, graph: Graph, halo: int, infos: Sequence[RasterInfo]
 ) -> tuple[SpatialSplit, tuple[str, ...]]:
-    """The split of the images into blocks, and what is to be said of it. `halo`: the network's, in pixels; `reach`: how
-    many of the raster an augmentation may make of one; `keyed`: as of `norm_fault`.
+    """Split the images into blocks that are learnt from or validated on, by `data.split`; return notes too.
 
-    Raises ConfigError where a layer sees whole images, which no gap keeps apart, unless not `exact`.
+    `halo`: of the network, in pixels. Raises ConfigError where a layer sees whole images, which no gap keeps apart,
+    unless `parallel.exact` is false.
     """
+    data, reach, keyed = config.data, augmentation(config.train.augment).reach, config.model.build is None
+    assert data.split is not None, "there is a split"
     seeing = measuring(graph)
-    if seeing and exact:
+    if seeing and config.parallel.exact:
         raise ConfigError(
-            f"data.split is {asked.blocks}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
+            f"data.split is {data.split}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
             f"that are validated on; use {'model.norm none or pixel, ' if keyed else ''}data.val_images, or accept it: "
             "parallel.exact false"
         )
@@ -145,10 +191,10 @@ def split_of(
     if seeing:
         notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
-    cuts = tuple(SplitCut(info.shape, _blocks(asked.blocks, info), _gap(asked.gap, auto, info)) for info in infos)
+    cuts = [SplitCut(info.shape, _blocks(data.split, info), _gap(data.split_gap, auto, info)) for info in infos]
     if min(min(cut.gap) for cut in cuts) < auto:
-        notes += (f"data.split_gap is {asked.gap}, below {auto} px: outputs validated on see pixels trained on",)
-    return SpatialSplit(cuts, asked.share, asked.seed), notes
+        notes += (f"data.split_gap is {data.split_gap}, below {auto} px: outputs validated on see pixels trained on",)
+    return SpatialSplit(tuple(cuts), data.split_share, data.split_seed), notes
 
 
 def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
@@ -162,7 +208,7 @@ def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
 
 
 def _gap(gap: int | str, auto: int, info: RasterInfo) -> tuple[int, int]:
-    """In pixels, along rows and columns."""
+    """Return the gap in pixels, along rows and columns."""
     length = parse_length(gap) if isinstance(gap, str) else Length(gap)
     rows, cols = (auto, auto) if length is None else along(length, info, "data.split_gap")
     return math.ceil(rows), math.ceil(cols)

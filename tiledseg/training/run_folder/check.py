@@ -86,7 +86,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _check_subfolder(folder: Path, sources: Iterable[str | Path]) -> None:
-    """What lies in these folders is removed and made as the run goes on."""
+    """Raise OutputError for a folder whose files the run removes and makes, if it is none, or inputs lie there."""
     if os.path.lexists(folder) and irregular_kind(folder) != "a folder":
         kind = irregular_kind(folder) or "a file"
         raise OutputError(f"{folder} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
@@ -99,7 +99,7 @@ def _check_subfolder(folder: Path, sources: Iterable[str | Path]) -> None:
 
 
 def _is_record(path: Path) -> bool:
-    """Whether the file is a configuration as runs write it: without comments, every key in its place."""
+    """Return True for a configuration as runs write it: without comments, every key in its place."""
     try:
         text = path.read_text() if path.stat().st_size <= _MOST_BYTES else ""
         values = yaml.safe_load(text)

@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
-from tiledseg.execution.progress import StepProgress, duration
+from tiledseg.execution.progress import StepProgress
 from tiledseg.system.outputs import METRICS, PAGE, PROGRESS, STARTED
 from tiledseg.system.writing import replacing
 from tiledseg.training.run_folder.metrics import MetricsLog, read_metrics, write_whole
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
-_RATE_STEPS = 20  # of the run so far that its rate is the median of
-_ONCE_MORE = 4 / 3  # forward twice: a backward pass takes two forward passes' time
 
 
 class Journal:
@@ -49,16 +46,16 @@ class Journal:
         self._drawn = time.monotonic()
 
     def step(self, line: dict[str, Any]) -> None:
-        """One line of metrics: see `step_line`."""
+        """Write one line of metrics: see `step_line`."""
         self._log.write(line)
         self._progress.step(line)
 
     def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """A part of the work, shown while it lasts: see `execution.progress.Shown`."""
+        """Show a part of the work while it lasts: see `execution.progress.Shown`."""
         return self._progress.part(items, total, words)
 
     def validation(self, step: int, epoch: int, findings: Findings) -> None:
-        """What was found at the end of an epoch."""
+        """Write the files of a validation at the end of an epoch, and say its score."""
         assert self._scene is not None, "a run that validates says what its validations are of"
         self.last_validation = found = findings.line()
         panel = write_validation(self._folder, step, epoch, findings, self._scene)
@@ -69,19 +66,19 @@ class Journal:
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def say(self, words: str) -> None:
-        """One line for the person; none where there is nothing to say."""
+        """Say one line to the user; nothing if it is empty."""
         if words:
             self._progress.say(words)
 
     def draw(self, now: bool = False) -> None:
-        """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
+        """Draw the progress and the page; unless `now`, only if the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
             plot_progress(self._folder, self._started["title"], self._started["loss"])
             self._write_page(now)
             self._drawn = time.monotonic()
 
     def _write_page(self, last: bool) -> None:
-        """The page; what stops it stops no run, and is said with the last one."""
+        """Write the page. A fault stops no run, and is said with the last page."""
         from tiledseg.reporting.page import REMEDY
         from tiledseg.training.run_folder.page import write_report
 
@@ -98,37 +95,27 @@ class Journal:
         self._log.close()
 
 
+_OF_A_STEP = (
+    *("loss", "pixels", "seconds", "data_seconds", "communication_seconds", "halo_bytes", "halo_messages"),
+    "memory_bytes",
+)
+
+
 def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult) -> dict[str, Any]:
-    """A step as `metrics.jsonl` has it; `step` counts from 1."""
-    line: dict[str, Any] = {
-        "step": step,
-        "epoch": epoch,
-        "loss": result.loss,
-        "lr": rate,
-        "tiles": tiles,
-        "pixels": result.pixels,
-        "seconds": result.seconds,
-        "data_seconds": result.data_seconds,
-        "communication_seconds": result.communication_seconds,
-        "pixels_per_second": result.pixels / result.seconds,
-        "halo_bytes": result.halo_bytes,
-        "halo_messages": result.halo_messages,
-        "memory_bytes": result.memory_bytes,
-    }
+    """Return a step as `metrics.jsonl` has it; `step` counts from 1."""
+    line = {"step": step, "epoch": epoch, "lr": rate, "tiles": tiles, **{k: getattr(result, k) for k in _OF_A_STEP}}
+    line["pixels_per_second"] = result.pixels / result.seconds
     if result.scale is not None:
         line |= {"loss_scale": result.scale, "skipped": result.skipped}
     if result.pipeline is not None:
-        line |= {
-            "pipeline_bytes": result.pipeline.bytes,
-            "pipeline_messages": result.pipeline.messages,
-            "stage_seconds": list(result.pipeline.stage_seconds),
-            "bubble_share": result.pipeline.bubble_share,
-        }
+        stages = result.pipeline
+        line |= {"pipeline_bytes": stages.bytes, "pipeline_messages": stages.messages}
+        line |= {"stage_seconds": list(stages.stage_seconds), "bubble_share": stages.bubble_share}
     return line
 
 
 def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The scores of the last validation among the lines of a metrics file."""
+    """Return the scores of the last validation among the lines of a metrics file."""
     return next((line["val"] for line in reversed(lines) if "val" in line), None)
 
 
@@ -142,33 +129,3 @@ def plot_progress(folder: Path, title: str, loss: str) -> bool:
     with replacing(folder / PROGRESS) as part:
         part.write_bytes(data)
     return True
-
-
-def expected_time(planned: float | None, looks_first: bool, lines: Sequence[Mapping[str, Any]], left: int) -> str:
-    """Return a sentence on the duration of the `left` steps; empty if there are none.
-
-    `planned`: measured seconds of a step's passes, which with stages go forward once more if the loss `looks_first`;
-    `lines`: of metrics of the steps done.
-    """
-    if not left:
-        return ""
-    steps = f"{left} steps" if left > 1 else "1 step"
-    if planned is not None:
-        seconds = planned * (_ONCE_MORE if looks_first else 1)
-        return (
-            f"predicted: {in_words(seconds)} a step, {duration(seconds * left)} for {steps}, by the measured times of "
-            "layers and messages; reading and validation come besides"
-        )
-    done = [line["seconds"] for line in lines if "seconds" in line][-_RATE_STEPS:]
-    if done:
-        seconds = median(done)
-        return (
-            f"the last {len(done)} steps took {in_words(seconds)} each (median): at that rate "
-            f"{duration(seconds * left)} for {steps} left"
-        )
-    return f"no time is predicted for {steps}: no rate is known before the first"
-
-
-def in_words(seconds: float) -> str:
-    """Return a step's time in three digits."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

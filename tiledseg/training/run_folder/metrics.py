@@ -39,8 +39,8 @@ class MetricsLog:
         self._opens_events: Callable[[], Any] | None = partial(_open_events, folder / EVENTS, keep_to_step)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Raises WriteError where the disk does not take the line, or the file was moved away, where the run would go
-        on unseen: what was written before stays."""
+        """Write a line. Raises WriteError where the disk refuses it, or the file was moved away, so that the run would
+        go on unseen; earlier lines stay."""
         with writing(self.path):
             if not is_at(self._file.fileno(), self.path):
                 raise FileNotFoundError(errno.ENOENT, "moved away")
@@ -56,7 +56,7 @@ class MetricsLog:
                 self._events.add_scalar(tag, value, line["step"])
 
     def picture(self, tag: str, picture_HWC: NDArray[np.uint8], step: int) -> None:
-        """A picture for TensorBoard, where installed, after a line. Raises WriteError."""
+        """Hand TensorBoard a picture, if installed, after a line. Raises WriteError."""
         if self._events is not None:
             with writing(self.path.with_name(EVENTS)):
                 self._events.add_image(tag, picture_HWC, step, dataformats="HWC")
@@ -69,7 +69,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All lines of a metrics file but a last one that a crash has torn. Raises OutputError for any other damage."""
+    """Read all lines of a metrics file but a last one that a crash has torn. Raises OutputError for other damage."""
     if not path.exists():
         return []
     *whole, torn = path.read_bytes().split(b"\n")
@@ -109,8 +109,8 @@ def check_lines(path: Path, step: int, lines: Sequence[Mapping[str, Any]]) -> st
 
 
 def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
-    """What is to be said of a folder without checkpoints in which a run begins: None of a new one. Raises OutputError
-    where its run has written some, which are gone: to begin anew would take its metrics away too.
+    """Return a note on a folder without checkpoints in which a run begins; None for a new folder. Raises OutputError if
+    its run has written checkpoints that are gone: to begin anew would remove its metrics too.
 
     A run has written one where it ended, or was stopped, and where it has done twice the steps between two.
     """
@@ -128,7 +128,7 @@ def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
 
 
 def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
-    """One line of the metrics file: an object that says its step."""
+    """Parse one line of the metrics file."""
     try:
         line = json.loads(text)
         if _is_line(line):
@@ -141,7 +141,7 @@ def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _is_line(line: object) -> TypeGuard[dict[str, Any]]:
-    """An object with a step, and a loss or scores that can be drawn."""
+    """Return True for an object with a step, and a loss or scores that can be drawn."""
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         return False
     scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
@@ -166,7 +166,7 @@ def _open_events(folder: Path, purge_step: int) -> Any:
 
 
 def _events_hook(former: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
-    """No traceback from TensorBoard's thread where the disk refuses a write: the writer's next call raises it again."""
+    """Hide the traceback of TensorBoard's thread where the disk refuses a write: the writer's next call raises it."""
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         ours = type(arguments.thread).__module__.startswith("tensorboard.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,10 +51,11 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
     lines, validations = read_metrics(folder / METRICS), read_validations(folder)
     newest = validations[-1] if validations else None
     name, loss = folder.resolve().name, summary.get("loss", "")
+    state = {True: "finished", False: "stopped early", None: "not finished"}[summary.get("finished")]
     return {
         "title": name,
         "subtitle": summary.get("title", "").removeprefix(f"{name}: "),
-        "state": _state(summary),
+        "state": state,
         "facts": _facts(lines, newest, summary),
         "warnings": summary.get("warnings", ()),
         "figures": newest,
@@ -71,28 +71,22 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
 def _last_summary(folder: Path) -> Mapping[str, Any]:
     """Return the summary of the last start; `started.json` of one that was killed before it had a summary."""
     summary, started = _json(folder / SUMMARY), _json(folder / STARTED)
-    if summary is None or (started is not None and started.get("begun") != summary.get("begun")):
-        return started or {}
+    if not summary or (started and started.get("begun") != summary.get("begun")):
+        return started
     return summary
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         value = json.loads(_text(path))
-        return value if isinstance(value, dict) else None
-    return None
+        return value if isinstance(value, dict) else {}
+    return {}
 
 
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return path.read_text()
     return ""
-
-
-def _state(summary: Mapping[str, Any]) -> str:
-    if "finished" not in summary:
-        return "not finished"
-    return "finished" if summary["finished"] else "stopped early"
 
 
 def _facts(
@@ -110,50 +104,25 @@ def _facts(
         ]
     if steps:
         seconds, pixels = (sum(line[key] for line in steps) for key in ("seconds", "pixels"))
-        loss = steps[-1]["loss"]
-        where = f"step {steps[-1]['step']}, epoch {steps[-1]['epoch']}"
-        facts += [
-            ("training loss", "-" if loss is None else f"{loss:.4f}", where),
-            ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"),
-        ]
+        loss, where = steps[-1]["loss"], f"step {steps[-1]['step']}, epoch {steps[-1]['epoch']}"
+        facts.append(("training loss", "-" if loss is None else f"{loss:.4f}", where))
+        facts.append(("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"))
     if "seconds" in summary:
         facts.append(("wall time", duration(summary["seconds"]), f"{counted(summary['ranks'], 'rank')}, all starts"))
     return facts
 
 
 def _moments(folder: Path, validations: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the panels of validations that show the places of the newest one: words, and the picture as a data URL.
-
-    The columns that stay, image and labels, are a picture of the newest one alone.
-    """
-    alike = [
-        figures
-        for figures in validations
-        if _places(figures) == _places(validations[-1]) and _panel(folder, figures).exists() and figures["panel"]
-    ]
-    if len(alike) > MOST_MOMENTS:
-        alike = [alike[round(k * (len(alike) - 1) / (MOST_MOMENTS - 1))] for k in range(MOST_MOMENTS)]
-    if not alike:
-        return []
-    from PIL import Image  # here: an extra
-
+    """Return words and panel, a data URL, of the validations that show the places of the newest one."""
     moments = []
-    for figures in alike:
-        left = min(row["cells"]["map"][0] for row in figures["panel"]) - 4
-        bottom = max(y + height for row in figures["panel"] for _, y, _, height in row["cells"].values()) + 4
-        with Image.open(_panel(folder, figures)) as image:
-            still, changing = image.crop((0, 0, left, bottom)), image.crop((left, 0, image.width, bottom))
-        words = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
-        moments.append(
-            {"words": words, "changing": _url(changing), "still": _url(still) if figures is alike[-1] else ""}
-        )
-    return moments
-
-
-def _url(image: Any) -> str:
-    data = io.BytesIO()
-    image.save(data, "PNG")
-    return png_url(data.getvalue())
+    for figures in validations:
+        panel = folder / VALIDATION / f"step-{figures['step']:06d}.png"
+        if figures["panel"] and _places(figures) == _places(validations[-1]) and panel.exists():
+            words = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
+            moments.append((words, panel))
+    if len(moments) > MOST_MOMENTS:
+        moments = [moments[round(k * (len(moments) - 1) / (MOST_MOMENTS - 1))] for k in range(MOST_MOMENTS)]
+    return [{"words": words, "picture": png_url(panel.read_bytes())} for words, panel in moments]
 
 
 def _places(figures: Mapping[str, Any]) -> list[list[Any]]:
@@ -168,22 +137,13 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"{name}: rows {top} to {bottom}, columns {left} to {right}"
 
 
-def _panel(folder: Path, figures: Mapping[str, Any]) -> Path:
-    return folder / VALIDATION / f"step-{figures['step']:06d}.png"
-
-
 def _about(summary: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Return tables of the settings that the summary knows."""
-    keys = "command", "begun", "steps", "epochs", "parameters", "halo"
-    pipeline = summary.get("pipeline") or {}
+    run = {key: summary[key] for key in ("command", "begun", "steps", "epochs", "parameters", "halo") if key in summary}
     spread = {key: summary[key] for key in ("ranks", "transport") if key in summary} | (summary.get("parallel") or {})
-    spread |= {f"pipeline {key}": value for key, value in pipeline.items() if isinstance(value, (str, int, float))}
-    tables = {
-        "Run": {key: summary[key] for key in keys if key in summary},
-        "Spread": spread,
-        "Machine": summary.get("machine") or {},
-        "Versions": summary.get("versions") or {},
-    }
+    pipeline = (summary.get("pipeline") or {}).items()
+    spread |= {f"pipeline {key}": value for key, value in pipeline if isinstance(value, (str, int, float))}
+    tables = {"Run": run, "Spread": spread, "Machine": summary.get("machine"), "Versions": summary.get("versions")}
     return {title: [(key, _words(value)) for key, value in table.items()] for title, table in tables.items() if table}
 
 

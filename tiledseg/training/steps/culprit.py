@@ -1,18 +1,14 @@
-"""Which tile makes a step's loss, or its gradient, one that no run goes on with. Asked once, when the run has to end.
+"""The tile that makes a step's loss, or its gradient, one that no run goes on with. Looked for when the run has to end.
 
-A step that goes well pays nothing for it: the gradient's sum rides with the loss in the one read of the step. Only
-after a step that went wrong, whose update is not made, each of its parts is run once more by itself, and what it is
-made of is looked at: its input, the weights of its labels, its loss, its gradient. The network has the weights that it
-had, dropout is drawn by seed and step, so each part does what it did; only a batch norm over a step sees fewer images.
-
-It cannot deadlock: all ranks run as many parts as the rank with most, in the order of the step, as a step does; sums of
-gradients are those of a rank alone. Then one gather.
+A step that goes well pays nothing for it: the gradient's sum rides with the loss in the one read of the step. A step
+that went wrong makes no update; its passes are run once more, and each tile's input, weights, loss and gradient are
+looked at. The weights are the same, and dropout is drawn by seed and step, so each tile does what it did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,36 +16,38 @@ import torch
 
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.halos.part import Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
 from tiledseg.geometry.box import Box
-from tiledseg.gradients import GradientReducer
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.training.steps.step_loss import StepLoss
 
-_KEPT = "the last checkpoint is kept"
 _LOWER = "lower optimizer.lr, or set optimizer.clip_norm"
 
 
 class TileFigures(NamedTuple):
-    """Of a tile, or a rank's block of an image, by itself: whether its input, the weights of its labels, its loss and
-    its gradient are finite, of the weights and of the network's outputs; and its mean loss."""
+    """A tile, or a rank's block of an image: True for each of its input, weights of labels, loss and gradient of the
+    network's outputs that is finite; and its mean loss."""
 
     path: str
     core: Box
-    input: bool
-    weights: bool
-    loss: bool
-    gradient: bool
-    outputs: bool
-    mean: float
+    input: bool = True
+    weights: bool = True
+    loss: bool = True
+    gradient: bool = True
+    mean: float = 0.0
 
-    @property
-    def place(self) -> str:
-        rows, cols = self.core.row, self.core.col
-        return f"rows {rows.start}:{rows.stop}, columns {cols.start}:{cols.stop} of {self.path}"
+    def merged(self, other: TileFigures) -> TileFigures:
+        """Return the figures of a tile whose stages have looked at it one by one."""
+        return TileFigures(
+            self.path,
+            self.core,
+            self.input and other.input,
+            self.weights and other.weights,
+            self.loss and other.loss,
+            self.gradient and other.gradient,
+            max(self.mean, other.mean),
+        )
 
 
 class DivergedError(TiledsegError):
@@ -68,151 +66,90 @@ class DivergedError(TiledsegError):
         )
 
 
-def named(error: DivergedError, found: Sequence[TileFigures]) -> TiledsegError:
-    """The error with the tile that has caused it, of all that the step is made of, in one order on all ranks."""
-    kinds = (
-        (
-            [one for one in found if not one.input],
-            "whose input is not finite",
-            "look at these pixels, or mark data.nodata",
-        ),
-        (
-            [one for one in found if not one.weights],
-            "whose labels have weights that are not finite",
-            "look at train.class_weights",
-        ),
-        (
-            [one for one in found if not one.loss],
-            "whose input and labels' weights are finite: what the network makes of it is not",
-            _LOWER,
-        ),
-        ([one for one in found if not one.outputs], "whose loss is finite, and its gradient not", _LOWER),
-        ([one for one in found if not one.gradient], "whose loss is finite, and its gradient not", _LOWER),
-    )
-    for guilty, what, remedy in kinds:
+def named(error: DivergedError, tiles: Sequence[TileFigures]) -> TiledsegError:
+    """Return the error with the tile that has caused it, the same on all ranks."""
+    kinds = {
+        "input": ("whose input is not finite", "look at these pixels, or mark data.nodata"),
+        "weights": ("whose labels have weights that are not finite", "look at train.class_weights"),
+        "loss": ("whose input and labels' weights are finite: what the network makes of it is not", _LOWER),
+        "gradient": ("whose loss is finite, and its gradient not", _LOWER),
+    }
+    for kind, (what, remedy) in kinds.items():
+        guilty = [one for one in tiles if not getattr(one, kind)]
         if guilty:
             first = min(guilty, key=lambda one: (one.path, one.core.row.start, one.core.col.start))
-            more = (
-                f" (as {len(guilty) - 1} more of {len(found)})"
-                if len(guilty) > 1
-                else f" (of {len(found)} that it has)"
-            )
-            return mark_agreed(TiledsegError(f"{error}: it comes from {first.place}, {what}{more}; {_KEPT}: {remedy}"))
-    if not found:
-        return mark_agreed(TiledsegError(f"{error}; {_KEPT}: {_LOWER}"))
-    worst = max(found, key=lambda one: one.mean)
-    each = "all are finite, each by itself" if "above" not in str(error) else f"the largest of {len(found)}"
-    return mark_agreed(TiledsegError(f"{error}: {worst.place} has {worst.mean:.6g}, {each}; {_KEPT}: {_LOWER}"))
+            words = f"it comes from {_place(first)}, {what} ({len(guilty)} of {len(tiles)} tiles)"
+            return mark_agreed(TiledsegError(f"{error}: {words}; the last checkpoint is kept: {remedy}"))
+    words = ""
+    if tiles:
+        worst = max(tiles, key=lambda one: one.mean)
+        words = f": {_place(worst)} has the largest of {len(tiles)} tiles, {worst.mean:.6g}"
+    return mark_agreed(TiledsegError(f"{error}{words}; the last checkpoint is kept: {_LOWER}"))
 
 
-def find(
-    passes: Passes, loss: StepLoss, key: Key, dataset: Dataset, parts: Sequence[Part], mesh: Mesh, wide: bool
-) -> list[TileFigures]:
-    """What each tile of a step is made of, from all ranks; `parts` are this rank's. Nobody else may gather the
-    network's gradients. Collective."""
-    reducer = GradientReducer(passes.mode.network.parameters(), SerialCommunicator(), wide)
-    own: list[TileFigures] = []
-    try:
-        for number in range(max(mesh.communicator.gather_objects(len(parts)))):
-            own += _of_part(passes, loss, key, dataset, parts[number : number + 1], reducer)
-    finally:
-        reducer.close()
-    return _merged([one for found in mesh.communicator.gather_objects(own) for one in found])
+def _place(tile: TileFigures) -> str:
+    rows, cols = tile.core.row, tile.core.col
+    return f"rows {rows.start}:{rows.stop}, columns {cols.start}:{cols.stop} of {tile.path}"
 
 
-def _of_part(
-    passes: Passes, loss: StepLoss, key: Key, dataset: Dataset, parts: Sequence[Part], reducer: GradientReducer
-) -> list[TileFigures]:
-    """Of one part, or none where others have more."""
-    watched = _Watched(loss, dataset, reducer)
-    again = [part for _ in range(passes.rounds(parts, loss.looks_first)) for part in parts]
-    seen: list[Sample] = []
-    samples = read_ahead(passes, dataset, again, 0, 1)
-    reducer.zero()
-    passes.train((seen.append(one) or one for one in samples), parts, key, watched, reducer)  # type: ignore[func-returns-value]
-    for part in parts if not watched.found else ():  # of a stage that makes no output
-        known = all(_input_finite(part.tile.core, sample) for sample in seen)
-        path = _path(dataset, part.image, part)
-        watched.found.append(TileFigures(path, part.tile.core, known, True, True, True, True, 0.0))
-    watched.end_call()
-    return watched.found
+class WatchedLoss:
+    """The loss of a step, which notes the figures of each tile. See `execution.passes.part_passes.Loss`."""
 
-
-class _Watched:
-    """The loss of a step, which notes of each piece what it is made of; the gradients of a call are looked at before
-    the next one."""
-
-    def __init__(self, loss: StepLoss, dataset: Dataset, reducer: GradientReducer) -> None:
-        self._loss, self._dataset, self._reducer = loss, dataset, reducer
+    def __init__(self, loss: StepLoss, dataset: Dataset, parts: Sequence[Part]) -> None:
+        self._loss, self._dataset = loss, dataset
+        drawn = {part.image: part.draw.source for part in parts if part.draw is not None}
+        self._sources = {image: source for image, source in drawn.items() if source is not None}
         self.looks_first = loss.looks_first
-        self.found: list[TileFigures] = []
-        self._ended = 0
+        self._tiles: dict[tuple[str, Box], TileFigures] = {}
+
+    def reading(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Pass the samples of a stage without outputs on, and note their inputs."""
+        for sample in samples:
+            self._note(TileFigures(self._path(sample), sample.tile.core, _input_finite(sample.tile.core, sample)))
+            yield sample
 
     def look(self, piece: Piece, sample: Sample) -> None:
-        """The step has looked."""
+        self._loss.look(piece, sample)
 
     def agree(self) -> None:
-        """The step has agreed."""
+        self._loss.agree()
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
-        self.end_call()
         for piece, sample in pieces:
             with torch.no_grad():
                 loss, weight, *others = self._loss.sums(piece, sample)
             finite = all(bool(part.isfinite().all()) for part in (loss, *others))
-            mean = float(loss) / float(weight) if weight else 0.0
             known = _input_finite(piece.core, sample), bool(weight.isfinite())
-            self.found.append(
-                TileFigures(_path(self._dataset, sample.image), piece.core, *known, finite, True, True, mean)
-            )
-            self._look_back(piece.logits_BKHW)
+            mean = float(loss) / float(weight) if weight else 0.0
+            figures = TileFigures(self._path(sample), piece.core, *known, finite, True, mean)
+            self._note(figures)
+            if piece.logits_BKHW.requires_grad:
+                piece.logits_BKHW.register_hook(lambda gradient, figures=figures: self._look_back(figures, gradient))
         return self._loss(pieces)
 
-    def _look_back(self, logits_BKHW: torch.Tensor) -> None:
-        """Ranks that share an image hand gradients on: the first that is not finite is that of an output."""
-        number = len(self.found) - 1
+    def gather(self, mesh: Mesh) -> list[TileFigures]:
+        """Return each tile of the step once, from all ranks. Collective."""
+        every = mesh.communicator.gather_objects(list(self._tiles.values()))
+        self._tiles = {}
+        for figures in (one for own in every for one in own):
+            self._note(figures)
+        return list(self._tiles.values())
 
-        def look(gradient: torch.Tensor) -> None:
-            if not bool(gradient.isfinite().all()):
-                self.found[number] = self.found[number]._replace(outputs=False)
+    def _look_back(self, figures: TileFigures, gradient: torch.Tensor) -> None:
+        """Note a gradient that is not finite, of a loss that is."""
+        self._note(figures._replace(gradient=bool(gradient.isfinite().all())))
 
-        if logits_BKHW.requires_grad:
-            logits_BKHW.register_hook(look)
+    def _note(self, figures: TileFigures) -> None:
+        key = figures.path, figures.core
+        self._tiles[key] = figures.merged(self._tiles.get(key, figures))
 
-    def end_call(self) -> None:
-        """The gradients of the pieces since the last call are in the sums; those of a stage too."""
-        finite = all(bool(flat.sum().isfinite()) for flat in self._reducer.buckets)
-        for number in range(self._ended, len(self.found)):
-            self.found[number] = self.found[number]._replace(gradient=finite)
-        self._ended = len(self.found)
-        self._reducer.zero()
+    def _path(self, sample: Sample) -> str:
+        return self._dataset.images[self._sources.get(sample.image, sample.image)].info.path
 
 
 def _input_finite(core: Box, sample: Sample) -> bool:
-    """Of the pixels in `core`, where this rank has them."""
+    """Return True if the pixels of a core are finite, as far as this rank has them."""
     if not sample.pixels_CHW.size:
         return True
     context = sample.tile.context
-    slices = core.clip(context).relative_to(context).slices
-    return bool(np.isfinite(sample.x_CHW[:, *slices]).all())
-
-
-def _path(dataset: Dataset, image: int, part: Part | None = None) -> str:
-    source = part.draw.source if part is not None and part.draw is not None else None
-    return dataset.images[image if source is None else source].info.path
-
-
-def _merged(found: Sequence[TileFigures]) -> list[TileFigures]:
-    """One of each tile: its stages have looked at it one by one."""
-    whole: dict[tuple[str, Box], TileFigures] = {}
-    for one in found:
-        other = whole.get((one.path, one.core), one)
-        whole[one.path, one.core] = one._replace(
-            input=one.input and other.input,
-            weights=one.weights and other.weights,
-            loss=one.loss and other.loss,
-            gradient=one.gradient and other.gradient,
-            outputs=one.outputs and other.outputs,
-            mean=max(one.mean, other.mean),
-        )
-    return list(whole.values())
+    return bool(np.isfinite(sample.x_CHW[:, *core.clip(context).relative_to(context).slices]).all())

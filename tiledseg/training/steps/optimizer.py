@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiledseg.config.run import OptimizerConfig
+from tiledseg.config.words import read_policy
 from tiledseg.errors import ConfigError
 from tiledseg.models.frozen import factor_of
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.training.recipe import Rate, Update
 
 
 class _Eager:
@@ -48,8 +49,8 @@ class SGD(_Eager, torch.optim.SGD):
 Groups = list[dict[str, Any]]
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) -> Groups:
-    """A network's parameters by their factor of the rate and their decay, each with its number in the network.
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: OptimizerConfig) -> Groups:
+    """Group a network's parameters by their factor of the rate and their decay, each with its number in the network.
 
     The first of `update.lr_factors` whose pattern fits a name decides. A norm's weights and all biases have one dim.
     Those of factor 0 are in a group too; they have no gradient, and the optimizer passes over them.
@@ -77,15 +78,15 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) 
     return list(groups.values())
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Update) -> torch.optim.Optimizer:
-    """The optimizer that does as `update` says, which decides about all but the gradient's length."""
+def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: OptimizerConfig) -> torch.optim.Optimizer:
+    """Build the optimizer of the group `optimizer`; clipping is the step's."""
     if update.name == "sgd":
         return SGD(parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True)
     return AdamW(parameters, lr=update.lr, weight_decay=update.weight_decay, foreach=True)
 
 
-def learning_rate(rate: Rate, step: int, course: Course) -> float:
-    """The rate of optimizer step `step`, counted from 0.
+def learning_rate(rate: OptimizerConfig, step: int, course: Course) -> float:
+    """Return the rate of optimizer step `step`, counted from 0.
 
     constant: lr. step: lr * gamma^(epoch // size). polynomial: lr * (1 - t)^power and cosine:
     lr * (1 + cos(pi t)) / 2, with t the share of the epochs after the warm-up that is done. Over the first
@@ -96,11 +97,12 @@ def learning_rate(rate: Rate, step: int, course: Course) -> float:
     """
     if step < rate.warmup_steps:
         return rate.lr * (step + 1) / rate.warmup_steps
-    match rate.policy:
+    policy, fields = read_policy(rate.policy)
+    match policy:
         case "step":
-            return rate.lr * rate.gamma ** (math.floor(course.epochs_after(step)) // rate.size)
+            return rate.lr * fields["gamma"] ** (math.floor(course.epochs_after(step)) // fields["size"])
         case "polynomial":
-            return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** rate.power
+            return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** fields["power"]
         case "cosine":
             return rate.lr * (1 + math.cos(math.pi * course.share_after(step, rate.warmup_steps))) / 2
     return rate.lr
@@ -129,7 +131,7 @@ class Course:
 
     @staticmethod
     def onward(epochs: int, steps_per_epoch: int, marks: Sequence[Mark], step: int, position: Position) -> Course:
-        """The course of a run that stands at `position` after `step` steps; with a mark more where that does not
+        """Return the course of a run that stands at `position` after `step` steps; with one more mark if that does not
         follow from `marks` with as many steps an epoch as now."""
         begun = (step - position.step, position.epoch)  # of the epoch that goes on
         last_step, last_epoch = marks[-1]
@@ -153,7 +155,7 @@ class Course:
         return position.epoch >= self.epochs
 
     def epochs_after(self, steps: int) -> Fraction:
-        """Epochs done after so many steps of the run, the begun one in part."""
+        """Return the epochs done after so many steps of the run, the begun one in part."""
         for (step, epoch), (next_step, next_epoch) in zip(self.marks, self.marks[1:], strict=False):
             if steps < next_step:
                 return epoch + Fraction((steps - step) * (next_epoch - epoch), next_step - step)
@@ -161,7 +163,7 @@ class Course:
         return epoch + Fraction(steps - step, self.steps_per_epoch)
 
     def share_after(self, steps: int, warmup_steps: int) -> float:
-        """The share, 0 to 1, of the epochs after the warm-up that is done after so many steps."""
+        """Return the share, 0 to 1, of the epochs after the warm-up that is done after so many steps."""
         warm = self.epochs_after(warmup_steps)
         if warm >= self.epochs:
             return 1.0

@@ -15,21 +15,22 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.watching.doing import waiting
+from tiledseg.errors import TiledsegError
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.passes.part_passes import Key, Passes
+from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.training.losses.objective import ClassObjective, Objective
-from tiledseg.training.steps.culprit import DivergedError, TileFigures, find
+from tiledseg.training.steps.culprit import DivergedError, WatchedLoss, named
 from tiledseg.training.steps.step_loss import StepLoss
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank.
+    """The figures of a step, the same on every rank.
 
     `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0);
     `pixels`: their number;
@@ -54,9 +55,9 @@ class StepResult:
 
 
 class StepRules(NamedTuple):
-    """`ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`: the longest gradient (0:
-    any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of classes unless given;
-    `largest_loss`: of a step with which the run goes on, None for any finite one."""
+    """The rules of every step. `ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`:
+    the longest gradient (0: any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of
+    classes unless given; `largest_loss`: of a step with which the run goes on, None for any finite one."""
 
     ignore_index: int
     seed: int
@@ -95,32 +96,38 @@ class Stepper:
         reset_peak(mesh.device)
 
     def run(
-        self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool, weight: float = 1.0
+        self,
+        step: int,
+        samples: Iterator[Sample],
+        parts: Sequence[Part],
+        stop: bool,
+        weight: float = 1.0,
+        dataset: Dataset | None = None,
     ) -> StepResult:
-        """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
-        rank calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
+        """Do step number `step` (from 0) with this rank's next samples, loaded for `parts`. Collective: every rank
+        calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
         is the optimizer's. `weight`: of all pixels of the step, about, for a loss scale.
 
-        Raises DivergedError, on every rank and before the update, where the loss or the gradient is not finite, or the
-        loss larger than it may be: see `culprits`. With a loss scale, a finite loss whose gradient is not finite halves
-        the scale instead, down to 1, and the update is left out.
+        Raises an error on every rank and before the update, where the loss or the gradient is not finite, or the loss
+        larger than it may be; it names the tile if `dataset` is there to read it once more. With a loss scale, a finite
+        loss whose gradient is not finite halves the scale instead, down to 1, and the update is left out.
         """
         begun = time.perf_counter()
-        self._reducer.zero()
         self._halos.reset()
-        scale = self.scale
-        self._loss.reset(scale.value if scale else 1.0, weight)
-        waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
-        self._loss.agree()  # where this rank had no piece
         self._waits.reset()
-        with self._waits.running():
-            self._reducer.finish()
+        scale = self.scale
+        waited = self._differentiate(step, samples, parts, weight, self._loss)
         sums, each = self._over_ranks(stop, waited)
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
-        finite = math.isfinite(sums.gradient)
+        finite, divided = math.isfinite(sums.gradient), math.isfinite(sums.weight)
         skipped = loss is not None and not finite and scale is not None and scale.value > 1
         if loss is not None:
-            self._check(step, loss, math.isfinite(sums.weight) and (finite or skipped))
+            largest = self._rules.largest_loss
+            whole = math.isfinite(loss) and divided and (finite or skipped)
+            if not whole or (largest is not None and loss > largest):
+                known = scale.value if scale else None
+                error = DivergedError(step, loss, divided and (finite or skipped), largest, known)
+                raise error if dataset is None else self._named(error, step, dataset, parts, weight) from None
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 self._update(factor)
@@ -139,20 +146,33 @@ class Stepper:
             skipped=skipped,
         )
 
-    @property
-    def looks_first(self) -> bool:
-        """Whether the loss wants the sums of the whole step before any gradient."""
-        return self._loss.looks_first
-
     def rounds(self, parts: Sequence[Part]) -> int:
-        """How often `run` takes the samples of `parts`, one after the other."""
-        return self._passes.rounds(parts, self.looks_first)
+        """Return how often `run` takes the samples of `parts`, one after the other."""
+        return self._passes.rounds(parts, self._loss.looks_first)
 
-    def culprits(self, step: int, dataset: Dataset, parts: Sequence[Part]) -> list[TileFigures]:
-        """What each tile of the step that `run` has raised for is made of; the stepper's last work. Collective."""
-        self.close()
-        rules = self._rules
-        return find(self._passes, self._loss, self._key(step), dataset, parts, self._mesh, rules.wide_sums)
+    def _differentiate(
+        self, step: int, samples: Iterator[Sample], parts: Sequence[Part], weight: float, loss: StepLoss | WatchedLoss
+    ) -> float:
+        """Sum the gradients of a step over its tiles and all ranks; return the seconds waited for samples."""
+        self._reducer.zero()
+        self._loss.reset(self.scale.value if self.scale else 1.0, weight)
+        waited = self._passes.train(samples, parts, self._key(step), loss, self._reducer)
+        loss.agree()  # where this rank had no piece
+        with self._waits.running():
+            self._reducer.finish()
+        return waited
+
+    def _named(
+        self, error: DivergedError, step: int, dataset: Dataset, parts: Sequence[Part], weight: float
+    ) -> TiledsegError:
+        """Run the passes of a step that went wrong once more, and name its tile. Collective."""
+        watched = WatchedLoss(self._loss, dataset, parts)
+        again = [part for _ in range(self.rounds(parts)) for part in parts]
+        samples = read_ahead(self._passes, dataset, again, 0, 1)
+        if not self._passes.pieces(parts):
+            samples = watched.reading(samples)
+        self._differentiate(step, samples, parts, weight, watched)
+        return named(error, watched.gather(self._mesh))
 
     def _key(self, step: int) -> Key:
         return lambda image: DropoutKey(self._rules.seed, step, image)
@@ -173,12 +193,6 @@ class Stepper:
             sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
             own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
         return over_ranks(sums, own, self._mesh.communicator)
-
-    def _check(self, step: int, loss: float, gradient: bool) -> None:
-        """The same on all ranks, as the sums are. `gradient`: it is finite, and what it is divided by."""
-        largest = self._rules.largest_loss
-        if not (math.isfinite(loss) and gradient) or (largest is not None and loss > largest):
-            raise DivergedError(step, loss, gradient, largest, self.scale.value if self.scale else None)
 
     def _update(self, factor: float) -> None:
         scale_gradients(self._reducer, factor)

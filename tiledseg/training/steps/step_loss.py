@@ -1,4 +1,4 @@
-"""What of each piece of a step is differentiated, so that the gradients add up to that of the step's loss.
+"""The loss of a step, piece by piece: the gradients of the pieces add up to that of the step's loss.
 
 Where the loss is one sum over another, and the other one of labels alone, each piece's part of the first is
 differentiated by itself, and the gradient divided in the end: one pass.
@@ -81,38 +81,38 @@ class StepLoss:
         return total if self._scale == 1 else total * self._scale
 
     def own(self, further: torch.Tensor) -> tuple[float, float, float]:
-        """This rank's sums of losses and of weights, where the step's loss is one over the other; and `further`, a
-        float64 of the same device, which is read with them."""
+        """Return this rank's sums of losses and of weights (0 for ratios), and `further`, a float64 of the same device
+        that is read with them."""
         if self.looks_first:
             return 0.0, 0.0, float(further)
         loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
         return loss, weight, read
 
     def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
-        """The step's loss, None where no pixel counted, and what gradients are to be multiplied by, of `own` summed
-        over the ranks."""
+        """Return the step's loss, None if no pixel counted, and the factor of its gradients, from `own` summed over the
+        ranks."""
         if self.looks_first:
             return self._value, 1 / self._scale
         return (loss / weight, 1 / weight / self._scale) if weight else (None, 1.0)
 
     def sums(self, piece: Piece, sample: Sample) -> Sums:
-        """What the objective says of a piece."""
+        """Return the sums of the objective over a piece."""
         target_BHW = self._target(piece, sample)[None]
         outputs_BKHW = (piece.logits_BKHW, *piece.others)
         return self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
 
     def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
-        """The classes of a piece, on the device, with the margin that the objective looks at: -1 beyond the raster."""
+        """Return the classes of a piece, on the device, with the objective's margin: -1 beyond the raster."""
         labels_HW, margin, around = labels(sample, self._mesh.device), self._objective.margin, sample.around
         if around is None:
             return labels_HW[piece.in_part.slices]
-        wanted = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
+        box = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
         if not margin:
-            return labels_HW[wanted.relative_to(around).slices]
-        there = wanted.clip(around)
-        found_HW = labels_HW.new_full(wanted.shape, -1, dtype=torch.int16)
-        found_HW[there.relative_to(wanted).slices] = labels_HW[there.relative_to(around).slices]
-        return found_HW
+            return labels_HW[box.relative_to(around).slices]
+        there = box.clip(around)
+        target_HW = labels_HW.new_full(box.shape, -1, dtype=torch.int16)
+        target_HW[there.relative_to(box).slices] = labels_HW[there.relative_to(around).slices]
+        return target_HW
 
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "it has been looked at"
@@ -125,5 +125,5 @@ def _flat(sums: Sums) -> torch.Tensor:
 
 
 def logits_dtype(logits: torch.Tensor) -> torch.dtype:
-    """The loss is taken in float32 at least."""
+    """Return the dtype of the loss: float32 at least."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,13 +1,12 @@
-"""The beginning of a run: anew, or from a checkpoint, with the changes that the keys below allow (docs/resume.md).
-
-A key that is not named here may change from the checkpoint on: it changes speed and memory alone, or a change of the
-result is said.
-"""
+"""The beginning of a run: anew, or from a checkpoint, with the changes that the keys below allow (docs/resume.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
@@ -17,19 +16,52 @@ from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, S
 from tiledseg.config.checks import shown
 from tiledseg.config.words import read_loss, read_policy, split_recompute
 from tiledseg.errors import CheckpointError
-from tiledseg.raster.reading.identity import Identity
+from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of
+from tiledseg.training.preparing.raster_set import RasterSet
 
+REFUSED = frozenset(
+    f"{group}.{key}"
+    for group, keys in {
+        "data": (
+            *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
+            *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
+        ),
+        "model": (
+            *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
+            *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
+        ),
+        "optimizer": ("name",),
+    }.items()
+    for key in keys
+)
+"""Keys of another run. A key that is named nowhere here may change: speed and memory alone change, or it is said."""
+EDGE = {
+    "data.images": "sources",
+    "data.labels": "sources",
+    "tiling.grid": "grids",
+    "train.tiles_per_step": "tiles_per_step",
+    "train.images_per_step": "images_per_step",
+    "train.seed": "seed",
+    "train.sampling": "windows",
+    "train.window": "windows",
+    "train.windows_per_step": "windows",
+    "train.window_halo": "windows",
+    "train.skip_empty": "content",
+    "train.balance_classes": "content",
+}
+"""Keys that may change between epochs and their names in `sampling_fingerprint`: they order the steps."""
+NAMES = frozenset({"train.resume", "run.output", "run.verbosity", "run.panels"})
+"""Keys that name the run, or change its words and pictures: they are not compared."""
 _RECOMPUTE = "memory.recompute", "parallel.recompute"
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The start of a run: a checkpoint, or None; its images as they are now; where it was resumed with changes, this
-    time the last; the images, by number, that the checkpoint did not know; warnings for the user; the file of
-    pretrained weights that the run began with; and its best validation so far."""
+    """The start of a run. `checkpoint`: None for a new run; `sources`: its images as they are now; `resumed`: its
+    resumptions with changes, this one the last; `added`: numbers of images that the checkpoint did not have;
+    `pretrained`: the file of weights that the run began with; `best`: its best validation so far."""
 
     checkpoint: Checkpoint | None
     sources: tuple[Source, ...]
@@ -46,6 +78,18 @@ class Beginning:
             return False
         step = self.checkpoint.saved.step
         return not any(r.step == step and "train.class_weights" in r.changed for r in self.resumed)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A checkpoint's images beside the run's. `same`: all are there, in order, and none more; `added`: numbers of new
+    ones; `rewritten`: files that have changed; `before`, `now`: paths by key, where the checkpoint has them."""
+
+    same: bool
+    added: tuple[int, ...]
+    rewritten: tuple[str, ...]
+    before: Mapping[str, list[str]]
+    now: Mapping[str, list[str]]
 
 
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
@@ -79,9 +123,9 @@ def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
     """Return the facts that the order of the steps depends on: a run resumes in the middle of an epoch only with the
     same ones."""
     per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
-    windows, content = preparation.question.windows, preparation.recipe.by_content
+    windows, content = preparation.question.windows, preparation.by_content
     return {
-        "seed": preparation.recipe.seed,
+        "seed": preparation.config.train.seed,
         "images": list(preparation.training.images),
         "tiles_per_step": per_step,
         "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None and not windows else None,
@@ -95,7 +139,7 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
     """Return the keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raise for one that must
     not change."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
-    there, here = {**flat(saved.record), **sources.before}, {**flat(preparation.recipe.record), **sources.now}
+    there, here = {**flat(saved.record), **sources.before}, {**flat(preparation.record), **sources.now}
     same_words = {
         key for key in here if there[key] == here[key] or (there[key] != there[key] and here[key] != here[key])
     }
@@ -126,7 +170,7 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
 
 
 def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
-    position, epochs = checkpoint.saved.next_position, preparation.recipe.cadence.epochs
+    position, epochs = checkpoint.saved.next_position, preparation.epochs
     if position > (epochs, 0):
         done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
         raise CheckpointError(
@@ -142,17 +186,17 @@ def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
 
 def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tuple[str, ...]]:
     """Return the best validation so far by the run's score, if its checkpoint is still there, and a note if not."""
-    best, folder = saved.best, preparation.recipe.folder / CHECKPOINTS
-    if best is None or best.score != preparation.recipe.cadence.judge.score:
+    best, folder = saved.best, Path(preparation.config.run.output) / CHECKPOINTS
+    if best is None or best.score != preparation.config.train.best:
         return None, ()
     where = f"{folder / name_of(best.step)}, of the best {best.score}"
     if not (folder / name_of(best.step)).is_dir():
         return None, (f"{where}, is not there: the best begins anew",)
     assert preparation.validation is not None, "a run with a score is validated"
     if saved.judged:
-        alike = hold_the_same(saved.judged, sources_of(preparation.validation))
+        alike = _judges_the_same(saved.judged, sources_of(preparation.validation))
     else:  # of an older version the keys alone are known
-        there, here = flat(saved.record), flat(preparation.recipe.record)
+        there, here = flat(saved.record), flat(preparation.record)
         alike = all(there[key] == here[key] for key in ("data.val_images", "data.val_labels"))
     return (best, ()) if alike else (None, (f"{where}, was found on other validation images: the best begins anew",))
 
@@ -183,35 +227,88 @@ def _short(value: Any) -> str:
     return "null" if value is None else str(value) if isinstance(value, int | float | str) else shown(repr(value))
 
 
-REFUSED = frozenset(
-    f"{group}.{key}"
-    for group, keys in {
-        "data": (
-            *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
-            *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
-        ),
-        "model": (
-            *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
-            *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
-        ),
-        "optimizer": ("name",),
-    }.items()
-    for key in keys
-)
-EDGE = {
-    "data.images": "sources",
-    "data.labels": "sources",
-    "tiling.grid": "grids",
-    "train.tiles_per_step": "tiles_per_step",
-    "train.images_per_step": "images_per_step",
-    "train.seed": "seed",
-    "train.sampling": "windows",
-    "train.window": "windows",
-    "train.windows_per_step": "windows",
-    "train.window_halo": "windows",
-    "train.skip_empty": "content",
-    "train.balance_classes": "content",
-}
-"""Keys that may change between epochs and their names in `sampling_fingerprint`: they order the steps."""
-NAMES = frozenset({"train.resume", "run.output", "run.verbosity", "run.panels"})
-"""Keys that name the run, or change its words and pictures: they are not compared."""
+def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
+    """Identify the images and labels of a run, as they are now."""
+    images = (identify(path, info.beside) for path, info in zip(rasters.images, rasters.infos, strict=True))
+    labels = (identify(path, info.beside) for path, info in zip(rasters.labels, rasters.label_infos, strict=True))
+    return tuple(map(Source, images, labels))
+
+
+def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[str]:
+    """Return a note of each file of training or validation that was written to since the run began."""
+    files = [
+        [each for source in sources for each in (source.image, source.labels) if each is not None]
+        for sources in (learnt, judged)
+    ]
+    said, first = "was written to while the run read it", written_since(files[0])
+    notes = [f"{path} {said}, which may have seen old and new values; train anew" for path in first]
+    others = [path for path in written_since(files[1]) if path not in first]
+    return [*notes, *(f"{path} {said}: scores may be of old and new pixels; evaluate its maps anew" for path in others)]
+
+
+def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: PathLike[str]) -> Comparison:
+    """Compare the images of a checkpoint with the run's. Raises CheckpointError, with both values, where images of
+    before are in another order or have other labels."""
+    match = _match(before, now)
+    for (one, was), (other, then) in pairwise(sorted(match.items())):
+        if was > then:
+            raise CheckpointError(
+                f"{checkpoint} has data.images in another order: {before[then].image.path} before "
+                f"{before[was].image.path} there, {now[one].image.path} before {now[other].image.path} in this run; "
+                "keep the order, or give another run.output"
+            )
+    rewritten = []
+    for new, old in sorted(match.items()):
+        earlier, labels = before[old].labels, now[new].labels
+        if earlier is None or labels is None:
+            continue
+        if not (labels.is_at(earlier) or labels.holds_what(earlier)):
+            raise CheckpointError(
+                f"{checkpoint} has other data.labels: those of {now[new].image.path} are {earlier.path} there and "
+                f"{labels.path} in this run; use the same, or give another run.output"
+            )
+        pairs = (labels, earlier), (now[new].image, before[old].image)
+        rewritten += [one.path for one, past in pairs if one.is_at(past) and one.changed_since(past)]
+    same = len(match) == len(before) == len(now)
+    added = tuple(i for i in range(len(now)) if i not in match)
+    paths, own = _paths(before), _paths(now)
+    return Comparison(same, added, tuple(dict.fromkeys(rewritten)), paths, {key: own[key] for key in paths})
+
+
+def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
+    images = {"data.images": [source.image.path for source in sources]} if sources else {}
+    labels = [source.labels.path for source in sources if source.labels is not None]
+    return {**images, "data.labels": labels} if labels else images
+
+
+def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
+    """Match images of now with those of before: by path and content, then by content (moved), then by path
+    (rewritten)."""
+    match: dict[int, int] = {}
+    for rule in (_unchanged, Identity.holds_what, Identity.is_at):
+        for new in (new for new in range(len(now)) if new not in match):
+            left = (old for old in range(len(before)) if old not in match.values())
+            old = next((old for old in left if rule(now[new].image, before[old].image)), None)
+            if old is not None:
+                match[new] = old
+    return match
+
+
+def _unchanged(one: Identity, other: Identity) -> bool:
+    return one.is_at(other) and (one.sample == other.sample or None in (one.sample, other.sample))
+
+
+def _judges_the_same(before: Sequence[Source], now: Sequence[Source]) -> bool:
+    """Return True if both are the same images with the same labels, in whatever order and wherever they lie."""
+    match = _match(before, now)
+    pairs = [(now[new].image, before[old].image) for new, old in match.items()]
+    pairs += [(now[new].labels, before[old].labels) for new, old in match.items()]  # type: ignore[misc]
+    return len(match) == len(before) == len(now) and all(
+        one is other or (one is not None and other is not None and (one.holds_what(other) or _equal(one, other)))
+        for one, other in pairs
+    )
+
+
+def _equal(one: Identity, other: Identity) -> bool:
+    """Compare by path where the content is not known."""
+    return one.is_at(other) and one.sample == other.sample

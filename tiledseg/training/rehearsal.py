@@ -1,0 +1,273 @@
+"""The set-up and the first step of the ranks of a job, one after the other in one process, by the code that a run's
+ranks execute.
+
+Tensors have a shape and no values (torch's device `meta`), and messages between ranks are written down and matched
+(`comm.transports.rehearsed`). The axes and the share of the first step are those of every rank. Forward and backward
+passes are walked by the ranks of one replica, for each size of image, in stages for so many micro-batches that the
+schedule repeats itself: other replicas do the same. Where tiles are dealt out the first and the last rank are walked.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from tiledseg.comm.axes import open_axes
+from tiledseg.comm.launch import Launch, open_files_needed, store_operations
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
+from tiledseg.comm.watching.verdict import name_ranks
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.halos.part import Part, Piece
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes.part_passes import Passes
+from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import ChannelDropout, DropoutKey
+from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.run.plan import balanced
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.raster.samples.sampling import Position
+from tiledseg.tracing.build import network_modules
+from tiledseg.training.preparing.preparation import Preparation, why_uncompiled
+from tiledseg.units.widths import SINGLE_BYTES
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The figures of a job's first step: the most of any rank, of `messages`, `bytes` and sums on each size of image.
+
+    `tiles`: parts of the step; `idle`: ranks without one; `memory`: bytes of a step; `rasters`: opened for it; `groups`
+    and `peers`: that a rank is in, and has; `sums`, `summed`: of norms and gradients, and their bytes; `fails`: reasons
+    why the job would end; `warnings`: what it would waste.
+    """
+
+    ranks: int
+    mode: str
+    mesh: str
+    tiles: int
+    idle: int
+    memory: int
+    rasters: int
+    groups: int
+    peers: int
+    messages: int
+    bytes: int
+    sums: int
+    summed: int
+    open_files: int
+    open_files_of_root: int
+    store_operations: int
+    seconds: float
+    fails: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def in_words(self) -> str:
+        """A table, then what would fail, and the warnings."""
+        rows = {
+            "halo mode": self.mode,
+            "mesh": self.mesh,
+            "parts of the first step": f"{self.tiles}, on {self.ranks - self.idle} ranks",
+            "memory of a step": f"{self.memory / 2**20:.1f} MiB on the rank that needs most",
+            "rasters a rank opens": f"at most {self.rasters}",
+            "communicators a rank is in": f"at most {self.groups}",
+            "messages, forward and back": f"at most {self.messages} to {self.peers} peers, {self.bytes} bytes",
+            "sums over ranks": f"at most {self.sums}, {self.summed} bytes: of gradients, and of norms",
+            "open files": f"{self.open_files}; rank 0 {self.open_files_of_root}",
+            "store": f"at most {self.store_operations} operations until the first step has ended",
+        }
+        width = max(map(len, rows))
+        lines = [f"{self.ranks} ranks rehearsed in {self.seconds:.1f} s"]
+        lines += [f"  {name:{width}}  {value}" for name, value in rows.items()]
+        lines += [f"warning: {line}" for line in self.warnings]
+        lines += [f"would fail: {line}" for line in self.fails] or ["nothing found that would fail"]
+        return "\n".join(lines)
+
+
+def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int) -> Rehearsal:
+    """Walk a run that has been prepared for so many ranks. Raises InputError where a rank's own set-up is refused. A
+    balance that waits for times is by multiply-adds."""
+    begun = time.perf_counter()
+    if preparation.plan.spread.mesh.stages > 1 and preparation.plan.pipeline is None:
+        preparation = replace(preparation, plan=balanced(preparation.question, preparation.plan))
+    spread, memory = preparation.plan.spread, preparation.plan.memory
+    meshes, doings = _meshes(ranks, per_node)
+    shares = _walk(preparation, meshes)
+    groups = 1 + max(len(done.groups) for done in doings.values())
+    peers = max(len(done.sent.keys() | done.received.keys()) for done in doings.values())
+    sent, summed = (
+        [[n for each in getattr(done, kind).values() for n in each] for done in doings.values()]
+        for kind in ("sent", "summed")
+    )
+    files, root = (open_files_needed(ranks, keeps, peers) for keeps in (False, True))
+    idle = [rank for rank, (parts, _) in enumerate(shares) if not parts]
+    warnings = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
+    if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
+        precision = preparation.config.train.precision
+        warnings.append(f"bytes of messages are those of fp32: up to twice what {precision} sends")
+    fails = [refusal] if (refusal := why_uncompiled(preparation)) else []
+    if memory > gpu_memory:
+        fails.append(
+            f"a step needs {memory / 2**30:.2f} GiB on the rank that needs most, of {gpu_memory / 2**30:.2f} GiB; use "
+            "a finer tiling.grid, more ranks an image, or memory.budget"
+        )
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # this machine's, which stands for the job's
+    if allowed != resource.RLIM_INFINITY and allowed < root:
+        fails.append(f"rank 0 needs {root} open files, of {allowed} that are allowed here; raise the limit (ulimit -n)")
+    active = {rank: done for rank, done in doings.items() if done.sent or done.received or done.summed}
+    return Rehearsal(
+        ranks,
+        spread.in_words,
+        str(spread.mesh),
+        sum(len(parts) for parts, _ in shares),
+        len(idle),
+        memory,
+        max(len({part.image for part in parts}) if reads else 0 for parts, reads in shares),
+        groups,
+        peers,
+        max(map(len, sent)),
+        max(map(sum, sent)),
+        max(map(len, summed)),
+        max(map(sum, summed)),
+        files,
+        root,
+        store_operations(ranks, groups, peers),
+        time.perf_counter() - begun,
+        (*fails, *unmatched(active)[:5]),
+        (*preparation.warnings, *warnings),
+    )
+
+
+_Share = tuple[tuple[Part, ...], bool]
+"""A rank's parts of the first step, and True if it reads them."""
+
+
+def _walk(preparation: Preparation, meshes: Sequence[Mesh]) -> list[_Share]:
+    """Do the first step of all ranks; return each rank's share of it."""
+    walker, shape = _Walker(preparation), preparation.plan.spread.mesh
+    if preparation.plan.spread.shares_images or shape.stages > 1:
+        return _walk_replicas(shape, meshes, walker)
+    run, passes = walker.open(meshes[0])
+    assert isinstance(passes.mode, ReadMode), "tiles are dealt out"
+    shares = [(parts, True) for parts in passes.mode.dealt(walker.first)]
+    walker.step(run, passes, shares[0][0])
+    if len(meshes) > 1:
+        walker.step(*walker.open(meshes[-1]), shares[-1][0])
+    return shares
+
+
+def _walk_replicas(shape: MeshShape, meshes: Sequence[Mesh], walker: _Walker) -> list[_Share]:
+    """Do the first step of the ranks of one replica. Ranks of another have parts of the same images, and the same
+    messages: its first rank stands for all but those of the first replica."""
+    each = shape.ranks // shape.replicas
+    shares: list[_Share] = []
+    dealt: Sequence[tuple[Part, ...]] = ()  # of tiles that are dealt to pipelines
+    for mesh in meshes:
+        first = mesh.rank - mesh.rank % each
+        alike = each <= mesh.rank and (mesh.rank != first or bool(dealt))
+        if alike or mesh.rank >= shape.ranks:
+            position = open_axes(mesh, shape).position
+            own = () if position is None else dealt[position.replica] if dealt else shares[first][0]
+            shares.append((own, position is not None and shares[mesh.rank % each][1]))
+            continue
+        run, passes = walker.open(mesh, mesh.rank < each)
+        own = passes.mode.share(walker.first)
+        shares.append((own, passes.loads))
+        if mesh.rank < each:
+            walker.step(run, passes, own)
+        if not dealt and type(passes.mode) is ReadMode:
+            dealt = passes.mode.dealt(walker.first)
+    return shares
+
+
+def _meshes(ranks: int, per_node: int) -> tuple[list[Mesh], dict[int, Doings]]:
+    """Return each rank's mesh, and the record of its messages."""
+    doings = {rank: Doings() for rank in range(ranks)}
+    meshes = []
+    for rank, done in doings.items():
+        on_node = min(per_node, ranks - rank + rank % per_node)  # the last node may have fewer
+        launch = Launch(rank, ranks, rank % per_node, on_node, "rehearsal")
+        meshes.append(Mesh(launch, RehearsedCommunicator(rank, ranks, done), _META, "rehearsal", "here"))
+    return meshes, doings
+
+
+class _NoValues:
+    """Pixels as if they had been sent to the device."""
+
+    def __init__(self, bands: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self._pixels_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
+
+    def await_all(self) -> tuple[torch.Tensor, None, None]:
+        return self._pixels_CHW, None, None
+
+
+class _Sum:
+    """A loss: the sum of all outputs."""
+
+    looks_first = False
+
+    def look(self, piece: Piece, sample: Sample) -> None:
+        """Do nothing: it does not look first."""
+
+    def agree(self) -> None:
+        """Do nothing: there is nothing to agree on."""
+
+    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
+        return torch.stack([made.sum() for piece, _ in pieces for made in (piece.logits_BKHW, *piece.others)]).sum()
+
+
+class _Walker:
+    """The network, without values, and the first step: opened and done by one rank after the other."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        self._preparation = preparation
+        precision = preparation.config.train.precision
+        self._precision = "fp32" if precision in CAST_DTYPES else precision  # tensors without values are not cast
+        self.first = next(iter(preparation.sampler.steps_from(Position(0, 0), 1)))[1]
+        self._whole = self._network()
+
+    def _network(self) -> GraphNetwork:
+        with _META:
+            still = self._preparation.config.model.freeze_norm
+            network = network_modules(self._preparation.plan.network, 0, still=still)
+        network.train()
+        for module in network.modules():
+            if isinstance(module, ChannelDropout):
+                module.eval()  # it draws values, and sends nothing
+        return network
+
+    def open(self, mesh: Mesh, runs: bool = True) -> tuple[ParallelRun, Passes]:
+        """Open a rank's axes and passes, as a run does. In stages a rank that `runs` has a network of its own, as the
+        layers of the others are let go."""
+        plan = self._preparation.plan
+        network = self._network() if plan.pipeline and runs else self._whole
+        run = ParallelRun.open(plan.spread, network, mesh, self._precision, plan.pipeline)
+        return run, run.over(plan.tilings, plan.tiles_per_batch)
+
+    def step(self, run: ParallelRun, passes: Passes, own: Sequence[Part]) -> None:
+        """Do a step with one part of each size among a rank's own, in stages with so many that a schedule repeats."""
+        plan = self._preparation.plan
+        first_of_size = {plan.tilings[part.image].raster: part for part in reversed(own)}
+        parts = (
+            own[: 4 * plan.spread.mesh.stages] if plan.spread.mesh.stages > 1 else list(first_of_size.values())[::-1]
+        )
+        reducer = GradientReducer(passes.mode.network.parameters(), run.axes.weights)
+        reducer.zero()
+        samples = map(self._sample, parts)
+        passes.train(samples, parts, lambda image: DropoutKey(0, 0, image), _Sum(), reducer)
+        reducer.finish()
+        reducer.close()
+
+    def _sample(self, part: Part) -> Sample:
+        shape, dtype = part.tile.context.shape, PARAMETER_DTYPES[self._precision]
+        carried = _NoValues(self._preparation.plan.network.bands, shape, dtype)
+        return Sample(part.image, part.tile, np.empty(0), None, np.empty(0, bool), carried=carried)

@@ -1,0 +1,97 @@
+"""Facts of the pixels and labels that a run needs before its first step: statistics, weights of classes, and labels by
+place. All ranks read; each pixel is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+from tiledseg.comm.failure import mark_agreed
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config.data import IMAGENET
+from tiledseg.errors import LabelError
+from tiledseg.execution.progress import Shown, StepProgress, unseen
+from tiledseg.execution.surveys.survey import survey, survey_content
+from tiledseg.raster.labels.class_counts import median_frequency_weights
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.content import Content, ContentSampler, square_units, tile_units
+from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.samples.sampling import Sampler
+from tiledseg.raster.statistics import Normalization
+from tiledseg.training.losses.choose_objective import weighted
+from tiledseg.training.preparing.first_weights import imagenet
+from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.resuming import Beginning
+
+LEAST_SQUARE = 16  # pixels along the side of a region of labels, where windows are drawn by them
+
+
+def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
+    """Return the normalisation, and the preparation with its classes' weights: of the checkpoint, whose network has
+    learned with them, else measured. All labels that are new are looked at. Collective."""
+    checkpoint, normalize = beginning.checkpoint, preparation.config.data.normalize
+    count = preparation.counts_classes and not beginning.has_class_weights
+    numbers = range(len(preparation.training.images)) if checkpoint is None or count else beginning.added
+    if numbers:
+        with ExitStack() as stack:
+            images, labels = _opened(preparation, numbers, stack)
+            shown: Shown = unseen
+            if mesh.is_root:
+                shown = stack.enter_context(closing(StepProgress(0, 0, preparation.config.run.verbosity))).part
+            measures = normalize is not False and checkpoint is None
+            found = survey(mesh, images, labels, preparation.label_map, measures, count, shown)
+        if checkpoint is None and not found.labelled:
+            raise mark_agreed(
+                LabelError(
+                    "no pixel of data.labels is of a class: all are data.ignore_index "
+                    f"({preparation.label_map.ignore_index}), without data or outside of what is trained on; look at "
+                    "data.labels, data.classes and data.area"
+                )
+            )
+        if found.counts is not None:
+            absent = [str(k) for k, pixels in enumerate(found.counts.sum(axis=0).tolist()) if not pixels]
+            note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
+            preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
+            preparation = _with_class_weights(preparation, median_frequency_weights(found.counts))
+        if checkpoint is None:
+            return imagenet(found.normalization) if normalize == IMAGENET else found.normalization, preparation
+    assert checkpoint is not None, "a new run looks at all its images"
+    if preparation.counts_classes and not count:
+        preparation = _with_class_weights(preparation, checkpoint.saved.class_weights)
+    return checkpoint.saved.normalization, preparation
+
+
+def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
+    """Return the preparation with steps drawn by what the labels hold: counted in each run, also in one that goes on.
+    Collective. Raises ConfigError where too little is left."""
+    steps, asked = preparation.sampler, preparation.by_content
+    if asked is None:
+        return preparation
+    if isinstance(steps, DrawnWindows):
+        units = square_units(steps.drawer.shapes, max(LEAST_SQUARE, steps.side // 2))
+    else:
+        units = tile_units(preparation.training.tilings)
+    with ExitStack() as stack:
+        images, labels = _opened(preparation, range(len(preparation.training.labels)), stack)
+        counts = survey_content(mesh, units, images, labels, preparation.label_map)
+    content = Content(tuple(region for unit in units for region in unit), counts, asked)
+    if isinstance(steps, DrawnWindows):
+        return replace(preparation, sampler=replace(steps, content=content))
+    assert isinstance(steps, DrawnTiles), "there are no other steps"
+    assert isinstance(steps.sampler, Sampler), "nothing was drawn by content before"
+    drawn = replace(steps, sampler=ContentSampler(steps.sampler, content), tilings=preparation.plan.tilings)
+    return replace(preparation, sampler=drawn)
+
+
+def _opened(
+    preparation: Preparation, numbers: Sequence[int], stack: ExitStack
+) -> tuple[list[RasterReader], list[RasterReader]]:
+    """Open images and labels until the end of the stack."""
+    rasters = preparation.training
+    images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
+    return images, [stack.enter_context(rasters.open_labels(number)) for number in numbers]
+
+
+def _with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
+    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
