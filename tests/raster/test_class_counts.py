@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tiledseg.raster.labels.class_counts import count_classes, median_frequency_weights
+from tiledseg.raster.labels.label_map import count_classes, median_frequency_weights
 
 
 def test_a_count_by_hand() -> None:

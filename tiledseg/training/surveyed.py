@@ -13,7 +13,7 @@ from tiledseg.config.data import IMAGENET
 from tiledseg.errors import LabelError
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.surveys.survey import survey, survey_content
-from tiledseg.raster.labels.class_counts import median_frequency_weights
+from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, ContentSampler, square_units, tile_units
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows

@@ -16,8 +16,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.errors import InputError
 from tiledseg.execution.progress import Shown, unseen
-from tiledseg.raster.labels.class_counts import count_classes
-from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Unit, count_units
 from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish, measure, merge, statistics_blocks

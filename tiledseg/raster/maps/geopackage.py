@@ -34,7 +34,6 @@ LAYER = "classes"
 """The one layer: a feature is a polygon, with its `class` (number), its `name` and its `pixels`."""
 
 _FEATURES_AT_ONCE = 1 << 14
-_FILES_BESIDE = ("-journal", "-wal", "-shm")  # SQLite's, of an unfinished file
 
 
 def check_vector(key: str) -> None:
@@ -65,7 +64,7 @@ def polygons_output(key: str, path: str | Path) -> Output:
         if others:
             raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
     part = temporary(path)
-    return Output(key, path, (part, _claim_path(path), *_beside(part), *_beside(path)))
+    return Output(key, path, (_claim_path(path), *_with_journals(part), *_with_journals(path)[1:]))
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,13 @@ def _claim_path(path: str | Path) -> Path:
     return part.with_name(f"{part.name}.claim")
 
 
-def _beside(path: Path) -> list[Path]:
-    return [path.with_name(path.name + end) for end in _FILES_BESIDE]
+def _with_journals(path: Path) -> list[Path]:
+    """Return a GeoPackage's name, and those of SQLite's files beside an unfinished one."""
+    return [path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm")]
 
 
 def _remove_unfinished(part: Path) -> None:
-    for name in (part, *_beside(part)):
+    for name in _with_journals(part):
         name.unlink(missing_ok=True)
 
 
@@ -149,8 +149,8 @@ def write_polygons(
         outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
         while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
             beat()
-            of_classes = [(shape, int(number)) for shape, number in batch if int(number) in classes]
-            outlines = _polygons([shape["coordinates"] for shape, _ in of_classes])
+            of_classes = [(shape["coordinates"], int(number)) for shape, number in batch if int(number) in classes]
+            outlines = _polygons([coordinates for coordinates, _ in of_classes])
             numbers = np.array([number for _, number in of_classes], np.int32)
             large = shapely.area(outlines) >= least_pixels
             if large.any():

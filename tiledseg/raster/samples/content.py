@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.raster.labels.class_counts import count_classes
-from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.sampling import Sampler, Step, Steps, TileReference, epoch_generator, shuffled
 
