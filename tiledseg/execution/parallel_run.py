@@ -73,9 +73,16 @@ class ParallelRun:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
-        spatial = _open_layers(spread, network, axes) if spread.shares_layers else None
+        spatial = compiled = None
+        if spread.shares_layers:
+            from tiledseg.spatial.network import SpatialNetwork
+
+            spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap)
         work = None if blocks is None else _open_blocks(network, blocks, store, mesh, axes)
-        compiled = _compiled(network) if compiles else None
+        if compiles:
+            from tiledseg.models.compiled import CompiledNetwork
+
+            compiled = CompiledNetwork(network)
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work, compiled)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
@@ -117,18 +124,6 @@ class ParallelRun:
         if self.spatial is None:
             return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
-
-
-def _compiled(network: GraphNetwork) -> CompiledNetwork:
-    from tiledseg.models.compiled import CompiledNetwork
-
-    return CompiledNetwork(network)
-
-
-def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNetwork:
-    from tiledseg.spatial.network import SpatialNetwork
-
-    return SpatialNetwork(network, axes, spread.fusion, spread.overlap)
 
 
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:

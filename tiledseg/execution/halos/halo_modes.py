@@ -185,7 +185,7 @@ class ExchangeMode(SharedMode):
         at = self._axes.position
         if at is None:
             return ()
-        own = _own_images(step, self._axes)
+        own = _images_of(step)[at.replica :: self._axes.shape.replicas]
         return tuple(Part(i, self._block(i, at.row, at.col), draw) for i, draw in own)
 
     def _mesh_axes(self) -> Axes:
@@ -287,12 +287,6 @@ class LayerMode(SharedMode):
         """Return True on one rank of an image: they have taken the same statistics: one of them speaks for all."""
         at = self.spatial.axes.position
         return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
-
-
-def _own_images(step: Sequence[TileReference | DrawnTile], axes: Axes) -> list[tuple[int, Draw | None]]:
-    """Return the images of a step that this rank's replica takes: every replica-th."""
-    assert axes.position is not None, "ranks outside the mesh take no image"
-    return _images_of(step)[axes.position.replica :: axes.shape.replicas]
 
 
 def _images_of(step: Sequence[TileReference | DrawnTile]) -> list[tuple[int, Draw | None]]:
