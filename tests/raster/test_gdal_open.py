@@ -246,11 +246,11 @@ def test_a_header_of_odd_bytes_prints_no_traceback(image: Path, capfd: pytest.Ca
     """GDAL quotes them in its words, which rasterio then cannot read."""
     whole = image.read_bytes()
     refused = 0
-    for at in range(8, 400):
+    for at in range(8, 400, 3):
         image.write_bytes(whole[:at] + b"\xdd" + whole[at + 1 :])
         try:
             read(image)
         except RasterError:
             refused += 1
-    assert refused > 20
+    assert refused > 6
     assert "Traceback" not in capfd.readouterr().err

@@ -48,7 +48,7 @@ def maps(draw: st.DrawFn) -> NDArray[np.uint8]:
     return np.kron(coarse_HW, np.ones((patch, patch)))[:height, :width].astype(np.uint8)
 
 
-@settings(derandomize=True, max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(classes_HW=maps(), classes=st.sets(st.integers(0, 3)), least=st.sampled_from([0.0, 3.0]))
 def test_polygons_cover_each_pixel_of_their_classes_once(
     tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int], least: float

@@ -44,18 +44,18 @@ def test_a_pixel_has_the_same_noise_in_every_box(bands: int) -> None:
 
 
 def test_noise_is_normal_and_no_two_bands_rows_columns_or_keys_have_the_same() -> None:
-    positions = np.arange(1024)
+    positions = np.arange(512)
     noise_CHW = pixel_noise(99, 3, positions, positions).astype(np.float64)
     for band_HW in noise_CHW:
-        assert abs(band_HW.mean()) < 4 / 1024
-        assert abs(band_HW.std() - 1) < 4 / 1024
-        assert stats.kstest(band_HW.ravel(), "norm").statistic < 2e-3
+        assert abs(band_HW.mean()) < 4 / 512
+        assert abs(band_HW.std() - 1) < 4 / 512
+        assert stats.kstest(band_HW.ravel(), "norm").statistic < 4e-3
     other_CHW = pixel_noise(100, 3, positions, positions)
     pairs = [(noise_CHW[0], noise_CHW[1]), (noise_CHW[1], noise_CHW[2]), (noise_CHW[0], other_CHW[0])]
     pairs += [(noise_CHW[0, 1:], noise_CHW[0, :-1]), (noise_CHW[0, :, 1:], noise_CHW[0, :, :-1])]
     pairs += [(noise_CHW[0], noise_CHW[0].T)]
     for one_HW, other_HW in pairs:
-        assert abs(np.corrcoef(one_HW.ravel(), other_HW.ravel())[0, 1]) < 5e-3
+        assert abs(np.corrcoef(one_HW.ravel(), other_HW.ravel())[0, 1]) < 1e-2
 
 
 def test_draws_lie_in_what_was_asked_for_and_one_band_stays() -> None:

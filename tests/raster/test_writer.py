@@ -96,12 +96,12 @@ def test_processes_write_what_one_process_writes(tmp_path: Path) -> None:
     publish(one)
     many = lay_out(tmp_path / "many.tif", Info(height, width), 2, dtype)
     context = multiprocessing.get_context("spawn")
-    jobs = [context.Process(target=write_seeded, args=(many, boxes[rank::3], dtype)) for rank in range(3)]
+    jobs = [context.Process(target=write_seeded, args=(many, boxes[rank::2], dtype)) for rank in range(2)]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join()
-    assert [job.exitcode for job in jobs] == [0, 0, 0]
+    assert [job.exitcode for job in jobs] == [0, 0]
     publish(many)
     assert (tmp_path / "one.tif").read_bytes() == (tmp_path / "many.tif").read_bytes()
 

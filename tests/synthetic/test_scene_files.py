@@ -19,17 +19,17 @@ from tiledseg.synthetic.scene_files import write_scene
 def test_bytes_are_the_same_for_any_number_of_workers_and_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = (600, 1100)
+    size = (520, 1030)
     made = []
-    for name, workers, window in (("a", 1, (512, 1024)), ("b", 2, (512, 512)), ("c", 1, (512, 1536))):
+    for name, workers, window in (("a", 1, (512, 1536)), ("b", 2, (512, 512))):
         monkeypatch.setattr(scene_files, "WINDOW", window)
         paths = tmp_path / f"{name}.tif", tmp_path / f"{name}-labels.tif"
         counted: list[int] = []
         write_scene(*paths, size, seed=3, workers=workers, progress=counted.append)
         assert sum(counted) == size[0] * size[1]
         made.append([path.read_bytes() for path in paths])
-    assert made[0] == made[1] == made[2]
-    assert len(list(tmp_path.iterdir())) == 6
+    assert made[0] == made[1]
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize("bands", [1, 4])
@@ -90,7 +90,7 @@ def test_outputs_and_sizes_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_peak_memory_does_not_grow_with_the_scene(tmp_path: Path) -> None:
-    """A scene of three times the pixels takes no more resident memory, but for a margin for the allocator."""
+    """A scene of four times the pixels takes no more resident memory, but for a margin for the allocator."""
 
     def peak_mib(height: int) -> float:
         code = (
@@ -101,4 +101,4 @@ def test_peak_memory_does_not_grow_with_the_scene(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
         return float(done.stdout)
 
-    assert peak_mib(3072) < peak_mib(1024) + 32
+    assert peak_mib(2048) < peak_mib(512) + 32
