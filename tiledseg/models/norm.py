@@ -18,8 +18,8 @@ from tiledseg.models.normalise import (
     Ranks,
     Slices,
     Statistics,
+    joined_over,
     measure,
-    measure_together,
     normalise,
     normalise_together,
 )
@@ -119,13 +119,14 @@ def normed_together(
     Collective over `ranks`, forward and backward. A rank without a tensor measures none, and tracks the same running
     statistics; backward it has to call `no_gradients` in its place.
     """
-    owned = [x_BCHW if part is None else x_BCHW[part] for x_BCHW, part in blocks]
-    found = measure_together(owned, norm.num_features, ranks, device)
+    sets = [sharing_of(norm, x_BCHW) for x_BCHW, _ in blocks]
+    parts = [measure(x if part is None else x[part], own) for (x, part), own in zip(blocks, sets, strict=True)]
+    found = joined_over(parts, norm.num_features, ranks, device)
     if norm.track_running_stats:
         _track(norm, found)
     if not blocks:
         return ()
-    hows = [NormScope(MomentSets(x.shape[0], x.shape[1], None), part, x.dtype, ranks) for x, part in blocks]
+    hows = [NormScope(own, part, x.dtype, ranks) for (x, part), own in zip(blocks, sets, strict=True)]
     return normalise_together([x for x, _ in blocks], norm.weight, norm.bias, norm.eps, found, hows)
 
 

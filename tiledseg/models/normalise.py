@@ -81,18 +81,6 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
     return found if ranks is None else over_ranks(found, ranks)
 
 
-@torch.no_grad()
-def measure_together(
-    tensors_BCHW: Sequence[torch.Tensor], channels: int, ranks: Ranks, device: torch.device
-) -> Statistics:
-    """Measure each channel over all pixels of several tensors, of this rank and of all others. Collective.
-
-    A rank may have none; one has a pixel.
-    """
-    parts = [_own(x_BCHW, MomentSets(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
-    return joined_over(parts, channels, ranks, device)
-
-
 def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
     """Merge the statistics of `channels` sets of the parts of all ranks. Collective; a rank may have none, one has a
     pixel."""
@@ -115,17 +103,20 @@ def _own(x_BCHW: torch.Tensor, sharing: MomentSets) -> Statistics:
 
 def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
     """Merge the statistics of all ranks, of which `own` are this one's. Collective."""
-    return own if ranks.size == 1 else _in_slots(own, ranks)
-
-
-def _in_slots(own: Statistics, ranks: Ranks) -> Statistics:
+    if ranks.size == 1:
+        return own
     row = torch.cat([own.count, own.mean_G, own.variance_G])
     slots = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=row.device)
     slots[ranks.rank] = row
-    if ranks.size > 1:
-        ranks.all_reduce_sum(slots).wait()
-    means, variances = slots[:, 1:].chunk(2, dim=1)
+    means, variances = summed(slots, ranks)[:, 1:].chunk(2, dim=1)
     return _joined(means, variances, slots[:, :1])
+
+
+def summed(sums: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
+    """Add up a tensor in its place over the ranks, where there are several. Collective."""
+    if ranks is not None and ranks.size > 1:
+        ranks.all_reduce_sum(sums).wait()
+    return sums
 
 
 def _joined(means: torch.Tensor, variances: torch.Tensor, counts: torch.Tensor) -> Statistics:
@@ -200,7 +191,7 @@ class _Normalised(torch.autograd.Function):
         if any(ctx.needs_input_grad[5:]):
             entries = zip(sums, scales_BC, hows, strict=True)
             parts = [_to_moments(own, scale_BC, weight_C, how.sharing) for own, scale_BC, how in entries]
-            to_moments = _over(hows[0].ranks, _sum(parts))
+            to_moments = summed(_sum(parts), hows[0].ranks)
             for index, (g_BCHW, x_BCHW, how) in enumerate(every):
                 slopes = moment_slopes(to_moments, mean_G, deviation_G, count, how.sharing)
                 inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], *slopes, how.owned)
@@ -288,12 +279,6 @@ def normalise_together(
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
         result: tuple[torch.Tensor, ...] = _Normalised.apply(weight_C, bias_C, found, eps, hows, *tensors_BCHW)
     return result
-
-
-def _over(ranks: Ranks | None, sums: torch.Tensor) -> torch.Tensor:
-    if ranks is not None and ranks.size > 1:
-        ranks.all_reduce_sum(sums).wait()
-    return sums
 
 
 def _gradient_sums(

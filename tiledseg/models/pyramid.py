@@ -19,7 +19,7 @@ from tiledseg.geometry.pyramid import bins_of
 from tiledseg.models.layers.aligned import Resampled, dim_taps
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.network import run_nodes
-from tiledseg.models.normalise import Ranks
+from tiledseg.models.normalise import Ranks, summed
 from tiledseg.models.sending import sent
 
 
@@ -89,16 +89,13 @@ class _Means(torch.autograd.Function):
         rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
         ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.shape = owned, ranks, rows, cols, x_BCHW.shape
         means_BCHW = torch.stack(each, dim=2) @ cols.T
-        if ranks is not None and ranks.size > 1:
-            ranks.all_reduce_sum(means_BCHW).wait()
-        return means_BCHW.to(x_BCHW.dtype)
+        return summed(means_BCHW, ranks).to(x_BCHW.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
         wide_BCHW = g_BCHW.double().contiguous()
-        if ctx.ranks is not None and ctx.ranks.size > 1:
-            ctx.ranks.all_reduce_sum(wide_BCHW).wait()
+        summed(wide_BCHW, ctx.ranks)
         by_columns_BCHW = (wide_BCHW @ ctx.cols).to(g_BCHW.dtype)
         own_dx_BCHW = ctx.rows.T.to(g_BCHW.dtype) @ by_columns_BCHW
         if ctx.owned is None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.models.layers.block import BlockModule, BlockPlace
-from tiledseg.models.normalise import Ranks, Slices
+from tiledseg.models.normalise import Ranks, Slices, summed
 
 
 class WholeImageMean(BlockModule):
@@ -45,7 +45,7 @@ class _Mean(torch.autograd.Function):
         own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
         pixels = own_BCHW.new_full((1,), own_BCHW.shape[2] * own_BCHW.shape[3], dtype=torch.float64)
         sums = torch.cat([own_BCHW.sum((2, 3), dtype=torch.float64).flatten(), pixels])
-        _reduce(sums, ranks)
+        summed(sums, ranks)
         ctx.pixels = sums.new_ones(()) if total else sums[-1]
         means_BC = (sums[:-1] / ctx.pixels).view(x_BCHW.shape[:2]).to(x_BCHW.dtype)
         return means_BC[:, :, None, None].expand(x_BCHW.shape)
@@ -54,18 +54,13 @@ class _Mean(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         sums_BC = g_BCHW.sum((2, 3), dtype=torch.float64)
-        _reduce(sums_BC, ctx.ranks)
+        summed(sums_BC, ctx.ranks)
         each_BCHW = (sums_BC / ctx.pixels).to(ctx.dtype)[:, :, None, None]
         if ctx.owned is None:
             return each_BCHW.expand(ctx.shape), None, None, None
         dx_BCHW = each_BCHW.new_zeros(ctx.shape)
         dx_BCHW[ctx.owned] = each_BCHW
         return dx_BCHW, None, None, None
-
-
-def _reduce(sums: torch.Tensor, ranks: Ranks | None) -> None:
-    if ranks is not None and ranks.size > 1:
-        ranks.all_reduce_sum(sums).wait()
 
 
 class WholeImageMax(BlockModule):
@@ -122,8 +117,7 @@ class _Max(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
         sums_BC11 = g_BCHW.sum((2, 3), dtype=torch.float64, keepdim=True)
-        if ctx.ranks is not None and ctx.ranks.size > 1:
-            ctx.ranks.all_reduce_sum(sums_BC11).wait()
+        summed(sums_BC11, ctx.ranks)
         if ctx.even:
             x_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
             own_BCHW = x_BCHW if ctx.owned is None else x_BCHW[ctx.owned]
@@ -150,7 +144,7 @@ def _chosen(
         return values, last.double()
     slots = torch.zeros(ranks.size, 2, *values.shape, dtype=torch.float64, device=values.device)
     slots[ranks.rank, 0], slots[ranks.rank, 1] = values.double(), last.double()
-    ranks.all_reduce_sum(slots).wait()
+    summed(slots, ranks)
     most = slots[:, 0].amax(0)
     has = slots[:, 0] == most
     if even:
