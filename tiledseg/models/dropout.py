@@ -21,7 +21,7 @@ from tiledseg.models.sending import sent
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """What a draw depends on, besides the layer."""
+    """The seed, step and image of a draw, besides the layer."""
 
     seed: int
     step: int
@@ -53,11 +53,11 @@ class ChannelDropout(nn.Module):
         return self.dropped(x_BCHW, noted(lambda: self.kept(x_BCHW.shape[1], x_BCHW.device)))
 
     def dropped(self, x_BCHW: torch.Tensor, kept_BC: torch.Tensor) -> torch.Tensor:
-        """With the channels that are `kept`; of one image's draw for a whole batch."""
+        """Return x with the channels that are `kept`, a row an image, or one for the whole batch."""
         return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
 
     def kept(self, channels: int, device: torch.device) -> torch.Tensor:
-        """Which of so many channels are kept, kept_BC, bool, by the keys."""
+        """Return the channels that are kept, kept_BC, bool, by the keys."""
         draws = self.draws
         if draws is None or draws.keys != self.keys or channels != self.channels:
             draws = DropoutDraws(self.keys, {self.name: (self.probability, channels)})
@@ -65,26 +65,26 @@ class ChannelDropout(nn.Module):
 
 
 class DropoutDraws:
-    """Which channels the dropouts of a network keep, (probability, channels) of each by its name: drawn on the host
-    when the first one asks, and sent to the device together, which it does not wait for."""
+    """The channels that the dropouts of a network keep; `dropped`: (probability, channels) of each by its name. They
+    are drawn on the host at the first use, and sent to the device together, for which the host does not wait."""
 
     def __init__(self, keys: tuple[DropoutKey, ...], dropped: dict[str, tuple[float, int]]) -> None:
         self.keys = keys
         self._dropped = dropped
-        self._found: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, torch.Tensor] = {}
 
     def of(self, name: str, device: torch.device) -> torch.Tensor:
-        """kept_BC of one of them, bool."""
-        if not self._found:
+        """Return kept_BC of one of them, bool."""
+        if not self._kept:
             each = [_kept(self.keys, name, *about).flatten() for name, about in self._dropped.items()]
             parts = sent(torch.cat(each), device).split([len(part) for part in each])
             named = zip(self._dropped, parts, strict=True)
-            self._found = {name: part.view(len(self.keys), -1) for name, part in named}
-        return self._found[name]
+            self._kept = {name: part.view(len(self.keys), -1) for name, part in named}
+        return self._kept[name]
 
 
 def _kept(keys: tuple[DropoutKey, ...], name: str, probability: float, channels: int) -> torch.Tensor:
-    """Shape (keys, channels)."""
+    """Return shape (keys, channels)."""
     return torch.stack([_draw(key, name, channels) >= probability for key in keys])
 
 
@@ -95,7 +95,7 @@ def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:
 
 
 def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
-    """Every dropout of a network."""
+    """Yield every dropout of a network."""
     return (module for module in network.modules() if isinstance(module, ChannelDropout))
 
 

@@ -18,12 +18,12 @@ from tiledseg.models.network import GraphNetwork
 
 
 def factor_of(name: str, factors: Mapping[str, float]) -> float:
-    """Of the first pattern that fits a weight's name; 1 where none does."""
+    """Return the factor of the first pattern that fits a weight's name; 1 where none does."""
     return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
-    """The network, where weights of a factor of 0 want no gradient; those that its author froze stay so.
+    """Have weights of a factor of 0 want no gradient, and return the network; those that its author froze stay so.
 
     Nor do those that no layer takes, to which no gradient comes: an optimizer that had zeros in its place would let
     them decay, which torch does not.
@@ -37,7 +37,7 @@ def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
 
 
 def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
-    """The nodes that have weights, none of which wants a gradient."""
+    """Return the nodes that have weights, none of which wants a gradient."""
     names = network.graph.names[1:]
     return frozenset(n for n, m in zip(names, network.layers.values(), strict=True) if _is_frozen(m))
 
@@ -47,7 +47,7 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether a weight of it wants a gradient."""
+    """Return True if a weight of it wants a gradient."""
     return any(weight.requires_grad for weight in _weights(module))
 
 
@@ -56,7 +56,7 @@ def _weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def still_note(network: GraphNetwork) -> str | None:
-    """What the user should know of statistics that stand still where nothing has measured them."""
+    """Return a warning of statistics that stand still where nothing has measured them."""
     still = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.is_still]
     drawn = sum(_is_as_drawn(module) for module in still)
     if not drawn:
