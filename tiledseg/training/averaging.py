@@ -1,7 +1,7 @@
 """An exponential moving average of the weights, with which a run validates and maps; the training goes on with its own.
 
-After step t, counted from 1: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)), so that
-an average that has just begun is not that of its first weights (TensorFlow's ExponentialMovingAverage, num_updates).
+After step t, counted from 1: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)). So a
+young average soon forgets its first weights (TensorFlow's ExponentialMovingAverage, num_updates).
 Running statistics are averaged alike; counts are taken over. It begins as the weights that the run begins with.
 
 Each rank averages what it holds. Ranks that hold the same weights get the same average, to the last bit.

@@ -96,15 +96,15 @@ def check_store(offload: str, store: str, device: torch.device) -> None:
         )
 
 
-def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | None:
+def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> Moved | None:
     """Sum the figures over ranks; None if nothing was offloaded. Collective."""
-    if found is None:
+    if offload is None:
         return None
-    each = mesh.communicator.gather_objects(found.counted())
+    each = mesh.communicator.gather_objects(offload.counted())
     out, back = sum(figures.bytes_out for figures in each), sum(figures.bytes_in for figures in each)
     waited = max(figures.waited_seconds for figures in each)
-    ahead, wanted = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
-    share = ahead / wanted if wanted else None
+    ahead, fetched = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
+    share = ahead / fetched if fetched else None
     steps = sum(figures.steps for figures in each)
     return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps)
 
@@ -150,8 +150,8 @@ def _planned(question: RunQuestion, plan: RunPlan) -> int:
         return plan.rebuilt.peak if plan.rebuilt else plan.memory
     from tiledseg.planning.run.pipeline import pipeline_bytes
 
-    asked = question.parallel, question.graph, question.network.bands, plan.micro_batch
-    return pipeline_bytes(*asked, plan.pipeline.balance)
+    bands, balance = question.network.bands, plan.pipeline.balance
+    return pipeline_bytes(question.parallel, question.graph, bands, plan.micro_batch, balance)
 
 
 def _remedy(question: RunQuestion, plan: RunPlan) -> str:

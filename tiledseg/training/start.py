@@ -1,4 +1,4 @@
-"""From a configuration to a running trainer: prepare, find what to resume, survey the data, claim the output folder."""
+"""The start of a run: prepare it, find its checkpoint, survey the data, claim the output folder, and train."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         if mesh.is_root:
             started = facts_of(preparation, mesh, command, warnings, hosts)
             before = early.saved if early else None
-            found = [in_words(preparation.found, before)] if preparation.found else []
-            _say_start(preparation, [*found, *_facts(preparation, beginning, warnings), freed])
+            choice = [in_words(preparation.found, before)] if preparation.found else []
+            _say_start(preparation, [*choice, *_facts(preparation, beginning, warnings), freed])
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
         with told_what_fits(preparation.question, preparation.plan), freeing:

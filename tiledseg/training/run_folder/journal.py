@@ -57,12 +57,12 @@ class Journal:
     def validation(self, step: int, epoch: int, findings: Findings) -> None:
         """Write the files of a validation at the end of an epoch, and say its score."""
         assert self._scene is not None, "a run that validates says what its validations are of"
-        self.last_validation = found = findings.line()
+        self.last_validation = scores = findings.line()
         panel = write_validation(self._folder, step, epoch, findings, self._scene)
-        self._log.write({"step": step, "epoch": epoch, "val": found})
+        self._log.write({"step": step, "epoch": epoch, "val": scores})
         if panel is not None:
             self._log.picture("val/panel", panel.picture, step)
-        score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
+        score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def say(self, words: str) -> None:
