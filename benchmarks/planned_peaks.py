@@ -25,10 +25,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.memory.greedy import Greedy, choose
+from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.walk.items import Walk
-from tiledseg.planning.walk.network_walk import NetworkWalk, network_walk
+from tiledseg.planning.walk.items import Walk, network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96
@@ -52,7 +51,7 @@ class Setting:
         return self.planned / self.allocated - 1
 
 
-def walk_of(network: Network, width: int = 4, context: tuple[int, int] = CONTEXT) -> NetworkWalk:
+def walk_of(network: Network, width: int = 4, context: tuple[int, int] = CONTEXT) -> Walk:
     return network_walk(tile_walk(network.graph(), network.bands, context, width))
 
 
@@ -121,7 +120,7 @@ def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
     """Those whose budget anything fits."""
     found = walk_of(network, context=LARGE)
     for share in shares:
-        chosen = choose(found.walk, budget_at(found.walk, share))
+        chosen = Greedy(found).choose(budget_at(found, share))
         if chosen is not None:
             yield Setting(network, share, chosen.peak, peak_by_allocator(network, found.policy(chosen.words)))
 

@@ -35,12 +35,11 @@ from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.memory.greedy import choose
+from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.modes.mode_cost import settled
 from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.network_walk import NetworkWalk, network_walk
+from tiledseg.planning.walk.items import Walk, network_walk, price
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -60,7 +59,7 @@ class Rank:
     rows: Partition
     cols: Partition
     fusion: int
-    found: NetworkWalk
+    walk: Walk
 
     def allocated(self, policy: MemoryPolicy) -> int:
         """Most bytes of one step, without weights, gradients, the block of the input and strips between steps."""
@@ -95,12 +94,12 @@ def part(unet: UNet, axes: Axes, fusion: int) -> Rank:
 def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]:
     """Of each share of the way between the least and all the planned peak over what is allocated, less one, on the rank
     that is off most. By the choice of the first rank, as one plan is for all. Collective."""
-    ranks, walk = rank.axes.image, rank.found.walk
+    ranks, walk = rank.axes.image, rank.walk
     for share in shares:
-        chosen = choose(walk, budget_at(walk, share))
-        policy = ranks.gather_objects(None if chosen is None else rank.found.policy(chosen.words))[0]
+        chosen = Greedy(walk).choose(budget_at(walk, share))
+        policy = ranks.gather_objects(None if chosen is None else walk.policy(chosen.words))[0]
         if policy is not None:
-            planned = price(walk, rank.found.lying(policy)).peak
+            planned = price(walk, walk.needed_words(policy)).peak
             every = ranks.gather_objects(planned / rank.allocated(policy) - 1)
             yield share, max(every, key=abs)
 

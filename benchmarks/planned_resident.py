@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.memory.greedy import choose
+from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.system.freed_memory import held_below, keep_freed_memory, keep_no_more, own_bytes
 
 SMALL = 64, 64
@@ -56,10 +56,10 @@ class Case:
 def taken(case: Case, below: bool) -> dict[str, int]:
     """Bytes planned, and bytes that this process holds more at its peak than before."""
     context = case.side, case.side
-    found = walk_of(case.network, context=context)
-    chosen = choose(found.walk, budget_at(found.walk, case.share))
+    walk = walk_of(case.network, context=context)
+    chosen = Greedy(walk).choose(budget_at(walk, case.share))
     assert chosen is not None, f"nothing fits in {case}"
-    module = in_channels_last(module_by(case.network, found.policy(chosen.words)))
+    module = in_channels_last(module_by(case.network, walk.policy(chosen.words)))
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step(module, _input(case.network.bands, SMALL))

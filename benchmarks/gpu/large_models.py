@@ -122,7 +122,7 @@ def by_kept(choices: StepChoices, plain: int, loop: Loop, part_of: int, repeats:
     found = keeping(choices, plain // part_of)
     if found is None:
         raise SkippedError(f"no policy keeps as little as {plain / part_of / 1e9:.3g} GB")
-    planned = choices.found.kept(choices.found.lying(found.policy))
+    planned = choices.walk.kept(choices.walk.needed_words(found.policy))
     return _followed(found, loop, repeats, whole) | {"planned_kept": planned, "plain": plain}
 
 

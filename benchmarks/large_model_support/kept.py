@@ -19,7 +19,7 @@ from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
@@ -57,7 +57,7 @@ def keeping(step: StepChoices, most: int) -> MemoryChoice | None:
     walk = step.walk
     free = -sum(item.bytes + item.work for item in walk.items)
     ended = (*[free] * (len(walk.base) - 1), walk.rebuilding[-1])
-    choice = StepChoices(replace(step.found, walk=replace(walk, base=ended, rebuilding=ended)), 0).choose(most)
+    choice = StepChoices(replace(walk, base=ended, rebuilding=ended), 0).choose(most)
     return None if choice is None else replace(choice, peak=step.peak(choice.policy))
 
 
@@ -85,7 +85,7 @@ def main() -> None:
         if found is None:
             print(f"| {words} | {plain / part / 1e9:.3f} GB | no choice found | | | |")
             continue
-        lying = step.found.kept(step.found.lying(found.policy)) / 1e9
+        lying = step.walk.kept(step.walk.needed_words(found.policy)) / 1e9
         counts = f"{100 * found.extra:.1f} % | {len(found.items)} | {len(found.away)}"
         print(f"| {words} | {lying:.3f} GB | {counts} | {_beside(step, found.peak)} |")
 

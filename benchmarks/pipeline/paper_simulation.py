@@ -14,7 +14,7 @@ from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.stages.cost import StagePrices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, choose, stage
-from tiledseg.planning.step.cost import step_work, tile_walk
+from tiledseg.planning.step.cost import backward_passes, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 BY_HAND_STAGES = 6
@@ -52,7 +52,8 @@ class Simulated:
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)
-        scale = FLOPS_PER_MULTIPLY_ADD * step_work(self.layers, self.costs) / machine.flops / self.measured
+        work = sum(cost.multiply_adds * (1 + backward_passes(self.layers, k)) for k, cost in enumerate(self.costs))
+        scale = FLOPS_PER_MULTIPLY_ADD * work / machine.flops / self.measured
         self.forward = [scale * t.forward for t in times]
         self.backward = [scale * t.backward for t in times]
 

@@ -33,7 +33,7 @@ def test_a_step_keeps_what_is_planned(norm: str) -> None:
     for most in (plain, plain * 3 // 4, plain // 2):
         found = keeping(step, most)
         assert found is not None
-        planned = step.found.kept(step.found.lying(found.policy))
+        planned = step.walk.kept(step.walk.needed_words(found.policy))
         network.follow(found.policy)
         with AllocationMeter([*known, *network.buffers()]) as meter:
             x_BCHW = drawn_BCHW.clone()

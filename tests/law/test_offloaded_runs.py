@@ -20,7 +20,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
 from tiledseg.planning.memory import store as store_room
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 from tiledseg.training import start
 from tiledseg.training.offloading import check_store
 from tiledseg.training.preparing import measured_store, preparation

@@ -14,7 +14,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 
 MIB = 1 << 20
 CPU = Store(2e9, 1e9, Speed(6e10, 1e10))

@@ -30,7 +30,14 @@ from tiledseg.planning.modes.mode_cost import (
     settled,
 )
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.planning.step.halo_traffic import SentBytes, Traffic, inputs_of, layer_traffic, strip_bytes, tensors_of
+from tiledseg.planning.step.halo_traffic import (
+    SentBytes,
+    Traffic,
+    inputs_by_node,
+    layer_traffic,
+    strip_bytes,
+    tensors_of,
+)
 from tiledseg.planning.step.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import block_memory, training_memory
 
@@ -63,7 +70,7 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     layers, partition = unet.graph(), Partition.even(3 * q, 3)
     steps = rank_steps(layers, partition)[1]
     tensors = tensors_of(layers, unet.bands)
-    exchanged = [tensor for step, _, tensor in inputs_of(layers, steps, steps, tensors) if step.exchanged]
+    exchanged = [tensor for _, step, _, tensor in inputs_by_node(layers, steps, steps, tensors) if step.exchanged]
     assert len(exchanged) == 2 * (2 * levels - 1)
     corners = 4 * sum(tensor.channels for tensor in exchanged)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))

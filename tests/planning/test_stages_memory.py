@@ -166,9 +166,9 @@ def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: 
     prices = StagePrices(tile_walk(graph, unet.bands, CONTEXTS["same"]))
     for run in cuts(balance):
         found, memory = prices.walk(*run), prices.memory(*run)
-        kept = found.lying(keep_all(graph))
+        kept = found.needed_words(keep_all(graph))
         assert found.kept(kept) == memory.activations
-        assert price(found.walk, kept).peak == memory.activations + memory.backward
+        assert price(found, kept).peak == memory.activations + memory.backward
 
 
 @pytest.mark.parametrize("word", ["compact", "all"])

@@ -25,14 +25,13 @@ def drawn_walk(seed: int, most: int = 8) -> Walk:
             parents = sorted({index - 1, *parents[:1]})
         rebuild = math.inf if draw.random() < 0.15 else draw.randint(1, 9) / 2
         offload = math.inf if not sends or draw.random() < 0.5 else draw.randint(0, 8) / 4
-        fetched = draw.randint(0, moments - 1)
         work = draw.choice([0, 0, draw.randint(0, 12)])
         size = draw.randint(0, 12)
-        asked = draw.random() < 0.8
+        used = draw.random() < 0.8
         cheap = draw.random() < 0.4
-        items.append(Item(f"i{index}", size, after, rebuild, tuple(parents), work, offload, fetched, asked, cheap))
+        items.append(Item(f"i{index}", size, after, rebuild, tuple(parents), work, offload, used, cheap))
     for index, item in reversed(list(enumerate(items))):
-        if not item.asked:
+        if not item.used:
             children = [child.after for child in items if index in child.parents]
             after = min(children, default=item.after)
             items[index] = replace(item, after=max(0, after - draw.choice([0, 0, 0, 1])))
@@ -52,11 +51,11 @@ def replayed(walk: Walk, choices: tuple[str, ...]) -> tuple[float, int]:
     for moment in range(len(walk.base) - 1, -1, -1):
         replay.runs = []
         for index, (item, choice) in enumerate(zip(items, choices, strict=True)):
-            if choice == OFFLOAD and max(item.after, item.fetched) == moment:
+            if choice == OFFLOAD and item.after == moment:
                 replay.there.add(index)
-            if item.asked and item.after == moment:
+            if item.used and item.after == moment:
                 replay.use(index, moment)
-        lying = sum(items[index].bytes for index in replay.there if items[index].after + items[index].asked <= moment)
+        lying = sum(items[index].bytes for index in replay.there if items[index].waits_from <= moment)
         works = [walk.rebuilding[moment] + lying + work for work in replay.runs]
         replay.peak = max([replay.peak, walk.base[moment] + lying, *works])
     sent = sum(item.offload for item, choice in zip(items, choices, strict=True) if choice == OFFLOAD)
@@ -89,9 +88,9 @@ class _Replay:
         """Whether an item of which another is made has to be made for the moment; else it is there, or is made to
         stay."""
         item = self.items[index]
-        if index in self.there or (item.asked and moment <= item.after):
+        if index in self.there or (item.used and moment <= item.after):
             return False
-        if self.choices[index] == REBUILD and (item.cheap or not item.asked):
+        if self.choices[index] == REBUILD and (item.cheap or not item.used):
             return True
         self.there.add(index)
         if self.choices[index] == REBUILD:

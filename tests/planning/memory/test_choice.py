@@ -12,8 +12,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import StepChoices, step_choices
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.walk.items import Walk, price
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed, Walk, price
 
 WALKS, NETWORKS = 60, 25
 STORES = {"none": None, "disk": Store(2e9, 1e9, Speed(60e9, 8e9)), "host": Store(50e9, 50e9, Speed(400e12, 3e12))}
@@ -62,7 +61,7 @@ def test_drawn_networks_take_at_most_a_hundredth_of_a_step_more_than_the_best() 
             assert chosen is not None
             assert chosen.peak <= budget
             best = min(each.seconds for each in priced if step.fixed + each.peak <= budget)
-            more.append(chosen.extra - best / (3 * step.found.forward))
+            more.append(chosen.extra - best / (3 * step.walk.forward))
     more.sort()
     assert more[len(more) * 95 // 100] < 1e-9, "equal"
     assert more[-2] < 0.01
@@ -108,13 +107,13 @@ def test_several_passes_in_memory_share_the_budget() -> None:
     """As on a stage: three micro-batches are kept, one of them goes backward."""
     unet = UNet(3, base_channels=8, norm="instance")
     step = step_choices(unet.graph(), unet.bands, (256, 256), 4)
-    three = StepChoices(step.found, step.fixed, complete=3)
+    three = StepChoices(step.walk, step.fixed, complete=3)
     assert three.kept > 2.5 * step.kept - 2 * step.fixed
     budget = (three.kept + three.least) // 2
     chosen = three.choose(budget)
     assert chosen is not None
-    words = step.found.lying(chosen.policy)
-    assert chosen.peak == step.peak(chosen.policy) + 2 * step.found.kept(words) <= budget
+    words = step.walk.needed_words(chosen.policy)
+    assert chosen.peak == step.peak(chosen.policy) + 2 * step.walk.kept(words) <= budget
 
 
 def test_nothing_to_choose() -> None:

@@ -19,7 +19,7 @@ from tiledseg.planning.walk.step_memory import training_memory
 def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> None:
     unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
     memory = training_memory(unet.graph(), unet.bands, CONTEXT, width)
-    walk = walk_of(unet, width).walk
+    walk = walk_of(unet, width)
     kept = price(walk, Greedy(walk).kept)
     assert kept.peak == memory.activations + memory.backward
     assert kept.seconds == 0
@@ -41,11 +41,11 @@ def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> No
 def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: float) -> None:
     """Within 2 %, and never above the budget by more than that."""
     found = walk_of(network)
-    greedy = Greedy(found.walk)
+    greedy = Greedy(found)
     full = greedy.peak(greedy.kept)
     chosen = greedy.choose(int(share * full))
     assert chosen is not None
     assert chosen.peak <= share * full
     policy = found.policy(chosen.words)
-    assert found.choices(policy) == chosen.words
+    assert found.words(policy) == chosen.words
     assert allocated_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)

@@ -17,7 +17,7 @@ from tiledseg.planning.memory import store
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory import offload_by
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.offloading import hooks_of
 

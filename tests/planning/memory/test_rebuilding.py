@@ -16,7 +16,7 @@ from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_tabl
 from tiledseg.planning.cost_model.machine import CopyRates
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.question import Question
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.user_files.machine import find_machine
 

@@ -19,8 +19,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.search.best import explained, search
 from tiledseg.planning.search.space import Candidate
-from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed, price
 from tiledseg.user_files.machine import find_machine
 
 CPU = find_machine("cpu")
@@ -101,7 +100,7 @@ def test_a_gpus_tensors_leave_for_its_hosts_memory() -> None:
     assert plan.offloaded is not None
     step = step_choices(asked.graph, asked.network.bands, (1024, 1024), 4, asked.store)
     policy, sizes = plan.rebuilt.policy, [size for _, size in plan.rebuilt.away]
-    beside = step.fixed + price(step.walk, step.found.lying(policy)).peak
+    beside = step.fixed + price(step.walk, step.walk.needed_words(policy)).peak
     assert plan.memory == plan.rebuilt.peak == beside + STAYING * max(sizes) <= asked.memory
 
 

@@ -7,16 +7,12 @@ from functools import cached_property
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
-from tiledseg.planning.memory.greedy import Greedy, Words
+from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
 from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
 from tiledseg.planning.step.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.items import Walk
-from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.walk.items import BACKWARD, Speed, Walk, Words, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
-
-ASSUMED = Speed()
-BACKWARD = 2  # seconds of a backward pass, in forward passes, about
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,11 @@ class LevelChoice:
     rebuilt: int
     extra: float
     away: int = 0
+
+    def plus(self, other: LevelChoice) -> LevelChoice:
+        """Add both up."""
+        sizes = self.kept + other.kept, self.rebuilt + other.rebuilt
+        return LevelChoice(self.name, *sizes, self.extra + other.extra, self.away + other.away)
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,9 @@ class StepChoices:
     `complete`: micro-batches whose kept tensors are in memory at once, of which one runs backward.
     """
 
-    found: NetworkWalk
+    walk: Walk
     fixed: int
     complete: int = 1
-
-    @property
-    def walk(self) -> Walk:
-        return self.found.walk
 
     @cached_property
     def greedy(self) -> Greedy:
@@ -91,7 +88,7 @@ class StepChoices:
     @property
     def leanest(self) -> MemoryPolicy:
         """The policy of the least bytes."""
-        return self.found.policy(self.greedy.leanest)
+        return self.walk.policy(self.greedy.leanest)
 
     def choose(self, budget: int) -> MemoryChoice | None:
         """Return the choice of at most `budget` bytes, None where none fits."""
@@ -99,31 +96,25 @@ class StepChoices:
         if chosen is None:
             return None
         pairs = list(zip(self.walk.items, chosen.words, strict=True))
-        rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.asked)
+        rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.used)
         away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
-        policy, step = self.found.policy(chosen.words), (1 + BACKWARD) * self.found.forward
+        policy, step = self.walk.policy(chosen.words), (1 + BACKWARD) * self.walk.forward
         sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.words, step), rebuilt
         return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap, away)
 
     def peak(self, policy: MemoryPolicy) -> int:
         """Return the bytes of a step by a policy."""
-        return self.fixed + self.greedy.peak(self.found.lying(policy))
+        return self.fixed + self.greedy.peak(self.walk.needed_words(policy))
 
     def _levels(self, words: Words, step: float) -> tuple[LevelChoice, ...]:
         levels: dict[str, LevelChoice] = {}
         for item, word in zip(self.walk.items, words, strict=True):
-            name = item.name.split(".")[0]
-            level, size = levels.get(name, LevelChoice(name, 0, 0, 0.0)), item.bytes
-            again, away = size * (word == REBUILD and item.asked), size * (word == OFFLOAD)
+            name, size = item.name.split(".")[0], item.bytes
+            again, away = size * (word == REBUILD and item.used), size * (word == OFFLOAD)
             extra = (item.rebuild if again else item.offload if away else 0.0) / step
-            sizes = level.kept + size * (word == KEEP), level.rebuilt + again
-            levels[name] = LevelChoice(name, *sizes, level.extra + extra, level.away + away)
+            level = LevelChoice(name, size * (word == KEEP), again, extra, away)
+            levels[name] = levels[name].plus(level) if name in levels else level
         return tuple(levels.values())
-
-
-def speed_with(store: Store | None) -> Speed:
-    """Return the speed at which a rank is assumed to compute."""
-    return store.speed if store else ASSUMED
 
 
 def step_choices(
@@ -136,8 +127,8 @@ def step_choices(
 ) -> StepChoices:
     """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`. `speed`: of
     the rank, the store's unless given. Raises GeometryError where this is no legal size."""
-    found = network_walk(tile_walk(graph, bands, context, value_bytes), speed or speed_with(store))
-    return StepChoices(with_store(found, store) if store else found, fixed_memory(graph, bands, value_bytes))
+    walk = network_walk(tile_walk(graph, bands, context, value_bytes), speed or speed_with(store))
+    return StepChoices(with_store(walk, store) if store else walk, fixed_memory(graph, bands, value_bytes))
 
 
 def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = None) -> list[StepChoices]:
@@ -150,8 +141,13 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     choices = []
     for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
-        walk = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
-        found = network_walk(walk, speed_with(store))
-        found = with_store(found, store) if store else found
-        choices.append(StepChoices(found.without_insides() if overlap else found, fixed + held_besides(task, rank)))
+        forward = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
+        walk = network_walk(forward, speed_with(store))
+        walk = with_store(walk, store) if store else walk
+        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + held_besides(task, rank)))
     return choices
+
+
+def speed_with(store: Store | None) -> Speed:
+    """Return the speed at which a rank is assumed to compute."""
+    return store.speed if store else Speed()

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, WORDS
 from tiledseg.planning.memory.store import STAYING, staying_bytes
-from tiledseg.planning.walk.items import Walk, price
+from tiledseg.planning.walk.items import Walk, Words, price
 
 SLACK = 0.1  # share of the way from the budget to the least peak: a start that drops more than needed
-
-Words = tuple[str, ...]
 Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
 
 
@@ -40,13 +39,20 @@ class Chosen:
         return 0.0 if self.seconds == 0 else max(0.0, 1 - self.bound / self.seconds)
 
 
-@dataclass(frozen=True)
-class _ChoiceState:
+class _ChoiceState(NamedTuple):
     """A choice on the way: its seconds, and the bytes above the budget, summed over all moments."""
 
     words: Words
     seconds: float
     excess: int
+
+    def score(self, after: _ChoiceState) -> float:
+        """Return seconds per byte of excess, or, where all fits, the seconds of a change; infinite where the change
+        does not help."""
+        more = after.seconds - self.seconds
+        if self.excess:
+            return more / (self.excess - after.excess) if after.excess < self.excess else math.inf
+        return more if not after.excess and more < -1e-12 * self.seconds else math.inf
 
 
 class Greedy:
@@ -54,32 +60,23 @@ class Greedy:
 
     def __init__(self, walk: Walk, copies: int = 1) -> None:
         self.walk, self.copies = walk, copies
-        self.kept: Words = tuple(KEEP if item.asked or not item.can_be(REBUILD) else REBUILD for item in walk.items)
+        self.kept: Words = tuple(KEEP if item.used or not item.can_be(REBUILD) else REBUILD for item in walk.items)
         self.rebuilt: Words = tuple(REBUILD if item.can_be(REBUILD) else KEEP for item in walk.items)
         words = [[word for word in WORDS if item.can_be(word)] for item in walk.items]
-        single = [((index, word),) for index, here in enumerate(words) for word in here]
-        pairs = [
+        self.changes: list[Change] = [((index, word),) for index, here in enumerate(words) for word in here]
+        self.changes += [
             ((index, word), (parent, other))
             for index, item in enumerate(walk.items)
             for parent in item.parents
             for word, other in product((KEEP, REBUILD), repeat=2)
             if word in words[index] and other in words[parent]
         ]
-        self.changes: list[Change] = [*single, *pairs]
-        joins = {index for index, item in enumerate(walk.items) if len(item.parents) > 1}
-        self.changes_but_joins = [
-            change for change in self.changes if not any(index in joins and word != KEEP for index, word in change)
-        ]
 
     def needs(self, words: Words, reserved: int = 0) -> tuple[float, list[int]]:
         """Return the seconds of a choice, and the bytes that each moment needs: `reserved` ones at least for offloaded
         tensors on their way."""
         cost = price(self.walk, words)
-        more = max(reserved, staying_bytes(self.walk, words))
-        if self.copies > 1:
-            pairs = zip(self.walk.items, words, strict=True)
-            kept = self.walk.rebuilding[-1] + sum(item.bytes for item, word in pairs if word == KEEP)
-            more += (self.copies - 1) * kept
+        more = max(reserved, staying_bytes(self.walk, words)) + (self.copies - 1) * self.walk.kept(words)
         return cost.seconds, [need + more for need in cost.needs]
 
     def peak(self, words: Words) -> int:
@@ -89,9 +86,8 @@ class Greedy:
     def leanest(self) -> Words:
         """The choice of the least peak that is reached."""
         budget = max(self.walk.base)
-        but_joins = self._improved(self.kept, budget, self.changes_but_joins)
-        starts = self.kept, self.rebuilt, but_joins, *self._offloading(budget)
-        return min((self._improved(start, budget, self.changes) for start in starts), key=self.peak)
+        starts = self.kept, self.rebuilt, self._without_joins(budget), *self._offloading(budget)
+        return min((self._improved(start, budget) for start in starts), key=self.peak)
 
     def choose(self, budget: int) -> Chosen | None:
         """Return the cheapest choice that is reached from several starts, of a peak of at most `budget` bytes; None
@@ -101,15 +97,9 @@ class Greedy:
         if budget < max(self.walk.base):
             return None
         lower = int(budget - SLACK * max(0, budget - self.peak(self.leanest)))
-        starts = (
-            self.kept,
-            self._improved(self.kept, budget, self.changes_but_joins),
-            self._improved(self.kept, lower, self.changes),
-            *self._offloading(budget),
-            self.leanest,
-        )
-        ends = [self._improved(start, budget, self.changes) for start in dict.fromkeys(starts)]
-        fitting = [self._chosen(words, budget) for words in ends if self.peak(words) <= budget]
+        starts = self.kept, self._without_joins(budget), self._improved(self.kept, lower), self.leanest
+        ends = [self._improved(start, budget) for start in (*starts, *self._offloading(budget))]
+        fitting = [self._chosen(words, budget) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
         return min(fitting, key=lambda each: each.seconds, default=None)
 
     def _chosen(self, words: Words, budget: int) -> Chosen:
@@ -122,56 +112,60 @@ class Greedy:
         most = 0.0
         for moment, need in enumerate(self.needs(self.kept)[1]):
             sizes = [
-                (min(item.rebuild, item.offload), item.bytes * (self.copies - 1 + (moment >= item.lies_from)))
+                (min(item.rebuild, item.offload), item.bytes * (self.copies - 1 + (moment >= item.waits_from)))
                 for item in self.walk.items
-                if item.asked
+                if item.used
             ]
             excess, seconds = need - budget, 0.0
             for rate, size in sorted((cost / size, size) for cost, size in sizes if size):
-                if excess <= 0:
-                    break
-                seconds += rate * min(size, excess)
-                excess -= size
+                if excess > 0:
+                    seconds += rate * min(size, excess)
+                    excess -= size
             most = max(most, seconds if excess <= 0 else math.inf)
         return most
 
-    def _offloading(self, budget: int) -> Iterator[Words]:
-        """Yield a start for each size of tensors that may be offloaded: with no larger ones, and their way out and in
-        reserved from the beginning, as the first one offloaded would free less than it reserves."""
-        items = self.walk.items
-        for size in sorted({item.bytes for item in items if item.can_be(OFFLOAD)}):
-            changes = [
-                change
-                for change in self.changes
-                if all(word != OFFLOAD or items[index].bytes <= size for index, word in change)
-            ]
-            yield self._improved(self.kept, budget, changes, STAYING * size)
+    def _without_joins(self, budget: int) -> Words:
+        """Return a start that keeps all tensors of several parents."""
+        joins = {index for index, item in enumerate(self.walk.items) if len(item.parents) > 1}
+        changes = [each for each in self.changes if not any(i in joins and word != KEEP for i, word in each)]
+        return self._improved(self.kept, budget, changes)
 
-    def _improved(self, words: Words, budget: int, changes: Sequence[Change], reserved: int = 0) -> Words:
+    def _offloading(self, budget: int) -> list[Words]:
+        """Return a start for each size of tensors that may be offloaded: with no larger ones, and their way out and in
+        reserved from the beginning, as the first one offloaded would free less than it reserves."""
+        items, starts = self.walk.items, []
+        for most in sorted({item.bytes for item in items if item.can_be(OFFLOAD)}):
+            changes = [c for c in self.changes if all(word != OFFLOAD or items[i].bytes <= most for i, word in c)]
+            starts.append(self._improved(self.kept, budget, changes, STAYING * most))
+        return starts
+
+    def _improved(self, words: Words, budget: int, changes: Sequence[Change] | None = None, reserved: int = 0) -> Words:
         """Return the choice after all changes that help, the best first.
 
         A change's score is only computed again when the change is first in line, as scores rarely become better.
         """
-        state, helped = self._state(words, budget, reserved), bool(changes)
+        every = self.changes if changes is None else changes
+        state, helped = self._state(words, budget, reserved), True
         waiting: list[tuple[float, Change]] = []
-        while waiting or helped:
+        while waiting or (helped and every):
             if not waiting:
-                waiting, helped = [(-math.inf, change) for change in changes], False
+                waiting, helped = [(-math.inf, change) for change in every], False
             _, change = heapq.heappop(waiting)
+            new = dict(change)
             if any(state.words[index] == word for index, word in change):
                 continue
-            after = self._state(_changed(state.words, change), budget, reserved)
-            score = _score(state, after)
-            if score is None:
+            changed = tuple(new.get(index, word) for index, word in enumerate(state.words))
+            after = self._state(changed, budget, reserved)
+            score = state.score(after)
+            if score == math.inf:
                 continue
             if waiting and score > waiting[0][0]:
                 heapq.heappush(waiting, (score, change))
                 continue
             if state.excess and not after.excess:
                 waiting = []  # scores have another meaning from here on
-            changed = {index for index, _ in change}
-            for near in changes:
-                if any(index in changed for index, _ in near):
+            for near in every:
+                if any(index in new for index, _ in near):
                     heapq.heappush(waiting, (-math.inf, near))
             state, helped = after, True
         return state.words
@@ -179,22 +173,3 @@ class Greedy:
     def _state(self, words: Words, budget: int, reserved: int) -> _ChoiceState:
         seconds, needs = self.needs(words, reserved)
         return _ChoiceState(words, seconds, sum(need - budget for need in needs if need > budget))
-
-
-def choose(walk: Walk, budget: int) -> Chosen | None:
-    """Return the greedy choice of a peak of at most `budget` bytes, None where none fits."""
-    return Greedy(walk).choose(budget)
-
-
-def _changed(words: Words, change: Change) -> Words:
-    new = dict(change)
-    return tuple(new.get(index, word) for index, word in enumerate(words))
-
-
-def _score(before: _ChoiceState, after: _ChoiceState) -> float | None:
-    """Return seconds per byte of excess, or, where all fits, the seconds; less is better. None where the change does
-    not help."""
-    more = after.seconds - before.seconds
-    if before.excess:
-        return more / (before.excess - after.excess) if after.excess < before.excess else None
-    return more if not after.excess and more < -1e-12 * before.seconds else None

@@ -61,8 +61,7 @@ def _joined(case: PipelineCase, runs: Sequence[tuple[int, int]], chosen: Sequenc
     levels: dict[str, LevelChoice] = {}
     for level in (level for each in chosen for level in each.levels):  # a part of the network may span stages
         before = levels.get(level.name, LevelChoice(level.name, 0, 0, 0.0))
-        sizes = before.kept + level.kept, before.rebuilt + level.rebuilt, max(before.extra, level.extra)
-        levels[level.name] = LevelChoice(level.name, *sizes)
+        levels[level.name] = replace(before.plus(level), extra=max(before.extra, level.extra))
     items = tuple(pair for each in chosen for pair in each.items)
     extra, gap = max(each.extra for each in chosen), max(each.gap for each in chosen)
     return MemoryChoice(policy, 0, 0, tuple(levels.values()), items, extra, gap)

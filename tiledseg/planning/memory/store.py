@@ -1,5 +1,4 @@
-"""What tensors leave for, a local disk or a GPU's host's memory: what sending one away and fetching it takes, and what
-stays of all that leave.
+"""The store of offloaded tensors, a local disk or a GPU's host's memory: its rates, and the memory that it takes.
 
 Copies run in threads while the network computes, so that a step does not wait for all of them.
 """
@@ -11,17 +10,11 @@ from dataclasses import dataclass, replace
 
 from tiledseg.geometry.memory_words import OFFLOAD
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.walk.items import Walk
-from tiledseg.planning.walk.network_walk import NetworkWalk, Speed
+from tiledseg.planning.walk.items import Speed, Walk
 
-STAYING = 3
-"""Tensors as large as the largest that leaves: half of them on their way out, half on their way in."""
-
-LEAST = 1 << 20
-"""Bytes below which the plan has no tensor leave: what that costs besides its bytes would count."""
-
-WAITED = 0.35
-"""Share of a copy's seconds that a step waits for: about the most that was measured (`docs/large-models.md`)."""
+STAYING = 3  # tensors as large as the largest that leaves: half of them on their way out, half on their way in
+LEAST = 1 << 20  # bytes of the smallest tensor that is offloaded: of less, the calls would count
+WAITED = 0.35  # share of a copy's seconds that a step waits for: about the most measured (`docs/large-models.md`)
 
 
 @dataclass(frozen=True)
@@ -32,17 +25,12 @@ class Store:
     read: float
     speed: Speed
 
-    def seconds(self, size: int) -> float:
-        """By which a step is longer for so many bytes that leave and come back."""
-        return self.waited(size, size)
-
     def waited(self, written: float, read: float) -> float:
-        """By which a step is longer for so many bytes each way."""
+        """Return the seconds by which a step is longer for so many bytes each way."""
         return WAITED * (written / self.written + read / self.read)
 
 
-ASSUMED_STORE = Store(2e9, 5e9, Speed())
-"""Where nobody has measured one: a local NVMe disk as nodes of clusters have it."""
+ASSUMED_STORE = Store(2e9, 5e9, Speed())  # a local NVMe disk as nodes of clusters have it
 
 
 def speed_of(machine: Machine) -> Speed:
@@ -66,16 +54,15 @@ def store_of(machine: Machine) -> Store | None:
     return machine.host_store and Store(*machine.host_store, speed_of(machine))
 
 
-def with_store(found: NetworkWalk, store: Store) -> NetworkWalk:
-    """Return the walk in which large tensors that the backward pass uses may be offloaded to `store`; each is fetched
-    just before its use."""
+def with_store(walk: Walk, store: Store) -> Walk:
+    """Return the walk in which large tensors that the backward pass uses may be offloaded to `store`."""
     items = tuple(
-        replace(item, offload=store.seconds(item.bytes))
-        if home is not None and item.asked and item.bytes >= LEAST
+        replace(item, offload=store.waited(item.bytes, item.bytes))
+        if item.home is not None and item.used and item.bytes >= LEAST
         else item
-        for item, home in zip(found.walk.items, found.homes, strict=True)
+        for item in walk.items
     )
-    return replace(found, walk=replace(found.walk, items=items))
+    return replace(walk, items=items)
 
 
 def staying_bytes(walk: Walk, words: Sequence[str]) -> int:

@@ -123,7 +123,7 @@ def blocks_of(
 ) -> BlockPlan:
     """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
     fits, else the one that needs least. Of many small blocks halos need more memory again."""
-    from tiledseg.planning.walk.segment_memory import segment_memory
+    from tiledseg.planning.walk.segment_memory import more_time, segment_memory
 
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
     best, worse = None, 0
@@ -141,7 +141,6 @@ def blocks_of(
     check_countable([needs.largest], "use more memory.blocks")
     extra = 0.0
     if trains:
-        from tiledseg.planning.memory.segment_time import more_time
         from tiledseg.planning.memory.store import ASSUMED_STORE
 
         rates = asked.store or ASSUMED_STORE

@@ -202,15 +202,14 @@ def plan_offload(
     small.
     """
     from tiledseg.planning.memory.store import LEAST, STAYING
-    from tiledseg.planning.walk.items import price
-    from tiledseg.planning.walk.network_walk import network_walk
+    from tiledseg.planning.walk.items import network_walk, price
 
     graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
     forward = tile_walk(graph, bands, context, value)
-    walk = network_walk(forward).walk
-    words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.asked else REBUILD for i in walk.items]
+    walk = network_walk(forward)
+    words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.used else REBUILD for i in walk.items]
     leaving = [item.bytes for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD]
-    kept, small = sum(leaving), sum(item.bytes for item in walk.items if item.asked) - sum(leaving)
+    kept, small = sum(leaving), sum(item.bytes for item in walk.items if item.used) - sum(leaving)
     staying = min(kept, STAYING * max(leaving, default=0))
     memory = needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):

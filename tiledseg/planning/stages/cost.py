@@ -7,18 +7,16 @@ node before has kept that tensor already, this rank has to keep it once more.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tiledseg.planning.step.backward_walk import backward_peak
-from tiledseg.planning.step.cost import ForwardWalk, Tensor, copied, keep_for_backward, loss_bytes
-from tiledseg.planning.walk.step_memory import ADAM_VALUES
+from tiledseg.planning.step.cost import ForwardWalk, copied
+from tiledseg.planning.walk.step_memory import ADAM_VALUES, step_activations
 from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 if TYPE_CHECKING:
-    from tiledseg.planning.walk.network_walk import NetworkWalk
+    from tiledseg.planning.walk.items import Walk
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,10 @@ class StagePrices:
 
     def __init__(self, forward: ForwardWalk) -> None:
         self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
-        self.bytes_per_value = forward.value_bytes
-        self._parameters = (0, *accumulate(cost.parameters for cost in self.costs))
-        self._trained = (0, *accumulate(cost.trained for cost in self.costs))
-        self._copied = (0, *accumulate(copied(self.graph, [cost.parameters for cost in self.costs])))
-        self._kept_from = functools.cache(self._find_kept)
+        self.bytes_per_value, costs, graph = forward.value_bytes, forward.costs, forward.graph
+        self._parameters = (0, *accumulate(c.parameters for c in costs))
+        self._trained = (0, *accumulate(c.trained for c in costs))
+        self._copied = (0, *accumulate(copied(graph, [c.parameters for c in costs])))
         self.memory = functools.cache(self._find_memory)
 
     @property
@@ -68,33 +65,21 @@ class StagePrices:
         """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
         counts = self._parameters, self._trained, self._copied
         parameters, trained, copies = (each[stop] - each[first] for each in counts)
-        width, policy = wide_bytes(self.bytes_per_value), self.graph.memory
-        if policy is not None and not policy.keeps_all:
-            from tiledseg.planning.walk.items import price
-
-            walk = self.walk(first, stop)
-            choices = walk.lying(policy)
-            kept = walk.kept(choices)
-            backward = price(walk.walk, choices).peak - kept
-        else:
-            up_to = self._kept_from(first)[: stop - first + 1]
-            each = [after - before for before, after in pairwise(up_to)]
-            kept, backward = up_to[-1], backward_peak(self.graph, self.costs, each, self.bytes_per_value, first)
-            if stop == len(self.graph):
-                outputs = [self.costs[tensor - 1] for tensor in self.graph.results]
-                kept += loss_bytes(outputs, self.bytes_per_value)
+        width = wide_bytes(self.bytes_per_value)
+        received = self.received(first, stop)
+        activations, backward = step_activations(self.forward, (first, stop))
         return StageMemory(
             weights=parameters * width + copies * copy_bytes(self.bytes_per_value),
             gradients=trained * DOUBLE_BYTES,
             optimizer=ADAM_VALUES * trained * width,
-            activations=kept,
-            inputs=self.received(first, stop) if first else self.tensor_bytes(0),
+            activations=activations,
+            inputs=received if first else self.tensor_bytes(0),
             backward=backward,
         )
 
-    def walk(self, first: int, stop: int) -> NetworkWalk:
-        """Return the tensors that the run's backward pass uses, of one micro-batch."""
-        from tiledseg.planning.walk.network_walk import network_walk
+    def walk(self, first: int, stop: int) -> Walk:
+        """Return the items of the run's backward pass, of one micro-batch."""
+        from tiledseg.planning.walk.items import network_walk
 
         return network_walk(self.forward, run=(first, stop))
 
@@ -109,18 +94,3 @@ class StagePrices:
     def handed_on(self, first: int, stop: int) -> int:
         """Return the bytes that the run receives without skips, where these stay on their rank (folded)."""
         return self.tensor_bytes(first) if first else 0
-
-    def _find_kept(self, first: int) -> tuple[int, ...]:
-        """Return the bytes kept by the first n nodes of a run that starts at `first`, for each n."""
-        tensors: dict[int, Tensor] = {}
-        kept = [0]
-        for k in range(first, len(self.graph)):
-            inputs = [tensors.setdefault(source, self._entering(source)) for source in self.graph.sources[k]]
-            more, tensors[k + 1] = keep_for_backward(self.graph, k, inputs, self.costs[k].shape, self.bytes_per_value)
-            kept.append(kept[-1] + more)
-        return tuple(kept)
-
-    def _entering(self, tensor: int) -> Tensor:
-        size = self.tensor_bytes(tensor)
-        values = math.prod(self.costs[tensor - 1].shape) if tensor else size // self.bytes_per_value
-        return Tensor(values, value_bytes=size // values)

@@ -1,6 +1,9 @@
-"""What a network costs on one context: parameters, multiply-adds, output shapes, bytes kept.
+"""The forward walk of a network: output sizes, weights, multiply-adds, and the bytes that autograd keeps, node by node.
 
-Counted from what layers say of themselves. What autograd keeps for the backward pass, a layer (batch of one tile):
+One walk serves a tile, a rank's block and a block of a tile. They differ in the sizes of each step (`rank_steps`).
+Where a tensor is shared, it is also cut, exchanged and padded between nodes, and these three are steps too.
+
+Autograd keeps for the backward pass of a layer (batch of one tile):
 
 - convolution, transposed convolution: its input;
 - leaky ReLU: its output, which it writes over its input, so a convolution's output is not kept a second time;
@@ -9,9 +12,9 @@ Counted from what layers say of themselves. What autograd keeps for the backward
 - dropout: one value a channel; concatenation and upsampling: nothing, their outputs are kept by the layer after;
 - the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel.
 
-A tensor that several layers keep counts once, and nothing is kept for a tensor whose gradient nobody
-wants. With 2-byte values (bf16 autocast) group and pixel norm compute in 4 bytes, so their 4-byte input and output
-count, and the 2-byte copy that the next convolution takes.
+A tensor that several layers keep counts once, and nothing is kept for a tensor that needs no gradient. With 2-byte
+values (bf16 autocast) group and pixel norm compute in 4 bytes, so their 4-byte input and output count, and the 2-byte
+copy that the next convolution takes.
 """
 
 from __future__ import annotations
@@ -60,13 +63,12 @@ class LayerCost:
 
 @dataclass
 class Tensor:
-    """A tensor of a forward walk; `kept`: autograd keeps it already. `stored`: values in memory, where they are fewer
-    than it shows; `view_of`: the tensor whose memory it is. `home`: its number in the graph (`memory_policy.homes`),
-    None where it was made for one node alone."""
+    """A tensor of a forward walk. `stored`: values in memory, where they are fewer than it shows; `view_of`: the tensor
+    whose memory it shares; `home`: its number in the graph (`memory_policy.homes`), None for a copy that one node
+    reads."""
 
     values: int
-    kept: bool = False
-    value_bytes: int = SINGLE_BYTES
+    value_bytes: int
     stored: int | None = None
     view_of: Tensor | None = None
     home: int | None = None
@@ -76,9 +78,50 @@ class Tensor:
         return self.values * self.value_bytes
 
     @property
-    def in_memory(self) -> int:
-        """Values in memory."""
-        return self.values if self.stored is None else self.stored
+    def memory(self) -> int:
+        return self.value_bytes * (self.values if self.stored is None else self.stored)
+
+    @property
+    def root(self) -> Tensor:
+        """The tensor that owns the memory."""
+        return self if self.view_of is None else self.view_of.root
+
+
+class KeptData(NamedTuple):
+    """Data that autograd keeps for a node: `inputs` by their index and its `output`, as they are; bytes of `copies` of
+    inputs in another width, and of other things `besides`."""
+
+    inputs: tuple[int, ...] = ()
+    output: bool = False
+    copies: int = 0
+    besides: int = 0
+
+
+class Ran(NamedTuple):
+    """A node of a forward walk: the tensors that it computes from and makes. `moment`: its number among all steps;
+    `first`: that of the first step done for it. `fresh`: bytes that are made for it alone, `noted` of which arrive from
+    other ranks."""
+
+    first: int
+    moment: int
+    brought: tuple[Tensor, ...]
+    made: Tensor
+    shape: Shape
+    fresh: int
+    noted: int
+    kept: KeptData
+
+    def kept_bytes(self, seen: set[int], entered: Sequence[bool] = ()) -> int:
+        """Return the bytes that autograd keeps for the node besides the tensors in `seen` (by id), and add its own to
+        these. An input that has `entered` a stage has memory of its own."""
+        total = self.kept.copies + self.kept.besides
+        tensors = [(self.brought[index], bool(entered) and entered[index]) for index in self.kept.inputs]
+        for tensor, is_entered in (*tensors, *([(self.made, False)] if self.kept.output else [])):
+            owner = tensor if is_entered else tensor.root
+            if id(owner) not in seen:
+                seen.add(id(owner))
+                total += tensor.bytes if is_entered else owner.memory
+        return total
 
 
 @dataclass(frozen=True)
@@ -107,44 +150,35 @@ class Passed(Layer):
         return "parts"
 
 
-class Ran(NamedTuple):
-    """A node in a forward pass: what it computes from, and what it makes. `moment`: its number among all steps;
-    `first`: of the first step done for it. `fresh`: bytes of what is made for it alone, `noted` of which arrive from
-    other ranks. `over_ranks`: its statistics are of several ranks."""
-
-    first: int
-    moment: int
-    brought: tuple[Tensor, ...]
-    made: Tensor
-    shape: Shape
-    fresh: int
-    noted: int
-    over_ranks: bool
-
-
-class _Made(NamedTuple):
-    """A tensor as the rank has it: the step that made it, and its rows and columns."""
+class _Present(NamedTuple):
+    """A tensor as the rank has it: the step that made it, its channels, and its rows and columns."""
 
     name: str
     tensor: Tensor
+    channels: int
     size: tuple[int, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rank's part, which may be a view of more."""
+        return self.channels * self.size[0] * self.size[1] * self.tensor.value_bytes
 
 
 class ForwardWalk:
-    """A forward pass, node by node, with the cost of each step: of a tile, or of a rank's block or a segment's block,
-    where tensors are also cut, exchanged and padded between nodes. These three are steps too.
+    """A forward pass, node by node, with the cost of each step.
 
     An exchange makes a new tensor, block and halo, which the convolution after it keeps. Where an activation comes
     between, the window is its output. Padding at the image's border makes a new tensor too.
     """
 
     def __init__(self, graph: Graph, bands: int, ranks: int, value_bytes: int) -> None:
-        self.graph, self.ranks, self.value_bytes = graph, ranks, value_bytes
+        self.graph, self.bands, self.ranks, self.value_bytes = graph, bands, ranks, value_bytes
         self.channels, self._homes = tensor_channels(graph, bands), homes(graph)
-        self.made: dict[int, _Made] = {}
+        self.made: dict[int, _Present] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
         self.ran: list[Ran] = []
+        self._seen: set[int] = set()  # tensors that are kept already
         self._fresh = self._noted = 0  # of the present node
 
     @cached_property
@@ -158,109 +192,95 @@ class ForwardWalk:
     def input_bytes(self) -> int:
         return self.made[0].tensor.bytes
 
-    def begin(self, values: int, size: tuple[int, int]) -> None:
-        """Start from the network's input of so many values."""
-        self.made[0] = _Made(INPUT, Tensor(values, value_bytes=self.value_bytes, home=0), size)
+    def begin(self, height: int, width: int) -> None:
+        """Start from the network's input."""
+        tensor = Tensor(self.bands * height * width, self.value_bytes, home=0)
+        self.made[0] = _Present(INPUT, tensor, self.bands, (height, width))
 
-    def enter(self, tensor: int, name: str, values: Tensor, size: tuple[int, int]) -> None:
-        """Add a tensor made elsewhere, which is held until the end, as its gradient is where it wants one."""
-        wants = self.graph.wants_gradient[tensor]
-        shape = self.channels[tensor], *size
-        self._add(Node(name, MovedLayer(0, int(wants)), (INPUT,)), shape, (0,), 0, 0, values, 0)
-        self.made[tensor] = _Made(name, values, size)
+    def enter(self, tensor: int, size: tuple[int, int]) -> None:
+        """Add a tensor made elsewhere, which is held until the end, as its gradient is where it needs one."""
+        channels, name = self.channels[tensor], f"entering {tensor}"
+        made = Tensor(channels * size[0] * size[1], self.value_bytes)
+        layer = MovedLayer(0, int(self.graph.wants_gradient[tensor]))
+        self._seen.add(id(made))
+        self._add(Node(name, layer, (INPUT,)), (channels, *size), (0,), made)
+        self.made[tensor] = _Present(name, made, channels, size)
 
     def step(self, k: int, row: DimStep, col: DimStep) -> None:
         """Run node `k`, after the steps that bring its inputs."""
-        node, sources = self.graph.nodes[k], self.graph.sources[k]
+        graph, node = self.graph, self.graph.nodes[k]
         first, self._fresh, self._noted = len(self.nodes), 0, 0
-        brought = [
-            self._bring(k, f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
-            for index, (source, r, c) in enumerate(zip(sources, row.inputs, col.inputs, strict=True))
-        ]
-        shape = self.channels[k + 1], row.computed, col.computed
-        work = node.layer.multiply_adds(self.channels[sources[0]]) * row.computed * col.computed
-        parameters = node.layer.parameters(self.channels[sources[0]])
-        before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
-        layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
+        given = [self._bring(k, index, *steps) for index, steps in enumerate(zip(row.inputs, col.inputs, strict=True))]
+        tensors, shape = tuple(each.tensor for each in given), (self.channels[k + 1], row.computed, col.computed)
+        over_ranks = node.layer.statistics is not None and self.ranks > 1
+        kept = kept_data(graph, k, tensors, shape, self.value_bytes, over_ranks)
+        made = made_tensor(graph, k, tensors, shape, self.value_bytes, over_ranks)
+        layer = node.layer
+        if over_ranks:
+            # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
+            narrow = copy_bytes(tensors[0].value_bytes) > 0
+            size = 2 * SINGLE_BYTES * tensors[0].values if narrow else tensors[0].bytes
+            layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
         if any(r.source < r.held or c.source < c.held for r, c in zip(row.inputs, col.inputs, strict=True)):
             layer = layer.uncropped
-        measured = node.measured
-        walked = replace(node, layer=layer, cols=None, inputs=tuple(b.name for b in brought), measured=measured)
-        self._add(walked, shape, before, parameters, work, tensor, kept)
-        fresh = self._fresh + unfolded_bytes(layer, self.costs[-1], self.value_bytes)
-        taken, over_ranks = tuple(b.tensor for b in brought), self._over_ranks(k)
-        self.ran.append(Ran(first, len(self.nodes) - 1, taken, tensor, shape, fresh, self._noted, over_ranks))
-        tensor.home = self._homes[k + 1] if tensor.home is None else tensor.home
-        made = _Made(node.name, tensor, (row.computed, col.computed))
-        self.made[k + 1] = self._cut(f"{node.name}: given", made, shape[0], (row.given, col.given))
+        channels, before = self.channels[graph.sources[k][0]], tuple(each.bytes for each in given)
+        work = node.layer.multiply_adds(channels) * row.computed * col.computed
+        walked = replace(node, layer=layer, cols=None, inputs=tuple(each.name for each in given))
+        ran = Ran(first, len(self.nodes), tensors, made, shape, self._fresh, self._noted, kept)
+        kept_bytes = ran.kept_bytes(self._seen)
+        cost = self._add(walked, shape, before, made, kept_bytes, node.layer.parameters(channels), work)
+        self.ran.append(ran._replace(fresh=self._fresh + unfolded_bytes(layer, cost, self.value_bytes)))
+        made.home = self._homes[k + 1] if made.home is None else made.home
+        present = _Present(node.name, made, shape[0], shape[1:])
+        self.made[k + 1] = self._move(f"{node.name}: given", present, (row.given, col.given), view=True)
 
-    def _kept(self, k: int, given: list[Tensor], shape: Shape) -> tuple[Layer, int, Tensor]:
-        """Return the layer that node `k` counts as, the bytes that it keeps, and the tensor that it makes."""
-        layer = self.graph.layers[k]
-        if not self._over_ranks(k):
-            return layer, *keep_for_backward(self.graph, k, given, shape, self.value_bytes)
-        kept = 0
-        if self.graph.wants_gradient[k + 1]:
-            kept = layer.kept_besides(shape, self.value_bytes) + sum(keep(given[i]) for i in layer.kept_inputs)
-        width = layer.output_width(given[0].value_bytes, self.value_bytes)
-        # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
-        narrow = copy_bytes(given[0].value_bytes) > 0
-        size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
-        moved = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
-        return moved, kept, Tensor(math.prod(shape), value_bytes=width)
-
-    def _over_ranks(self, k: int) -> bool:
-        return self.graph.layers[k].statistics is not None and self.ranks > 1
-
-    def _bring(self, k: int, name: str, made: _Made, channels: int, row: InputStep, col: InputStep) -> _Made:
+    def _bring(self, k: int, index: int, row: InputStep, col: InputStep) -> _Present:
         """Cut, exchange and pad a tensor that the rank has to the window that node `k` reads."""
-        made = self._cut(f"{name}: cut", made, channels, (row.source, col.source))
+        name = f"{self.graph.nodes[k].name}.{index}"
+        made = self.made[self.graph.sources[k][index]]
+        made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
-            pixel = channels * made.tensor.value_bytes
-            self._noted += pixel * area(received(row.swap, col.swap))
-            is_part = given_back_in_place(self.graph, k, row, col)
-            layer = Passed() if is_part else MovedLayer(pixel * row.source * col.source)
-            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), layer)
+            self._noted += made.channels * made.tensor.value_bytes * area(received(row.swap, col.swap))
+            layer = Passed() if given_back_in_place(self.graph, k, row, col) else MovedLayer(made.bytes)
+            made = self._move(f"{name}: exchange", made, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):
-            back = MovedLayer(_bytes(made, channels))
-            made = self._move(f"{name}: padding", made, channels, (row.read, col.read), back)
+            made = self._move(f"{name}: padding", made, (row.read, col.read))
         return made
 
-    def _cut(self, name: str, made: _Made, channels: int, after: tuple[int, int]) -> _Made:
-        """Take a view: the tensor stays whole in memory."""
-        if made.size == after:
+    def _move(
+        self, name: str, made: _Present, size: tuple[int, int], layer: Layer | None = None, view: bool = False
+    ) -> _Present:
+        """Add a step that makes a tensor of another size, or a view of it: the tensor then stays whole in memory."""
+        if view and made.size == size:
             return made
-        return self._moved(name, made, (channels, *after), MovedLayer(_bytes(made, channels)), made.tensor)
-
-    def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], layer: Layer) -> _Made:
-        """Make a new tensor of another size."""
-        tensor = Tensor(channels * after[0] * after[1], value_bytes=made.tensor.value_bytes)
-        self._fresh += tensor.bytes
-        return self._moved(name, made, (channels, *after), layer, tensor)
-
-    def _moved(self, name: str, made: _Made, shape: Shape, layer: Layer, tensor: Tensor) -> _Made:
-        self._add(Node(name, layer, (made.name,)), shape, (_bytes(made, shape[0]),), 0, 0, tensor, 0)
-        return _Made(name, tensor, (shape[1], shape[2]))
+        tensor, shape = made.tensor, (made.channels, *size)
+        if not view:
+            tensor = Tensor(math.prod(shape), tensor.value_bytes)
+            self._fresh += tensor.bytes
+        self._add(Node(name, layer or MovedLayer(made.bytes), (made.name,)), shape, (made.bytes,), tensor)
+        return _Present(name, tensor, made.channels, size)
 
     def _add(
-        self, node: Node, shape: Shape, before: tuple[int, ...], parameters: int, work: int, tensor: Tensor, kept: int
-    ) -> None:
-        after, kind = math.prod(shape) * tensor.value_bytes, type(node.layer).__name__
+        self,
+        node: Node,
+        shape: Shape,
+        before: tuple[int, ...],
+        made: Tensor,
+        kept: int = 0,
+        parameters: int = 0,
+        work: int = 0,
+    ) -> LayerCost:
+        after, kind = math.prod(shape) * made.value_bytes, type(node.layer).__name__
+        cost = LayerCost(node.name, kind, shape, parameters, work, before, after, kept, node.frozen, node.loss)
         self.nodes.append(node)
-        sizes = work, before, after, kept
-        self.costs.append(LayerCost(node.name, kind, shape, parameters, *sizes, node.frozen, node.loss))
-
-
-def _bytes(made: _Made, channels: int) -> int:
-    """Return the bytes of the part of a tensor that the rank has, which may be a view of more."""
-    return channels * made.size[0] * made.size[1] * made.tensor.value_bytes
+        self.costs.append(cost)
+        return cost
 
 
 def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> ForwardWalk:
     """Walk the block of a rank with these steps, one of `ranks` that share the image."""
     walk = ForwardWalk(graph, bands, ranks, value_bytes)
-    size = row[0].inputs[0].held, col[0].inputs[0].held
-    walk.begin(bands * size[0] * size[1], size)
+    walk.begin(row[0].inputs[0].held, col[0].inputs[0].held)
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
         walk.step(k, r, c)
     return walk
@@ -283,6 +303,42 @@ def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_va
     return tuple(tile_walk(graph, bands, context, bytes_per_value).costs)
 
 
+def kept_data(
+    graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
+) -> KeptData:
+    """Return the data that autograd keeps for node `k`."""
+    layer, measured = graph.layers[k], graph.nodes[k].measured
+    if layer.hands_on or not graph.wants_gradient[k + 1]:
+        return KeptData()
+    if measured is not None and not over_ranks:
+        besides = measured.bytes_of(measured.besides, shape, width)
+        return KeptData(measured.kept_inputs, measured.keeps_output, 0, besides)
+    if graph.overwrites[k]:
+        return KeptData((0,))
+    inputs, copies = [], 0
+    for index in layer.kept_inputs:
+        at_hand = given[index].value_bytes
+        needed = at_hand if over_ranks else layer.input_width(at_hand, width)
+        if needed == at_hand:
+            inputs.append(index)
+        else:
+            copies += given[index].values * needed
+    return KeptData(tuple(inputs), layer.keeps_output, copies, layer.kept_besides(shape, width))
+
+
+def made_tensor(
+    graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
+) -> Tensor:
+    """Return the tensor that node `k` makes, or hands on."""
+    layer, measured = graph.layers[k], graph.nodes[k].measured
+    if layer.hands_on or (graph.overwrites[k] and graph.wants_gradient[k + 1] and measured is None):
+        return given[0]
+    is_flat = layer.is_flat if measured is None else measured.flat
+    view = None if measured is None or measured.view_of is None else given[measured.view_of]
+    values = shape[0] if is_flat and not over_ranks else None
+    return Tensor(math.prod(shape), layer.output_width(given[0].value_bytes, width), values, view)
+
+
 def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
     """Return the bytes that a convolution's kernel lays out for the moment, forward and backward alike.
 
@@ -295,69 +351,25 @@ def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
 
 
 def backward_passes(graph: Graph, k: int) -> int:
-    """How often node `k` makes its forward multiply-adds once more in the backward pass: for the gradients of its
-    inputs, and for those of its weights. The network's input counts as if one were made of it."""
+    """Return how often node `k` makes its forward multiply-adds once more in the backward pass: for the gradients of
+    its inputs, and for those of its weights. The network's input counts as if one were made of it."""
     if not graph.wants_gradient[k + 1]:
         return 0
     back = any(source == 0 or graph.wants_gradient[source] for source in graph.sources[k])
     return int(back) + (not graph.nodes[k].frozen)
 
 
-def step_work(graph: Graph, costs: Sequence[LayerCost]) -> int:
-    """Multiply-adds of a training step, forward and backward."""
-    return sum(cost.multiply_adds * (1 + backward_passes(graph, k)) for k, cost in enumerate(costs))
-
-
 def copied(graph: Graph, parameters: Sequence[int]) -> list[int]:
-    """Of each node's parameters those whose cast copies are held, where autocast makes some: they are trained, or the
-    gradient of an input is made by them. Of others it makes a copy for the moment."""
+    """Return each node's parameters whose cast copies are held, where autocast makes some: they are trained, or needed
+    for the gradient of an input. Of others it makes a copy for the moment."""
     nodes = zip(parameters, graph.nodes, graph.sources, strict=True)
     wants = graph.wants_gradient
     return [count if not node.frozen or any(wants[t] for t in given) else 0 for count, node, given in nodes]
 
 
-def keep_for_backward(
-    graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, bytes_per_value: int
-) -> tuple[int, Tensor]:
-    """Bytes that autograd keeps for node `k` and no earlier one, and the tensor of `shape` that it hands on."""
-    layer = graph.layers[k]
-    if layer.hands_on:
-        return 0, given[0]
-    width, measured = layer.output_width(given[0].value_bytes, bytes_per_value), graph.nodes[k].measured
-    flat = layer.is_flat if measured is None else measured.flat
-    made = Tensor(math.prod(shape), value_bytes=width, stored=shape[0] if flat else None)
-    if measured is not None and measured.view_of is not None:
-        made.view_of = given[measured.view_of]
-    if not graph.wants_gradient[k + 1]:
-        return 0, made
-    if measured is not None:
-        kept = measured.bytes_of(measured.besides, shape, bytes_per_value)
-        kept += sum(keep(given[index]) for index in measured.kept_inputs)
-        return kept + (keep(made) if measured.keeps_output else 0), made
-    if graph.overwrites[k]:
-        return keep(given[0]), given[0]
-    kept = layer.kept_besides(shape, bytes_per_value)
-    for index in layer.kept_inputs:
-        kept += keep(given[index], layer.input_width(given[index].value_bytes, bytes_per_value))
-    return kept + (keep(made) if layer.keeps_output else 0), made
-
-
-def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
-    """Bytes to keep the tensor in `value_bytes`: 0 where it is kept already, a copy's where the widths differ."""
-    width = tensor.value_bytes if value_bytes is None else value_bytes
-    if width != tensor.value_bytes:
-        return tensor.values * width
-    if tensor.view_of is not None:
-        return keep(tensor.view_of)
-    if tensor.kept:
-        return 0
-    tensor.kept = True
-    return tensor.in_memory * width
-
-
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """What the loss of a network's outputs keeps: of the first one's cross-entropy log-probabilities, sum of weights,
-    and labels; of further ones so many times their size, measured; and what another loss keeps more."""
+    """Return the bytes that the loss of a network's outputs keeps: of the first one's cross-entropy log-probabilities,
+    sum of weights, and labels; of further ones so many times their size, measured; and those of another loss."""
     channels, height, width = results[0].shape
     logits = channels * height * width
     further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
@@ -366,8 +378,8 @@ def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
 
 
 def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """What is there on top of what the loss keeps while its gradients are made: these, the outputs' own and a copy of
-    the first one's, in the loss's width, once the labels are let go; and what another loss makes more."""
+    """Return the bytes on top of what the loss keeps while its gradients are made: these, the outputs' own and a copy
+    of the first one's, in the loss's width, once the labels are freed; and those of another loss."""
     channels, height, width = results[0].shape
     loss = results[0].loss
     made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)

@@ -1,9 +1,9 @@
-"""What the ranks of one image send each other in one step: messages and bytes, forward and backward, in whole numbers.
+"""The messages and bytes that the ranks of one image send each other in one step, forward and backward.
 
 As `spatial.halo_exchange` sends them: each part that a rank sends or keeps along rows, with each along columns, is a
-message of as many pixels x channels, but for what it keeps along both. The backward pass is the adjoint: who has
-received sends as much back. A tensor before which no layer has weights needs no gradient, so its exchange has no
-backward pass.
+message of as many pixels x channels, but for the part that it keeps along both. The backward pass is the adjoint: a
+rank sends back as much as it has received. A tensor before which no layer has weights needs no gradient, so its
+exchange has no backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition
 from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
-from tiledseg.units.widths import wide_bytes
+from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
 
-STATISTIC_BYTES = 8  # float64
+Pieces = list[tuple[int, int]]  # heights and widths
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank, or all together, send in the forward and in the backward pass of one image."""
+    """Messages of one rank, or of all together, in the forward and in the backward pass of one image."""
 
     forward: SentBytes = SentBytes()
     backward: SentBytes = SentBytes()
 
     @property
     def step(self) -> SentBytes:
-        """Both passes: what training sends. Validation and prediction send `forward` alone."""
+        """Both passes: the messages of training. Validation and prediction send `forward` alone."""
         return self.forward + self.backward
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -70,9 +70,9 @@ class TensorAt:
 
 @lru_cache(maxsize=64)
 def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
-    """Each tensor of a graph.
+    """Return each tensor of a graph.
 
-    With 2-byte values (bf16 autocast) the network's input and what a pixel or group norm makes have 4 (`widths`).
+    With 2-byte values (bf16 autocast) the network's input and the outputs of a pixel or group norm have 4 (`widths`).
     """
     channels, wants = tensor_channels(graph, bands), graph.wants_gradient
 
@@ -83,104 +83,90 @@ def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> tuple[TensorAt
 
 
 def input_tensor(bands: int, value_bytes: int) -> TensorAt:
-    """The network's input."""
+    """Return the network's input."""
     return TensorAt(bands, wide_bytes(value_bytes), False)
 
 
 def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -> Traffic:
-    """What one rank of layer mode sends, from its steps along rows and along columns."""
-    forward, backward = [0, 0], [0, 0]
-    for r, c, tensor in inputs_of(graph, row, col, tensors):
-        if not (r.exchanged or c.exchanged):
-            continue
+    """Return the messages of one rank of layer mode, from its steps along rows and along columns."""
+    traffic = Traffic()
+    for _, r, c, tensor in inputs_by_node(graph, row, col, tensors):
         out, back = sent(r.swap, c.swap), received(r.swap, c.swap)
-        forward[0] += len(out)
-        forward[1] += area(out) * tensor.pixel_bytes
-        if tensor.has_gradient:
-            backward[0] += len(back)
-            backward[1] += area(back) * tensor.pixel_bytes
-    return Traffic(SentBytes(*forward), SentBytes(*backward))
-
-
-def inputs_of(
-    graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
-) -> Iterator[tuple[InputStep, InputStep, TensorAt]]:
-    """Each input of each node of a rank, along rows and along columns, with the tensor that it is."""
-    for _, of_row, of_col, tensor in inputs_by_node(graph, row, col, tensors):
-        yield of_row, of_col, tensor
+        if r.exchanged or c.exchanged:
+            forward = SentBytes(len(out), area(out) * tensor.pixel_bytes)
+            backward = SentBytes(len(back), area(back) * tensor.pixel_bytes) * tensor.has_gradient
+            traffic += Traffic(forward, backward)
+    return traffic
 
 
 def inputs_by_node(
     graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
 ) -> Iterator[tuple[int, InputStep, InputStep, TensorAt]]:
-    """The same, after the number of the node."""
+    """Yield each input of each node of a rank: the node's number, the steps along rows and columns, and the tensor."""
     for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
         for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
             yield k, of_row, of_col, tensors[source]
 
 
 def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
-    """True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
+    """Return True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
     stays = row.source == row.swap.kept and col.source == col.swap.kept
     whole = (row.read, col.read) == (row.window, col.window)
     return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole
 
 
-def sent(row: Swap, col: Swap) -> list[tuple[int, int]]:
-    """Height and width of each piece that a rank sends in an exchange."""
+def sent(row: Swap, col: Swap) -> Pieces:
+    """Return the height and width of each piece that a rank sends in an exchange."""
     return _pieces((row.kept, *row.sent), (col.kept, *col.sent))
 
 
-def received(row: Swap, col: Swap) -> list[tuple[int, int]]:
-    """Of each that it receives: its adjoint sends them back."""
+def received(row: Swap, col: Swap) -> Pieces:
+    """Return those of each piece that it receives: its adjoint sends them back."""
     return _pieces((row.kept, *row.received), (col.kept, *col.received))
 
 
-def area(pieces: Sequence[tuple[int, int]]) -> int:
-    """Pixels in all."""
+def area(pieces: Pieces) -> int:
+    """Count the pixels in all."""
     return sum(height * width for height, width in pieces)
 
 
-def _pieces(rows: Sequence[int], cols: Sequence[int]) -> list[tuple[int, int]]:
-    """All but the first: it is kept."""
+def _pieces(rows: Sequence[int], cols: Sequence[int]) -> Pieces:
+    """Return all but the first: it is kept."""
     return [(height, width) for height, width in list(product(rows, cols))[1:] if height and width]
 
 
 def input_traffic(
     decomposition: Decomposition, bands: int, value_bytes: int
 ) -> Iterator[tuple[tuple[int, int], SentBytes]]:
-    """What the rank at each (row, col) sends in the one exchange of mode `exchange`. It has no backward pass."""
+    """Yield the messages of the rank at each (row, col) in the one exchange of mode `exchange`. It has no backward
+    pass."""
     row_windows, col_windows = decomposition.context_windows()
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
-    for i, row in enumerate(rows):
-        for j, col in enumerate(cols):
-            pieces = sent(row, col)
-            yield (i, j), SentBytes(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
+    for (i, row), (j, col) in product(enumerate(rows), enumerate(cols)):
+        pieces = sent(row, col)
+        yield (i, j), SentBytes(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
-    """The all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
+    """Return the all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
 
     Of a norm each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and
-    of the deviation, which are summed (`models.normalise`). Others say what they give themselves.
+    of the deviation, which are summed (`models.normalise`). Other layers say how many values they give.
     """
-    channels = tensor_channels(graph, bands)
-    calls, forward, backward = 0, 0, 0
+    channels, traffic = tensor_channels(graph, bands), Traffic()
     for layer, sources in zip(graph.layers, graph.sources, strict=True):
         if layer.statistics and ranks > 1:
-            values = layer.shared_values(channels[sources[0]], ranks)
-            calls, forward, backward = calls + 1, forward + values[0], backward + values[1]
-    return Traffic(SentBytes(calls, forward * STATISTIC_BYTES), SentBytes(calls, backward * STATISTIC_BYTES))
+            forward, backward = layer.shared_values(channels[sources[0]], ranks)
+            traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))
+    return traffic
 
 
 def strip_bytes(
     graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
 ) -> int:
     """Return the bytes of the strips that a rank's exchanges hold between steps: one for each message."""
-    inputs = inputs_of(graph, row, col, tensors_of(graph, bands, value_bytes))
-    return sum(
-        (area(sent(r.swap, c.swap)) + area(received(r.swap, c.swap)))
-        * (1 + (training and t.has_gradient))
-        * t.pixel_bytes
-        for r, c, t in inputs
-    )
+    total = 0
+    for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes)):
+        pixels = area(sent(r.swap, c.swap)) + area(received(r.swap, c.swap))
+        total += pixels * (1 + (training and tensor.has_gradient)) * tensor.pixel_bytes
+    return total

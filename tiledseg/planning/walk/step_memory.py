@@ -7,6 +7,7 @@ context, workspaces of its libraries, fragmentation, and communication buffers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,22 +63,36 @@ def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks
 
 def memory_of(walk: ForwardWalk, optimizer_values: int = ADAM_VALUES) -> StepMemory:
     """Return the bytes of a training step that goes forward as `walk` does."""
-    graph, costs, width = walk.walked, walk.costs, walk.value_bytes
-    wide, policy = wide_bytes(width), walk.graph.memory
-    parameters, trained = sum(c.parameters for c in costs), sum(c.trained for c in costs)
-    copies = sum(copied(graph, [c.parameters for c in costs]))
-    fixed = parameters * wide + copies * copy_bytes(width), trained * DOUBLE_BYTES, trained * wide * optimizer_values
-    kept = [c.kept_bytes for c in costs]
-    if policy is None or policy.keeps_all:
-        activations = sum(kept) + loss_bytes([costs[tensor - 1] for tensor in graph.results], width)
-        return StepMemory(*fixed, activations, backward_peak(graph, costs, kept, width))
-    from tiledseg.planning.walk.items import price
-    from tiledseg.planning.walk.network_walk import network_walk
+    costs, width = walk.costs, walk.value_bytes
+    trained = sum(cost.trained for cost in costs)
+    weights = _weights(walk.walked, [cost.parameters for cost in costs], width)
+    fixed = weights, trained * DOUBLE_BYTES, trained * wide_bytes(width) * optimizer_values
+    return StepMemory(*fixed, *step_activations(walk))
 
-    items = network_walk(walk)
-    choices = items.lying(policy)
-    activations = items.kept(choices)
-    return StepMemory(*fixed, activations, price(items.walk, choices).peak - activations)
+
+def step_activations(walk: ForwardWalk, run: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return the bytes that a step keeps for its backward pass, and those of the backward pass on top, by the memory
+    policy of the graph. `run`: of the nodes (first, stop) alone, those of a stage."""
+    policy = walk.graph.memory
+    if policy is not None and not policy.keeps_all:
+        from tiledseg.planning.walk.items import network_walk, price
+
+        items = network_walk(walk, run=run)
+        words = items.needed_words(policy)
+        activations = items.kept(words)
+        return activations, price(items, words).peak - activations
+    first, stop = run or (0, len(walk.walked))
+    kept = stage_kept(walk, first, stop) if run else [cost.kept_bytes for cost in walk.costs]
+    results = [walk.costs[tensor - 1] for tensor in walk.walked.results]
+    loss = loss_bytes(results, walk.value_bytes) if stop == len(walk.walked) else 0
+    return sum(kept) + loss, backward_peak(walk.walked, walk.costs, kept, walk.value_bytes, first)
+
+
+def stage_kept(walk: ForwardWalk, first: int, stop: int) -> list[int]:
+    """Return the bytes that autograd keeps for each node of a stage and no earlier one of it."""
+    seen: set[int] = set()
+    entered = ([source <= first for source in walk.graph.sources[k]] for k in range(first, stop))
+    return [walk.ran[first + at].kept_bytes(seen, each) for at, each in enumerate(entered)]
 
 
 def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
@@ -89,13 +104,19 @@ def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_value
 
 def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     """Return the bytes of weights alone, as computed with."""
-    channels, wide = tensor_channels(graph, bands), wide_bytes(bytes_per_value)
-    counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
-    return sum(counts) * wide + copies_memory(graph, bands, bytes_per_value)
+    return _weights(graph, node_parameters(graph, bands), bytes_per_value)
 
 
 def copies_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     """Return the bytes of the copies of weights that autocast makes and autograd keeps."""
+    return sum(copied(graph, node_parameters(graph, bands))) * copy_bytes(bytes_per_value)
+
+
+def node_parameters(graph: Graph, bands: int) -> list[int]:
+    """Return the parameters of each node."""
     channels = tensor_channels(graph, bands)
-    counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
-    return sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
+    return [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
+
+
+def _weights(graph: Graph, parameters: Sequence[int], width: int) -> int:
+    return sum(parameters) * wide_bytes(width) + sum(copied(graph, parameters)) * copy_bytes(width)

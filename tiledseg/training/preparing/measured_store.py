@@ -11,7 +11,7 @@ from tiledseg.memory.host import GpuLanes, host_rates
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.memory.store import Store, speed_of
-from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.planning.walk.items import Speed
 
 _CHANNELS, _SIDE, _VALUE = 32, 128, 4
 _CHANNELS_ON_GPU, _SIDE_ON_GPU = 256, 256
