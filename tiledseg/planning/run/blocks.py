@@ -144,7 +144,8 @@ def blocks_of(
         from tiledseg.planning.memory.store import ASSUMED_STORE
 
         rates = asked.store or ASSUMED_STORE
-        extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared, together is not None)
+        waited = rates.waited if asked.in_file else None
+        extra = more_time(graph, bands, context, shape, value, rates.speed, waited, shared, together is not None)
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
 
 

@@ -8,9 +8,9 @@ forward, and each is run once more and differentiated; a node makes the halo of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
@@ -22,12 +22,9 @@ from tiledseg.planning.step.backward_walk import gradients_by_node, peak_of
 from tiledseg.planning.step.cost import ForwardWalk, layer_costs, loss_bytes
 from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
-from tiledseg.planning.walk.items import BACKWARD
+from tiledseg.planning.walk.items import BACKWARD, Speed
 from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
 from tiledseg.units.widths import norm_work_bytes
-
-if TYPE_CHECKING:
-    from tiledseg.planning.memory.store import Store
 
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
 
@@ -96,20 +93,21 @@ def more_time(
     context: tuple[int, int],
     blocks: tuple[int, int],
     value_bytes: int,
-    store: Store,
-    in_file: bool,
+    speed: Speed,
+    waited: Callable[[float, float], float] | None,
     shared: tuple[Partition, Partition] | None = None,
     together: bool = False,
 ) -> float:
     """Return the seconds by which a step in `blocks` is longer, as a share of those of the whole; arguments as those of
-    `segment_memory`. `store`: the rates of a file, and of the rank.
+    `segment_memory`. `waited`: the seconds for bytes written to a file and read from it; None where blocks lie in
+    memory.
 
     A tensor between segments is written once, and read by each segment that takes it, forward and back; so are
     gradients.
     """
     cut = _BlockCut(graph, bands, context, blocks, value_bytes, shared, 1 if together else None)
     costs = layer_costs(graph, bands, context, value_bytes)
-    nodes = [store.speed.seconds(cost) for cost in costs]
+    nodes = [speed.seconds(cost) for cost in costs]
     seconds = written = read = 0.0
     for at, (segment, windows) in enumerate(zip(cut.segments, cut.windows, strict=True)):
         is_last = at + 1 == len(cut.segments)
@@ -122,7 +120,7 @@ def more_time(
                 values *= sum(one.size for one in intervals) / dim[tensor].size
             read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
             written += values
-    seconds += store.waited(written, read) if in_file else (written + read) / store.speed.memory_bandwidth
+    seconds += waited(written, read) if waited else (written + read) / speed.memory_bandwidth
     return seconds / ((1 + BACKWARD) * sum(nodes)) - 1
 
 
