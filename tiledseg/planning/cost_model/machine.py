@@ -124,12 +124,12 @@ class Machine:
         return replace(self, flops=self.rates.get(precision, self.flops))
 
     def kernel(self, moved: float, operations: float = 0.0, channels: int = 1) -> float:
-        """Seconds of a kernel that moves so many bytes; `channels`: of its output."""
+        """Return the seconds of a kernel that moves so many bytes; `channels`: of its output."""
         wasted = math.ceil(channels / self.lanes) * self.lanes / channels
         return self.launch + max(wasted * operations / self.flops, moved / self.memory_bandwidth)
 
     def layer(self, work: LayerWork) -> Pass:
-        """Seconds of a node on one rank."""
+        """Return the seconds of a node on one rank."""
         if not work.forward_bytes:
             return Pass()
         operations = FLOPS_PER_MULTIPLY_ADD * work.multiply_adds
@@ -138,15 +138,15 @@ class Machine:
         return Pass(forward, back)
 
     def gradient_sum(self, weights: int, tensors: int) -> float:
-        """Seconds in which a tile's gradients are added to the sums of a step."""
+        """Return the seconds in which a tile's gradients are added to the sums of a step."""
         return tensors * self.launch + _GRADIENT * weights / self.memory_bandwidth
 
     def update(self, weights: int, tensors: int) -> float:
-        """Seconds of a step of the optimizer."""
+        """Return the seconds of a step of the optimizer."""
         return tensors * self.launch + _UPDATE * weights / self.memory_bandwidth
 
     def taking_turns(self, ranks: int) -> float:
-        """Threads a core where `ranks` have more of them than cores, else 1."""
+        """Return the threads a core where `ranks` have more of them than cores, else 1."""
         return 1.0 if self.cores is None else max(1.0, min(ranks, self.ranks_per_host) * self.threads / self.cores)
 
     def has_free_core(self, ranks: int) -> bool:
@@ -154,19 +154,19 @@ class Machine:
         return self.cores is None or ranks * self.threads < self.cores
 
     def message_seconds(self, sent: SentBytes, ranks: int = 1) -> float:
-        """Seconds of messages of one of `ranks` ranks, sent one after the other; computing hides none of them."""
+        """Return the seconds of messages of one of `ranks` ranks, one after the other; computing hides none."""
         link, sharing = self._link(ranks), self.ranks_per_host if self._spans_hosts(ranks) else 1
         return sent.messages * link.latency + sharing * sent.bytes / link.bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
-        """Seconds of `calls` all-reduces of `size` bytes in all: each byte leaves a rank 2 (n - 1) / n times, in
+        """Return the seconds of `calls` all-reduces of `size` bytes: each byte leaves a rank 2 (n - 1) / n times, in
         2 log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
         time to another one."""
         rounds, link = 2 * math.ceil(math.log2(ranks)), self._link(ranks)
         return calls * rounds * link.latency + 2 * (ranks - 1) / ranks * size / link.bandwidth
 
     def hidden(self, all_reduce: float, buckets: int, backward: float, ranks: int) -> float:
-        """Seconds of an all-reduce that pass while `backward` is computed: of all its buckets but the last one."""
+        """Return the seconds of an all-reduce that computing hides: of all its buckets but the last one."""
         if not self.known or not buckets or not self.has_free_core(ranks):
             return 0.0
         return min(all_reduce * (buckets - 1) / buckets, backward)
@@ -175,7 +175,7 @@ class Machine:
         return ranks > self.ranks_per_host and self.network is not None
 
     def _link(self, ranks: int) -> Link:
-        """The slowest link among so many ranks."""
+        """Return the slowest link among so many ranks."""
         if self.network is None or not self._spans_hosts(ranks):
             return Link(self.latency, self.bandwidth)
         return self.network

@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def tiles(self) -> int:
-        """Of an image."""
+        """Count the tiles of an image."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -77,7 +77,7 @@ class Candidate:
         return f"{mode}, {blocks}" + (f", {cut}" if self.grid != self.mesh else "")
 
     def question(self, asked: RunQuestion) -> RunQuestion:
-        """The run that is asked about, with these settings."""
+        """Return the question with these settings."""
         mesh = self.mesh or (None if self.stages > 1 else (1, 1))  # dealt tiles: see `price`
         parallel = replace(
             asked.parallel,
@@ -94,7 +94,7 @@ class Candidate:
         return replace(asked, parallel=parallel, grid=self.grid, blocks=found, store=store)
 
     def keys(self, plan: RunPlan) -> dict[str, Any]:
-        """The keys of the group `parallel` that a run of the plan has besides their defaults."""
+        """Return the keys of the group `parallel` by which a run of the plan differs from the defaults."""
         found: dict[str, Any] = {}
         if self.mesh is not None:
             found = {"halo": self.halo, "mesh": list(self.mesh)}
@@ -109,9 +109,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may choose from, for images like that of `shape` (height, width), cut by the question's grid where
-    it has one. `host`: ranks of one. `free`: the settings that are searched; the others are as the question has them,
-    but for a mesh and a fusion that it leaves to the plan."""
+    """The settings that a search may choose from, for images of `shape` (height, width), cut by the question's
+    grid where it has one. `host`: ranks of one. `free`: the settings that are searched; the others are as the question
+    has them, but for a mesh and a fusion that it leaves to the plan."""
 
     question: RunQuestion
     footprint: Footprint
@@ -129,7 +129,7 @@ class Space:
         return finest_grid(self.shape, self.footprint)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Each once, those included that memory or a norm forbids."""
+        """Yield each candidate once, those included that memory or a norm forbids."""
         seen: set[Candidate] = set()
         whole = (*self._dealt(), *self._shared(), *self._staged())
         for each in (*whole, *(replace(each, blocks=True) for each in whole if self._may_block(each))):
@@ -138,14 +138,14 @@ class Space:
                 yield each
 
     def _may_block(self, each: Candidate) -> bool:
-        """Whether a rank may compute its tiles, or its part of an image, in blocks."""
+        """Return True if a rank may compute its tiles, or its part of an image, in blocks."""
         lonely = each.halo == "read" or (
             each.halo == "layer" and each.fusion == 1 and not self.question.parallel.overlap
         )
         return self.question.blocks is not None and each.stages == 1 and lonely
 
     def _keeps(self, each: Candidate) -> bool:
-        """Whether it has what is given."""
+        """Return True if it has the settings that are not free."""
         asked = self.question.parallel
         pairs = {
             "halo": (each.halo, asked.halo),
@@ -160,7 +160,7 @@ class Space:
         return given and (asked.balance is None or len(asked.balance) == len(chunk_ranks(each.schedule, each.stages)))
 
     def fault(self, candidate: Candidate) -> str | None:
-        """Why the settings would change what a norm sees."""
+        """Return why the settings would change the statistics of a norm, None if they do not."""
         question, graph = self.question, self.graph
         together = candidate.stages == 1 and (candidate.halo == "layer" or (candidate.blocks and candidate.tiles == 1))
         at_once = 1 if together else question.images_per_step
@@ -225,7 +225,7 @@ class Space:
                             yield Candidate("read", grid, None, 1, stages, schedule, recompute, flush)
 
     def near_squares(self, most: int, count: int) -> list[Grid]:
-        """The `count` best of at most `most` parts: by the largest part's pixels, then by its edges."""
+        """Return the `count` best grids of at most `most` parts: by the largest part's pixels, then by its edges."""
         height, width = self.shape
         square = math.sqrt(most * height / width)
         found = []
@@ -237,7 +237,7 @@ class Space:
         return [grid for *_, grid in sorted(found)[:count]]
 
     def nearest(self, rows: int) -> Grid:
-        """So many rows of tiles, and the columns that make them square."""
+        """Return so many rows of tiles, and the columns that make them square."""
         return rows, min(self.finest[1], max(1, round(rows * self.shape[1] / self.shape[0])))
 
     def _legal(self, grid: Grid) -> bool:

@@ -1,4 +1,4 @@
-"""What one rank does along one dim at each layer of a network spread over an axis, as sizes: what costs follow from.
+"""Steps of one rank along one dim at each layer of a network spread over an axis, as sizes.
 
 The same for rows and columns; the cost of a block is then a sum of products of its row's and its column's sizes.
 Ranks whose steps are equal cost the same, so costs are worked out once for each kind of rank.
@@ -78,13 +78,13 @@ class RankKinds:
 
 @lru_cache(maxsize=64)
 def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> RankKinds:
-    """The kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
+    """Return the kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
     found = Counter(rank_steps(graph, partition, fusion))
     return RankKinds(tuple(found), tuple(found.values()))
 
 
 def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[RankSteps]:
-    """The steps of every rank along one axis, in order. Raises GeometryError where the network cannot be so cut."""
+    """Return the steps of all ranks along an axis, in order. Raises GeometryError where it cannot be cut so."""
     windows = layer_windows(graph, partition, fusion)
     swapped = [[swaps(one.partition, one.read) if one.exchanged else None for one in at.inputs] for at in windows]
     nodes = range(len(graph))
@@ -95,7 +95,7 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
 
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
-    """Every rank's part in the exchange after which rank i holds `windows[i]`: what `plan_exchange` says, at once."""
+    """Return every rank's part in the exchange after which rank i holds `windows[i]`, as `plan_exchange` does."""
     edges = partition.edges
     sent: list[list[int]] = [[] for _ in windows]
     received: list[list[int]] = [[] for _ in windows]
@@ -149,7 +149,7 @@ def whole_steps(graph: Graph, size: int) -> RankSteps:
 
 
 def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
-    """Of one input of a node on rank `index`, which has `held` of it."""
+    """Return the step of one input of a node on rank `index`, which has `held` of it."""
     one = at.inputs[number]
     whole = one.partition.parts == 1 and len(at.inputs) == 1
     read = one.partition.whole if whole else one.read[index]

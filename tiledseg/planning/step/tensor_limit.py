@@ -22,7 +22,7 @@ MOST_VALUES = 2**31 - 2
 
 
 class TensorShape(NamedTuple):
-    """What a layer makes: of one image of a batch of one."""
+    """The output of a layer, of a batch of one image."""
 
     layer: str
     channels: int
@@ -35,13 +35,13 @@ class TensorShape(NamedTuple):
 
 
 def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> TensorShape:
-    """The largest tensor of a network on a context: the input, what a layer makes, concatenations included."""
+    """Return the largest tensor of a network on a context: the input or an output, concatenations included."""
     shapes = zip(_names(graph), tensor_shapes(graph, bands, *context), strict=True)
     return max((TensorShape(name, *shape) for name, shape in shapes), key=lambda shape: shape.values)
 
 
 def largest_of_block(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> TensorShape:
-    """The same of the rank with these steps in layer mode: its block of each tensor, with the halo and padding read."""
+    """Return that of the rank with these steps in layer mode: a block of a tensor, with the halo and padding read."""
     channels, names = tensor_channels(graph, bands), _names(graph)
     found = []
     for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
