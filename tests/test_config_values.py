@@ -94,8 +94,9 @@ def test_a_key_refuses_what_it_cannot_hold(
 ) -> None:
     good, name, begun = good_config(root), f"{group}.{key.name}", time.monotonic()
     good["run"]["output"] = str(root / "out")
-    tried = 0
-    for kind, text in VALUES.items():
+    tried, turn = 0, KEYS.index((group, key)) % 2
+    # Every second value, in turn from key to key; each night all of them.
+    for kind, text in VALUES.items() if NIGHTLY else list(VALUES.items())[turn::2]:
         if may_hold(name, kind) or (kind in HAZARDS and name not in WITH_HAZARDS):
             continue
         write_yaml(root / "bad.yaml", {**good, group: {**good.get(group, {}), key.name: "VALUE"}})
@@ -109,7 +110,7 @@ def test_a_key_refuses_what_it_cannot_hold(
         assert len(err) < 700, kind
         assert tree(root) == before, kind
         tried += 1
-    assert tried >= 6
+    assert tried >= (6 if NIGHTLY else 2)
     assert time.monotonic() - begun < 120
 
 
