@@ -90,7 +90,9 @@ class DataConfig:
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
         if self.warp and self.warp_images:
-            refuse("data.warp_images", True, "data.warp is true", "bring labels to images, or images to labels")
+            raise ConfigError(
+                "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
+            )
         self._check_split()
         if isinstance(self.normalize, str):
             one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
