@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig, TilingConfig
 from tiledseg.config.words import read_policy
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.planning.modes.mode_choice import fusion_word
+from tiledseg.planning.modes.mode_cost import fusion_word
 
 
 def good() -> Config:

@@ -10,9 +10,9 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.planning.answer.modes import choose_mode
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.modes.mode_choice import DEPTHS, choose_fusion, choose_mode, label
-from tiledseg.planning.modes.mode_cost import ModeCost, Task, layer_cost, settled
+from tiledseg.planning.modes.mode_cost import DEPTHS, ModeCost, Task, choose_fusion, label, layer_cost, settled
 from tiledseg.planning.step.halo_traffic import SentBytes, Traffic
 
 MACHINES = [Machine(), Machine(latency=1e-3), Machine(latency=0), Machine(flops=1e15), Machine(bandwidth=1e6)]

@@ -13,7 +13,7 @@ from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.stages import ask_stages, stage_pipeline
 from tiledseg.planning.question import Question
 
-plot = pytest.importorskip("tiledseg.planning.answer.plots.plot", reason="matplotlib is not installed")
+plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")
 
 
 def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:

@@ -99,8 +99,7 @@ def _images_per_step(flags: Namespace, word: str) -> int:
 
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
-    from tiledseg.planning.answer.scaling import scaling_csv, scaling_part, scaling_table, scaling_title
-    from tiledseg.planning.answer.search import searchable
+    from tiledseg.planning.answer.search import scaling_csv, scaling_part, scaling_table, scaling_title, searchable
     from tiledseg.planning.search.scaling import parse_range
 
     numbers, images = parse_range(flags.scaling), _images_per_step(flags, "--scaling")
@@ -154,7 +153,7 @@ def _plot(path: str, question: Question, planned: Planned) -> None:
 def _plotter(name: str) -> ModuleType:
     """Return the module that draws, imported late: matplotlib is slow to import, and an extra."""
     try:
-        return import_module(f"tiledseg.planning.answer.plots.{name}")
+        return import_module(f"tiledseg.planning.answer.{name}")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
 

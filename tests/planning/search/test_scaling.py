@@ -97,7 +97,7 @@ def test_table_json_and_csv_have_the_same_points(tmp_path: Path, capsys: pytest.
 
 
 def test_the_figure_has_every_point() -> None:
-    from tiledseg.planning.answer.plots.scaling_plot import draw_scaling
+    from tiledseg.planning.answer.scaling_plot import draw_scaling
 
     keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
     rows = [
@@ -124,7 +124,7 @@ def test_the_figure_has_every_point() -> None:
 
 
 def test_the_figure_cuts_no_curve_and_its_legends_name_the_curves_that_are_drawn() -> None:
-    from tiledseg.planning.answer.plots.scaling_plot import draw_scaling
+    from tiledseg.planning.answer.scaling_plot import draw_scaling
 
     keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
     rows = [("strong", 1, 1, 8.0, 1.0, ""), ("strong", 2, 1, 2.5, 1.6, "messages")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,13 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.text import columns, milliseconds, size, wrapped
-from tiledseg.planning.modes.mode_choice import choose_mode, fusion_word, mode_words
-from tiledseg.planning.modes.mode_cost import ModeCost, Task, gradient_bytes
+from tiledseg.planning.modes.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.step.halo_traffic import SentBytes
 
 _HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")
 
@@ -68,6 +69,41 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
             "reason": reason,
         },
     }
+
+
+def choose_mode(
+    costs: Sequence[ModeCost],
+    memory: int | None = None,
+    exact: Sequence[str] = HALO_MODES,
+    finer: Callable[[], str] = lambda: "use a finer grid",
+) -> tuple[ModeCost | None, str]:
+    """Choose the mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and say why.
+
+    Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and the reason, where there is
+    none.
+    """
+    candidates = [cost for cost in costs if cost.mode in exact]
+    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
+    if not costs:
+        return None, "no mode takes a tile whole on this mesh"
+    if not candidates:
+        return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
+    if not fitting:
+        least = min(candidates, key=lambda cost: cost.memory)
+        return None, (
+            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; {finer()} and more "
+            "ranks an image, or a lower precision"
+        )
+    chosen = min(fitting, key=lambda cost: cost.seconds)
+    if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
+        return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
+    compared = []
+    for cost in costs:
+        fault = " (not exact)" if cost not in candidates else "" if cost in fitting else " (does not fit)"
+        if cost is not chosen:
+            compared.append(f"{label(cost)} {1000 * cost.seconds:.4g} ms{fault}")
+    against = f", against {', '.join(compared)}" if compared else ""
+    return chosen, f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms{against}"
 
 
 def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters, count_trained, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
-from tiledseg.geometry.sharing.layer_windows import settle
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
@@ -37,6 +37,7 @@ from tiledseg.planning.step.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import training_memory
 
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them change little
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
 
 
@@ -294,3 +295,38 @@ def _blocks_read(task: Task, rows: Partition, cols: Partition) -> tuple[int, int
     of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
     of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
     return sum(of_rows) * sum(of_cols), max(of_rows) * max(of_cols)
+
+
+def choose_fusion(
+    graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
+) -> int:
+    """Return the fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of
+    equals. `rows`, `cols`: the cut of the input. Raises GeometryError where it cannot be. The same on every rank.
+    """
+    if rows.parts * cols.parts == 1:
+        return 1
+
+    prices = Prices(graph, bands, value_bytes, machine, rows.parts * cols.parts)
+
+    def seconds(fusion: int) -> float:
+        ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
+        return max(rank.time(prices).seconds for rank in ranks)
+
+    dims = (graph, rows), (graph.along_columns, cols)
+    halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
+    return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
+
+
+def fusion_word(fusion: int) -> int | str | None:
+    """Return the depth; "whole" for one exchange of the input; None for 0, of the other modes."""
+    return "whole" if fusion >= WHOLE else fusion or None
+
+
+def mode_words(mode: str, fusion: int | str | None) -> str:
+    """Return the mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
+    return mode if fusion in (None, 1) else f"{mode}, fusion {fusion}"
+
+
+def label(cost: ModeCost) -> str:
+    """Return the mode of a cost in words."""
+    return mode_words(cost.mode, fusion_word(cost.fusion))

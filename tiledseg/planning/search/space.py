@@ -19,7 +19,7 @@ from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
-from tiledseg.planning.modes.mode_choice import fusion_word, mode_words
+from tiledseg.planning.modes.mode_cost import fusion_word, mode_words
 from tiledseg.planning.run.norms import norm_fault, of_steps
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.planning.run.question import RunQuestion
