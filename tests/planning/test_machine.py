@@ -34,6 +34,20 @@ def test_latencies(text: str, value: float) -> None:
     assert parse_latency(text) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5TiB", 3 * 2**39), ("2kB", 2000), ("2KiB", 2048), ("1234", 1234)],
+)
+def test_bytes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "16XB", "16G", "-1GiB", "16 GiB free", "1e9", "16iB"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no number of bytes; give 16GiB"):
+        parse_bytes(text)
+
+
 @pytest.mark.parametrize("parse", [parse_flops, parse_bandwidth, parse_latency])
 @pytest.mark.parametrize("text", ["", "fast", "-1", "10 X", "1 2", "T", "10Tus", "inf", "nan"])
 def test_what_is_no_quantity_is_refused(parse: object, text: str) -> None:

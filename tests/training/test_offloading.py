@@ -79,5 +79,5 @@ def test_a_signal_ends_it_with_a_checkpoint_and_the_lines_of_the_run(
     assert train(material, tmp_path / "stopped", store) == 75
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").glob("step-*")] == ["step-000002"]
     told = "".join(capsys.readouterr())
-    assert f"stay in memory, the rest goes to a file in {store}" in told
+    assert f" MiB go to a file in {store}, of which " in told
     assert f"MiB went to a file in {store}" in told

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_parameters, count_trained, tensor_channels
+from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
@@ -65,14 +65,6 @@ class Task:
     def undivided_work(self) -> int:
         """Multiply-adds of the undivided network on the whole image, forward."""
         return sum(c.multiply_adds for c in layer_costs(self.graph, self.bands, self.decomposition.whole.shape))
-
-    @property
-    def parameters(self) -> int:
-        return count_parameters(self.graph, self.bands)
-
-    @property
-    def trained(self) -> int:
-        return count_trained(self.graph, self.bands)
 
     def prices(self, machine: Machine) -> Prices:
         return Prices(self.graph, self.bands, self.value_bytes, machine, self.replicas * self.ranks)
@@ -177,7 +169,7 @@ def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Part
 
 def gradient_bytes(task: Task) -> int:
     """Return the bytes of the all-reduce of gradients: the same in all modes, once a step."""
-    return GRADIENT_BYTES * task.trained
+    return GRADIENT_BYTES * count_trained(task.graph, task.bands)
 
 
 @dataclass(frozen=True)

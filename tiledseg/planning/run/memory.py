@@ -28,28 +28,23 @@ _TRIES = 4  # choices for the largest step, each with less room, where another s
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """Bytes of a rank. Of a micro-batch `kept` are offloaded, at most `staying` of them wait in memory; `small`: bytes
-    of tensors too small to be offloaded. A step needs `memory`. `chosen`: the memory policy says which are offloaded.
-    """
+    """Bytes of a rank. Of a micro-batch `kept` are offloaded, at most `staying` of them wait in memory. A step needs
+    `memory`. `chosen`: the memory policy says which are offloaded."""
 
     kept: int
     staying: int
     memory: int
     chosen: bool = False
-    small: int = 0
 
     def in_words(self, store: str) -> str:
         """Return the plan as a line of the log; `store`: the place of the offloaded bytes."""
-        what = "leaves" if self.chosen else "the backward pass needs"
-        whole = f"{(self.kept + self.small) / MIB:.1f} MiB that {what}"
         if self.kept == 0:
-            return f"all {whole} stay in memory: each tensor is too small to leave"
-        staying = f"{(self.staying + self.small) / MIB:.1f} MiB at most"
-        return f"of {whole} {staying} stay in memory, the rest goes to {store}"
+            return "all tensors stay in memory: each is too small to be offloaded"
+        return f"{self.kept / MIB:.1f} MiB go to {store}, of which {self.staying / MIB:.1f} MiB at most stay in memory"
 
     def of_batch(self, tiles: int) -> OffloadPlan:
         """Return the plan of `tiles` at once; `memory` stays."""
-        return replace(self, kept=self.kept * tiles, staying=self.staying * tiles, small=self.small * tiles)
+        return replace(self, kept=self.kept * tiles, staying=self.staying * tiles)
 
 
 def tiles_at_once(question: RunQuestion, spread: Spread, in_step: int) -> int:
@@ -209,7 +204,7 @@ def plan_offload(
     walk = network_walk(forward)
     words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.used else REBUILD for i in walk.items]
     leaving = [item.bytes for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD]
-    kept, small = sum(leaving), sum(item.bytes for item in walk.items if item.used) - sum(leaving)
+    kept = sum(leaving)
     staying = min(kept, STAYING * max(leaving, default=0))
     memory = needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
@@ -223,7 +218,7 @@ def plan_offload(
             f"memory.budget is {question.memory} bytes, but with memory.offload all a step needs {memory}; use a finer "
             "tiling.grid, a smaller model, or train.precision bf16"
         )
-    return OffloadPlan(kept, staying, memory, small=small)
+    return OffloadPlan(kept, staying, memory)
 
 
 def _most_alive(graph: Graph, sizes: list[int]) -> int:

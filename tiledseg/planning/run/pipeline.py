@@ -63,22 +63,21 @@ class MicroBatchSize:
 class MeasuredTimes:
     """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
 
-    `takes_turns`: ranks a core, where they are more; `speaks_alone`: no core is free to carry messages meanwhile.
+    `takes_turns`: ranks a core, where they are more.
     """
 
     forward: Sequence[float]
     backward: Sequence[float]
     message: MessageTime
     takes_turns: float = 1.0
-    speaks_alone: bool = False
 
 
 def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> MeasuredTimes:
     """Predict the times by the profile of a machine, of which `ranks` are at work."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
-    turns, alone = machine.taking_turns(ranks), not machine.has_free_core(ranks)
-    return MeasuredTimes(forward, backward, lambda size: prices.messages(SentBytes(1, size)), turns, alone)
+    turns = machine.taking_turns(ranks)
+    return MeasuredTimes(forward, backward, lambda size: prices.messages(SentBytes(1, size)), turns)
 
 
 def micro_batch_size(
@@ -153,13 +152,12 @@ def plan_pipeline(
 def _planned(
     parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: MeasuredTimes | None
 ) -> PipelinePlan:
-    """Return the plan of a balance. Its seconds are those of all flushes of a step: as simulated, with messages where
-    the ranks' own cores carry them, or as long as cores that ranks take turns on are busy."""
+    """Return the plan of a balance. Its seconds are those of all flushes of a step: as simulated, or as long as cores
+    that ranks take turns on are busy."""
     case, seconds = staged.case, None
     if measured:
-        spoken = case.micro_batches * max(staged.messages) if measured.speaks_alone else 0.0
         busy = measured.takes_turns * case.alone / case.stages
-        seconds = -(-largest.count // case.micro_batches) * (max(staged.timeline().makespan, busy) + spoken)
+        seconds = -(-largest.count // case.micro_batches) * max(staged.timeline().makespan, busy)
     return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
 
 
