@@ -36,7 +36,7 @@ def test_latencies(text: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5TiB", 3 * 2**39), ("2kB", 2000), ("2KiB", 2048), ("1234", 1234)],
+    [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5TiB", 3 * 2**39), ("2kB", 2000), ("2KiB", 2048), ("1234B", 1234)],
 )
 def test_bytes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
