@@ -70,7 +70,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
         raise ConfigError(
             "all modules have a forward hook (register_module_forward_hook), which no graph runs; remove it"
         )
-    source, refusal = Source(module, bands), None
+    source, refusal = ModuleRuns(module, bands), None
     for sizes in SIZES:
         try:
             return _traced(source, sizes, outputs, still)
@@ -87,7 +87,7 @@ class OtherSizeError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleRuns:
     """The module that is traced, and its runs on images of `bands` bands."""
 
     module: nn.Module
@@ -154,7 +154,7 @@ class Source:
         return "give the bands that it takes, or mend it"
 
 
-def _traced(source: Source, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
+def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module = source.module
     one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
     if different := differing(one, other):
@@ -218,7 +218,7 @@ def _check_evaluation(lowering: Lowering, one: Record) -> None:
         raise _refused(faults)
 
 
-def _memory(source: Source, one: Record, trained: Sequence[Record] | str) -> str | None:
+def _memory(source: ModuleRuns, one: Record, trained: Sequence[Record] | str) -> str | None:
     """Return what a module does otherwise once it has been called; None where nothing."""
     runs = [(one, False)] if isinstance(trained, str) else [(one, False), (trained[0], True)]
     for before, training in runs:
@@ -252,7 +252,7 @@ def _refused(faults: list[str]) -> ConfigError:
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
-def _training_runs(source: Source, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
+def _training_runs(source: ModuleRuns, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
     """Record a module in training, at the sizes of other runs; return why it does not run there."""
     try:
         return [source.run(one.batch, one.size, training=True, gradients=gradients) for one in runs]

@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class View:
+class StridedView:
     """A view of a tensor: a range of each of its dims, and the dim that each dim of the view is (None: a new one)."""
 
     ranges: tuple[Range, ...]
@@ -42,7 +42,7 @@ def _view(step: Step) -> list[Value]:
     return [_seen(step, value, one, other, part) for part, (one, other) in enumerate(zip(*views, strict=True))]
 
 
-def _views(step: Step, call: Call, shape: Shape) -> list[View]:
+def _views(step: Step, call: Call, shape: Shape) -> list[StridedView]:
     """Call the function on a tensor without values, whose strides say which dims the views have."""
     strides = [3]
     for size in reversed(shape[1:]):
@@ -62,7 +62,7 @@ def _flat(value: Any) -> list[Any]:
     return [leaf for each in value for leaf in _flat(each)] if isinstance(value, tuple | list) else [value]
 
 
-def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> View:
+def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> StridedView:
     offset, starts = part.storage_offset(), []
     for stride in strides:
         starts.append(offset // stride)
@@ -76,10 +76,10 @@ def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> View:
         else:
             order.insert(0, dim)
             ranges[dim] = starts[dim], step, count
-    return View(tuple(ranges), tuple(order))
+    return StridedView(tuple(ranges), tuple(order))
 
 
-def _seen(step: Step, value: Value, view: View, other: View, part: int) -> Value:
+def _seen(step: Step, value: Value, view: StridedView, other: StridedView, part: int) -> Value:
     if view.order != other.order:
         raise RefusalError("takes parts by indices that depend on the image's size; give it fixed ones")
     for dim, ranges in enumerate(zip(view.ranges, other.ranges, strict=True)):
