@@ -202,16 +202,6 @@ def test_groups_that_nobody_names_are_as_a_parser_has_them(tmp_path: Path) -> No
     assert "--trian.epochs" in error_of("--data.classes", "3", "--trian.epochs", "3")
 
 
-def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse("--help")
-    assert not caught.value.code
-    shown = capsys.readouterr().out
-    for group in fields(Config):
-        for key in asdict(getattr(Config(), group.name)):
-            assert f"--{group.name}.{key}" in shown
-
-
 def test_files_that_would_never_end(tmp_path: Path) -> None:
     """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second; where others
     load the machine, all are within a minute."""

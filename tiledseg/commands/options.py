@@ -11,10 +11,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import yaml
 
+from tiledseg.commands.key_help import GROUPS, KEYS, help_of_key, keys_to_show, meaning
 from tiledseg.commands.parser import Parser
 from tiledseg.config.checks import AUTO, check_value, shown
 from tiledseg.config.kinds import convert, in_words
@@ -24,23 +25,13 @@ from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
 
-_GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
-KEYS = {f"{name}.{field.name}": field for name, kind in _GROUPS.items() for field in fields(kind)}
-"""All keys of the configuration."""
 _CONFIG = "--config"
 _PLAIN_LIST = re.compile(r"\d+(\s*,\s*\d+)+")  # 2,3 for [2,3]
 
 
 @cache
 def _hints(group: str) -> dict[str, Any]:
-    return get_type_hints(_GROUPS[group])
-
-
-@cache
-def _help(group: str) -> dict[str, str]:
-    """Return the help of each key of a group, from the docstring of its class."""
-    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", _GROUPS[group].__doc__ or "", re.MULTILINE)
-    return {name: re.sub(r"\s+", " ", text) for name, text in entries}
+    return get_type_hints(GROUPS[group])
 
 
 def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help: str) -> None:
@@ -50,12 +41,12 @@ def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help:
     for key in keys:
         group, _, name = key.partition(".")
         if not plain and group not in groups:
-            title = (_GROUPS[group].__doc__ or "").partition("\n")[0]
+            title = (GROUPS[group].__doc__ or "").partition("\n")[0]
             groups[group] = parser.add_argument_group(group, title)
             if group == "parallel" and "parallel.auto" in keys:
                 groups[group].add_argument("--parallel", metavar=AUTO, help="find all keys of least predicted time")
         target = parser if plain else groups[group]
-        text, default = help.get(name) or _help(group)[name].replace("%", "%%"), KEYS[key].default
+        text, default = help.get(name) or meaning(key).replace("%", "%%"), KEYS[key].default
         if default is not None and default is not MISSING and "default" not in text:
             text += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
         flag, kind = f"--{name.replace('_', '-')}" if plain else f"--{key}", _hints(group)[name]
@@ -91,7 +82,7 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        is_group = name[:2] == "--" and name[2:] in _GROUPS and known.get(name[2:])
+        is_group = name[:2] == "--" and name[2:] in GROUPS and known.get(name[2:])
         if name != _CONFIG and not is_group:
             yield word
             continue
@@ -195,7 +186,7 @@ def as_config(values: Mapping[str, Any]) -> Config:
         values = {**values, "parallel": {}}
         values["parallel"]["auto"] = _left_to_find({k: v for k, v in values.items() if isinstance(v, Mapping)})
     refuse_moved(_names(values), "the configuration has ")
-    known = {name: [field.name for field in fields(kind)] for name, kind in _GROUPS.items()}
+    known = {name: [field.name for field in fields(kind)] for name, kind in GROUPS.items()}
     check_keys("the configuration", values, known)
     return _config(values)
 
@@ -210,7 +201,7 @@ def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:
             except TypeError:
                 words = in_words(_hints(group)[key])
                 raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (see docs/api.md)") from None
-        groups[group] = _GROUPS[group](**converted)
+        groups[group] = GROUPS[group](**converted)
     return Config(**groups)
 
 
@@ -219,12 +210,29 @@ def _names(values: Mapping[str, Any]) -> list[str]:
     return [f"{group}.{key}" for group, keys in values.items() if isinstance(keys, Mapping) for key in keys]
 
 
+def _print_help(parser: Parser, keys: Sequence[str]) -> NoReturn:
+    if len(keys) == 1:
+        parser.exit(0, help_of_key(keys[0]))
+    add_keys(parser, keys)
+    parser.epilog = f"--help all: {len(KEYS)} keys; --help data: a group; --help data.ignore_index: a key"
+    parser.parse_args(["--help"])
+    raise AssertionError("the help ends the program")
+
+
 def parse_config(words: Sequence[str], command: str, description: str) -> Config:
     """Return the configuration that flags and `--config` files give; later ones win. `--help` prints and exits 0.
 
     Raise ConfigError, in one line, for an unknown key, a value of a wrong kind or an unreadable file.
     """
-    parser = Parser(prog=command, description=description, usage=f"{command} [--config FILE] [--GROUP.KEY VALUE ...]")
+    parser = Parser(
+        prog=command,
+        description=description,
+        usage=f"{command} [--config FILE] [--GROUP.KEY VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    help_of = keys_to_show(words)
+    if help_of is not None:
+        _print_help(parser, help_of)
     add_keys(parser, KEYS)
     options = parse(parser, words)
     config = config_of(options, see=f"(see {command} --help)")
