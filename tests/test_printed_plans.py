@@ -1,8 +1,4 @@
-"""What docs/plan.md prints below a command is what the command prints now.
-
-Commands of docs/large-models.md are followed by tables, not by their output, and take ten seconds and more: they are
-not run here.
-"""
+"""What the pages print below a `tiledseg plan` is what the command prints now."""
 
 from __future__ import annotations
 
@@ -14,12 +10,27 @@ import pytest
 
 from tiledseg.plan import main
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "plan.md").read_text()
-# A block of one command, and the block of its output, or of some lines of it, right below.
-PRINTED: dict[str, str] = dict(
-    re.findall(r"^```\ntiledseg plan ([^\n]+)\n```\n```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ("how-to/find-settings.md", "reference/plan-output.md", "explanation/planning.md")
+BATCH_JOBS = (DOCS / "how-to/batch-jobs.md").read_text()
+
+
+def printed(page: str) -> dict[str, list[list[str]]]:
+    """Return the commands of the page, each with the blocks of output, or of some lines of it, that follow it."""
+    outputs: dict[str, list[list[str]]] = {}
+    above: list[list[str]] | None = None
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        command = re.fullmatch(r"tiledseg plan ([^\n]+)\n", text)
+        if command:
+            above = outputs.setdefault(command[1], [])
+        elif language or text.startswith(("tiledseg ", "mpirun ")):
+            above = None
+        elif above is not None:
+            above.append([line for line in text.splitlines() if line])
+    return {command: blocks for command, blocks in outputs.items() if blocks}
+
+
+PRINTED = {command: blocks for page in PAGES for command, blocks in printed((DOCS / page).read_text()).items()}
 
 
 def first_not_printed(lines: list[str], output: list[str]) -> str | None:
@@ -29,7 +40,7 @@ def first_not_printed(lines: list[str], output: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("command", sorted(PRINTED))
-def test_the_page_prints_what_the_command_prints(
+def test_a_page_prints_what_the_command_prints(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--plot" in command:
@@ -37,27 +48,30 @@ def test_the_page_prints_what_the_command_prints(
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command)) == 0
     output = capsys.readouterr().out
-    wrong = first_not_printed([line for line in PRINTED[command].splitlines() if line], output.splitlines())
-    assert wrong is None, f"docs/plan.md has the line\n{wrong}\nbelow this command, which prints\n{output}"
+    for lines in PRINTED[command]:
+        wrong = first_not_printed(lines, output.splitlines())
+        assert wrong is None, f"a page has the line\n{wrong}\nbelow this command, which prints\n{output}"
 
 
-def test_the_page_has_a_command_above_each_output_of_plan() -> None:
+def test_each_output_of_plan_has_a_command_above_it() -> None:
     """So that no block of output escapes: the headings of outputs stand in blocks that were found."""
-    heading = re.compile(r"^(?:paper|stages|search|scaling): |^  balance, ", re.MULTILINE)
-    assert sum(len(heading.findall(output)) for output in PRINTED.values()) == len(heading.findall(PAGE))
+    heading = re.compile(r"^(?:paper|memory|modes|cluster|stages|search|scaling): |^  balance, ")
+    pages = [line for page in PAGES for line in (DOCS / page).read_text().splitlines()]
+    known = [line for blocks in PRINTED.values() for lines in blocks for line in lines]
+    assert sum(bool(heading.match(line)) for line in known) == sum(bool(heading.match(line)) for line in pages)
 
 
 def test_a_wrong_figure_is_found() -> None:
-    lines = next(lines for command, lines in PRINTED.items() if "--scaling 64:1536" in command).splitlines()
+    (lines,) = next(blocks for command, blocks in PRINTED.items() if "--scaling 64:1536" in command)
     assert first_not_printed(lines, ["before", *lines, "after"]) is None
     assert first_not_printed(lines, [line.replace("65.7 %", "67.4 %") for line in lines]) == lines[7]
     assert first_not_printed(lines[::-1], lines) == lines[-2]
 
 
-def test_the_plan_that_the_page_of_clusters_advises_says_how_long_an_epoch_takes(
+def test_the_plan_that_the_page_of_jobs_advises_says_how_long_an_epoch_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = re.search(r"`tiledseg plan (--search [^`]+)` says how long", (ROOT / "docs" / "cluster.md").read_text())
+    command = re.search(r"`tiledseg\s+plan (--search [^`]+)`\s+says\s+how\s+long", BATCH_JOBS)
     assert command is not None
     assert main(command[1].split()) == 0
     assert re.search(r"epoch.*\n  layer, .*mesh \d+ x \d+ .* s .*chosen", capsys.readouterr().out)

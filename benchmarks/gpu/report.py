@@ -19,7 +19,7 @@ from benchmarks.gpu.lines import FILE, read_lines
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MEASURED = HERE / "measured"  # the lines of the run that the pages tell of; not there before a GPU has made some
-PAGES = (HERE / "README.md", ROOT / "docs/gpu.md")
+PAGES = (HERE / "README.md", ROOT / "docs/figures/gpu.md")
 BEGIN, END = "<!-- figures of a GPU: by benchmarks.gpu.report -->", "<!-- end of figures -->"
 
 

@@ -129,7 +129,7 @@ def test_maps_are_the_cpu_s(name: str, folders: tuple[Path, Path, Ran]) -> None:
     assert abs(found - expected).max() <= 1e-4 if name == "shares.tif" else (found != expected).mean() < 1e-3
 
 
-# Settings with a loss that is a ratio of sums over the step: docs/gpu.md.
+# Settings with a loss that is a ratio of sums over the step: docs/how-to/gpu.md.
 TWO_A_STEP = ("tversky", "boundary")
 
 

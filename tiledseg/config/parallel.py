@@ -43,9 +43,9 @@ class ParallelConfig:
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
             (default: 600)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
-            fusion auto is the quickest, and the time of a run is told (docs/plan.md)
+            fusion auto and auto choose (docs/how-to/machine-profile.md)
         auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
-            `--parallel auto` names tiling.grid and all of this group that are not given (docs/plan.md)
+            `--parallel auto` names tiling.grid and all of this group that are not given (docs/how-to/find-settings.md)
     """
 
     exact: bool = True

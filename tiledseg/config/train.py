@@ -34,9 +34,9 @@ class TrainConfig:
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
-            batch, at most; auto: one (docs/plan.md)
+            batch, at most; auto: one (docs/how-to/find-settings.md)
         compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
-            which is off as long as nothing has been measured (docs/gpu.md)
+            which is off as long as nothing has been measured (docs/how-to/gpu.md)
         precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/training.md), or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
