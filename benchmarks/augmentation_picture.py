@@ -1,4 +1,4 @@
-"""The picture of docs/augmentation.md: one tile of a synthetic scene, image and labels, under each augmentation.
+"""The picture of docs/how-to/augment.md: one tile of a synthetic scene, image and labels, under each augmentation.
 
     python -m benchmarks.augmentation_picture --output docs/augmentation.png
 

@@ -100,7 +100,7 @@ def test_every_install_line_is_of_a_clone_or_a_wheel_and_names_extras_that_there
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     extras = {*config["options.extras_require"]}
-    sources = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "jobs").glob("*.md")]
+    sources = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "jobs").glob("*.md")]
     seen = set()
     for path in [*sources, *(ROOT / "tiledseg").rglob("*.py")]:
         text = path.read_text()

@@ -132,7 +132,7 @@ def predict_raster(
     this with it. `probabilities`: a second raster, a band a class, of `probability_type` (None: float32).
     `polygons`: a GeoPackage of the areas of `polygons_classes` (names or numbers, None: all), without those below
     `minimum_area`. `format` and `compress`: how
-    rasters are kept (docs/maps.md). `area`: a file of polygons, to map these only. `tta`: the mean over reflections or
+    rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
     turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/own-network.md).
     Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
     image, the ranks compute it layer by layer together, and need memory for their blocks of it.

@@ -35,7 +35,9 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(prog="tiledseg export", description="Write a trained network for other programs (docs/export.md).")
+    parser = Parser(
+        prog="tiledseg export", description="Write a trained network for other programs: docs/how-to/export.md."
+    )
     parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
     parser.add_argument(
         "--which", choices=("latest", "best"), default="latest", help="of a run's checkpoints (default latest)"

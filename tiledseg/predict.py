@@ -76,10 +76,10 @@ def build_parser() -> Parser:
         "--format",
         choices=FORMATS,
         default="cog",
-        help="cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/maps.md)",
+        help="cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/how-to/maps.md)",
     )
     parser.add_argument(
-        "--compress", choices=COMPRESSIONS, default=AUTO, help="of the maps (default auto: see docs/maps.md)"
+        "--compress", choices=COMPRESSIONS, default=AUTO, help="of the maps (default auto: see docs/how-to/maps.md)"
     )
     parser.add_argument("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
     parser.add_argument(

@@ -24,12 +24,13 @@ class DataConfig:
 
     Args:
         images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
-            tile store (docs/own-data.md)
+            tile store (docs/how-to/own-data.md)
         labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on
         val_labels: their labels
-        classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv: docs/own-data.md)
+        classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv:
+            docs/how-to/own-data.md)
         label_layer: of labels that are polygons: the layer (default: the file's only one)
         label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
             (default: there is but one class)

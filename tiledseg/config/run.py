@@ -70,7 +70,7 @@ class ModelConfig:
             none in a U-Net, batch in the other networks
         upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
-        freeze_norm: running statistics of batch norms are constants, in training too (docs/transfer.md)
+        freeze_norm: running statistics of batch norms are constants, in training too (docs/how-to/fine-tune.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
         image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
@@ -115,7 +115,8 @@ class OptimizerConfig:
     Args:
         name: adamw or sgd
         lr: learning rate
-        scale_lr: none, or linear: the rate is lr times the windows, tiles, or else images, of a step (docs/transfer.md)
+        scale_lr: none, or linear: the rate is lr times the windows, tiles, or else images, of a step
+            (docs/how-to/fine-tune.md)
         lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
         momentum: of sgd
         weight_decay: decoupled for adamw, L2 for sgd

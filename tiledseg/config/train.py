@@ -21,10 +21,11 @@ class TrainConfig:
     Args:
         epochs: passes over the training images; auto: 500 steps' worth where tiles_per_step is chosen too, else one
         tiles_per_step: the global batch in tiles, whatever the number of ranks; null: all tiles of whole images; auto:
-            4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null (docs/training.md)
+            4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null
+            (docs/reference/training.md)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
         loss: cross_entropy, focal, dice, tversky or boundary; {name: focal, gamma: 2} with the fields of a loss; or a
-            map of some to how much each counts, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/training.md)
+            map of some to how much each counts, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/reference/losses.md)
         ema: decay of an average of the weights, with which the run validates and maps; 0: none
         best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
             iou.CLASS
@@ -32,26 +33,26 @@ class TrainConfig:
         largest_loss: of a step, above which the run ends and names the tile, as it does where loss or gradient is not
             finite (default: any finite one)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
-            one weight a class, or a map of class to weight, 1 for others (docs/training.md)
+            one weight a class, or a map of class to weight, 1 for others (docs/how-to/rare-classes.md)
         tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
             batch, at most; auto: one (docs/how-to/find-settings.md)
         compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
             which is off as long as nothing has been measured (docs/how-to/gpu.md)
-        precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/training.md), or fp64
+        precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/reference/training.md), or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
         keep_checkpoints: how many to keep, the newest first
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
         deterministic: use deterministic kernels only, no TF32
-        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/augmentation.md)
+        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/reference/training.md)
         window: side of a window in pixels
         windows_per_step: the global batch in windows, whatever the number of ranks
         window_halo: exact, or none (each window is a small image of its own)
         skip_empty: leave out tiles, or places of windows, without a label that counts
         balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
         augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
-            rotate, brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
+            rotate, brightness, contrast, noise, drop_bands, with their values (docs/how-to/augment.md)
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
     """
 

@@ -216,7 +216,7 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
             f"steps as nobody says others: {question.tiles_per_step} of "
             f"{counted(sum(map(len, preparation.training.tilings)), 'tile')}, {preparation.sampler.steps_per_epoch} an "
             f"epoch, {counted(preparation.epochs, 'epoch')} (tiling.grid, train.tiles_per_step, train.epochs: "
-            "docs/training.md)"
+            "docs/reference/training.md)"
         )
     if plan.spread.shares_images:
         lines.append(f"halo mode {plan.spread.in_words}")
