@@ -45,7 +45,7 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     130 for an interrupt, 1 otherwise.
     `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. Where no rank makes progress for
     `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`); None: ten
-    minutes, and inside training steps what follows from those before.
+    minutes.
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
