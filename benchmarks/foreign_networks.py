@@ -2,8 +2,8 @@
 
     python -m benchmarks.foreign_networks [many]
 
-writes the table of docs/own-network.md; `many`: of segmentation-models-pytorch, timm and more of MONAI, which
-takes an hour. `tests/tracing/test_foreign.py` holds each to the law, the many where
+writes the table of docs/reference/foreign-networks.md; `many`: of segmentation-models-pytorch, timm and more of MONAI,
+which takes an hour. `tests/tracing/test_foreign.py` holds each to the law, the many where
 `FOREIGN_NETWORKS=many`. Packages that are not installed are left out: `pip install --no-deps -r
 benchmarks/foreign-packages.txt`, none of which needs more than numpy and torch for these networks. Where others cannot
 be imported (timm imports torchvision for its transforms), a stand-in is there meanwhile, of which nothing is used.

@@ -27,7 +27,8 @@ from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError, InputError, RasterError
 from tiledseg.raster.statistics import given_normalization
 
-PAGE = (ROOT / "docs" / "api.md").read_text()
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("reference/python.md", "how-to/own-network.md")}
+PAGE = PAGES["reference/python.md"]
 LONGEST = 10
 
 
@@ -42,8 +43,9 @@ def _alone() -> None:
 
 
 def test_the_names_are_those_of_the_page() -> None:
-    headings = " ".join(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)).replace("`", "")
-    assert sorted(re.split(r",?\s+", headings)) == sorted(tiledseg.__all__)
+    listed = re.findall(r"^\.\. auto\w+:: (?:tiledseg\.)?(\w+)$", PAGE, re.MULTILINE)
+    assert sorted([*listed, "__version__"]) == sorted(tiledseg.__all__)
+    assert "`tiledseg.__version__`" in PAGE
     for name in tiledseg.__all__:
         assert getattr(tiledseg, name) is not None
     assert dir(tiledseg) == sorted(tiledseg.__all__)
@@ -137,7 +139,7 @@ def test_arrays_and_numbers_of_numpy_are_arguments_too(tmp_path: Path) -> None:
 
 def test_docstrings_point_to_names_that_the_pages_have() -> None:
     """To a class or a module of this package, in backticks."""
-    pages = PAGE + (ROOT / "docs" / "reference.md").read_text()
+    pages = "".join(PAGES.values())
     ours = {
         name
         for path in (ROOT / "tiledseg").rglob("*.py")
@@ -157,14 +159,15 @@ def test_a_halo_shows_its_numbers() -> None:
 
 
 def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the page's order, in one empty folder."""
+    """In the order of the pages, in one empty folder."""
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(examples) >= PAGE.count("\n## ")
-    for example in examples:
-        lines = [line for line in example.splitlines() if line.strip()]
-        assert len(lines) <= LONGEST, example
-        exec(compile(example, "docs/api.md", "exec"), {})
+    for name, page in PAGES.items():
+        examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        assert len(examples) >= 3
+        for example in examples:
+            lines = [line for line in example.splitlines() if line.strip()]
+            assert len(lines) <= LONGEST, example
+            exec(compile(example, f"docs/{name}", "exec"), {})
 
 
 @pytest.fixture(scope="module")

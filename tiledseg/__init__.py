@@ -1,6 +1,6 @@
 """Train segmentation networks on images too large for one GPU, and get the same numbers as if they fitted.
 
-The names below are imported when they are first used (`docs/api.md`); importing the package loads nothing.
+The names below are imported when they are first used (`docs/reference/python.md`); importing the package loads nothing.
 """
 
 from __future__ import annotations

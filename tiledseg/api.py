@@ -1,4 +1,4 @@
-"""Functions for Python programs (`docs/api.md`): the code of the commands, whose errors are raised."""
+"""Functions for Python programs (`docs/reference/python.md`): the code of the commands, whose errors are raised."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def predict_raster(
     `polygons`: a GeoPackage of the areas of `polygons_classes` (names or numbers, None: all), without those below
     `minimum_area`. `format` and `compress`: how
     rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
-    turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/own-network.md).
+    turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/explanation/exactness.md).
     Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
     image, the ranks compute it layer by layer together, and need memory for their blocks of it.
 

@@ -1,4 +1,4 @@
-"""Loops that are not ours, as docs/own-network.md has them: tiles of ours, torch's DDP, Lightning."""
+"""Loops that are not ours, of docs/how-to/own-loop.md and from-other-libraries.md: tiles, torch's DDP, Lightning."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ForeignNetwork:
         if graph is None:
             raise UntracedError(
                 f"the network is code, {self.build}, which runs only where it is named; give --build {self.build} "
-                "(docs/own-network.md)"
+                "(docs/how-to/own-network.md)"
             )
         return graph
 

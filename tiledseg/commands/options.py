@@ -200,7 +200,7 @@ def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:
                 converted[key] = convert(value, _hints(group)[key])
             except TypeError:
                 words = in_words(_hints(group)[key])
-                raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (see docs/api.md)") from None
+                raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (docs/reference/python.md)") from None
         groups[group] = GROUPS[group](**converted)
     return Config(**groups)
 

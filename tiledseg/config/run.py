@@ -60,7 +60,7 @@ class ModelConfig:
 
     Args:
         name: unet, segnet, residual_unet, gated_scnn, or a preset of the paper: small, medium-2, large (U-Nets that set
-            levels, convs_per_level and norm); each has the keys that docs/networks.md names, and others are refused
+            levels, convs_per_level and norm); other keys than those of docs/reference/networks.md are refused
         levels: levels of a U-Net, the bottom included; poolings of SegNet, 5 at most
         convs_per_level: convolutions a level and side
         kernel: side of the square kernel, odd
@@ -72,11 +72,11 @@ class ModelConfig:
         dropout: probability to drop a channel
         freeze_norm: running statistics of batch norms are constants, in training too (docs/how-to/fine-tune.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
-        pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
+        pretrained: a file of published weights to begin the encoder with (docs/reference/networks.md)
         image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
         edge_band: whether the last band is edges, for gated_scnn, made before
         build: a network of your own: package.module:function, which is imported, called with bands, classes and
-            `arguments`, and returns a torch.nn.Module (docs/own-network.md)
+            `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
         arguments: names and values that the function is called with besides
         verify: whether what was traced of it is compared with the module itself before the first step
     """

@@ -35,7 +35,7 @@ def parallelize(
     `mesh`: R rows and C columns of ranks, of which a job may have any multiple. `bands`: of the input; None for those
     that the first convolution takes. `fusion`: layers that share an exchange of halos. `seed`: of dropout. `verify`:
     the first call in either mode compares what was traced with the module, on each rank's block as an image of its own
-    (docs/own-network.md).
+    (docs/explanation/exactness.md).
 
     Raises ConfigError that lists every place of the module that could not be exact, before any communication.
     """

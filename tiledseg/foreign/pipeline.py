@@ -42,7 +42,7 @@ class Pipeline(SpreadModule):
     micro-batch, do not. Dropout draws by `seed`, the call and the image, so that it does not depend on the ranks.
 
     `verify`: the first call compares what was traced with the module, of which the first stage keeps a copy until then
-    (docs/own-network.md).
+    (docs/explanation/exactness.md).
 
     Raises ConfigError that lists every place of the module that could not be exact, or where the balance, the schedule
     or the number of ranks does not fit, before anything is let go. Collective.

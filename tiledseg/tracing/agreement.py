@@ -145,7 +145,7 @@ def _refuse(network: GraphNetwork, x_BCHW: torch.Tensor, apart: Gaps, relative: 
     raise ConfigError(
         f"{type(network.recorded.module).__name__} computes{mode} what its graph does not, on {_size(x_BCHW)} of the "
         f"data: {name} differs by {most:.1e} of {size:.1e}; first: {place}; write that in other words, or set verify "
-        "to false and answer for the numbers (docs/own-network.md)"
+        "to false and answer for the numbers (docs/explanation/exactness.md)"
     )
 
 
