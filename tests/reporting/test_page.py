@@ -19,7 +19,7 @@ from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.metrics import read_metrics
-from tiledseg.training.run_folder.page import page_of
+from tiledseg.training.run_folder.page import page_of, verdict
 from tiledseg.training.run_folder.validations import read_validations
 
 
@@ -79,6 +79,16 @@ def test_numbers_are_those_of_the_files(made: Path) -> None:
     assert labels[2:] == ["mean", *(one["name"] for one in newest["classes"])]
     mean = curves.axes[1].get_lines()[0].get_xydata()[-1].tolist()
     assert mean == [STEPS, newest["mean_iou"]]
+
+
+def test_the_first_line_says_what_was_good_and_what_was_not(made: Path, tmp_path: Path) -> None:
+    classes = [
+        {"name": name, "iou": iou} for name, iou in (("tree", 0.5), ("road", 0.25), ("pond", 0.75), ("none", None))
+    ]
+    words = "Mean IoU 50.0 %; best class pond (75.0 %), weakest road (25.0 %); 6 tiles seen in training."
+    assert verdict([{"tiles": 4}, {"tiles": 2}, {"val": {}}], {"mean_iou": 0.5, "classes": classes}) == words
+    assert page_of(made)["verdict"] in render(page_of(made))
+    assert page_of(tmp_path)["verdict"] == "No validation; 0 tiles seen in training."
 
 
 def test_diagrams_are_counted_by_hand() -> None:

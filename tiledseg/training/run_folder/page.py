@@ -56,6 +56,7 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
         "title": name,
         "subtitle": summary.get("title", "").removeprefix(f"{name}: "),
         "state": state,
+        "verdict": verdict(lines, newest),
         "facts": _facts(lines, newest, summary),
         "warnings": summary.get("warnings", ()),
         "figures": newest,
@@ -87,6 +88,19 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return path.read_text()
     return ""
+
+
+def verdict(lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None) -> str:
+    """Return a sentence on the newest validation: mean IoU, best and weakest class, and the tiles that were seen."""
+    seen = f"{counted(sum(line.get('tiles', 0) for line in lines), 'tile')} seen in training"
+    scored = [each for each in (newest["classes"] if newest else ()) if each["iou"] is not None]
+    if newest is None or not scored:
+        return f"No validation; {seen}."
+    best, weakest = (choose(scored, key=lambda each: each["iou"]) for choose in (max, min))
+    words = f"Mean IoU {percent(newest['mean_iou'])}; best class {best['name']} ({percent(best['iou'])})"
+    if weakest is not best:
+        words += f", weakest {weakest['name']} ({percent(weakest['iou'])})"
+    return f"{words}; {seen}."
 
 
 def _facts(
