@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @checked
 def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
-    """Return the halo of a network: of any module for images of `bands` bands (None: as many as its first convolution
-    takes), of what `load` gives, or of a name with the keys of the group `model`.
+    """Return the halo of a network: a module, a result of `load`, or a name with the keys of the group `model`.
+    `bands`: of a module's images (None: as many as its first convolution takes).
 
-    Raises ConfigError for a key or a value that no network can have, or that lists every place of a module that no
-    tiling leaves exact; GeometryError where no exact tile exists.
+    Raises ConfigError for a key or a value that no network can have, and one that lists every place of a module that no
+    tiling leaves exact. Raises GeometryError where no exact tile exists.
     """
     if isinstance(network, str):
         if bands is not None:
@@ -124,18 +124,17 @@ def predict_raster(
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
-    `network`: any module, what `load` gives, with the weights that they have now, or a run's folder (of which the best
-    checkpoint maps, where one is kept) or checkpoint. A
-    module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
-    which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
-    `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
-    this with it. `probabilities`: a second raster, a band a class, of `probability_type` (None: float32).
-    `polygons`: a GeoPackage of the areas of `polygons_classes` (names or numbers, None: all), without those below
-    `minimum_area`. `format` and `compress`: how
+    `network`: a module or a result of `load`, with the weights that it has now, or a run's folder or checkpoint. A
+    folder maps with its best checkpoint, where one is kept. A module maps in evaluation mode, a channel of its (first)
+    output a class. It takes `bands` (numbers from 1, None: all) in float32, 0 where they are not valid. `normalize`
+    (means, deviations), or a `Normalization`, takes a mean off each band and divides it by a deviation; None leaves
+    values as they are. `classes`: how many there must be. A network trained here has all this with it. `probabilities`:
+    a second raster, a band a class, of `probability_type` (None: float32). `polygons`: a GeoPackage of the areas of
+    `polygons_classes` (names or numbers, None: all), without those below `minimum_area`. `format` and `compress`: how
     rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
     turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/explanation/exactness.md).
-    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
-    image, the ranks compute it layer by layer together, and need memory for their blocks of it.
+    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the image, the ranks
+    compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
     """
@@ -240,9 +239,9 @@ def evaluate_map(
     """Return the scores of a class map against its labels, as `tiledseg evaluate` gives them.
 
     `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
-    polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them.
-    Raises RasterError where the grids differ, LabelError for a value outside the classes, and for a class that the
-    names in both files, or of `classes`, give two numbers; classes of other names are a warning.
+    polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them. Raises
+    RasterError where the grids differ. Raises LabelError for a value outside the classes, and for a class that the
+    names in both files, or of `classes`, give two numbers. Classes of other names are a warning.
     """
     from tiledseg.execution.scores.metrics import scores
     from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels

@@ -3,10 +3,10 @@
 Gradients are gathered in a few flat buckets, in the order of the backward pass (last layer first). A bucket is summed
 over the ranks while the layers before it are still being differentiated.
 
-The sums over tiles and ranks are taken in float64 (`wide`) unless told otherwise: their order, which the number of
-ranks decides, then changes the 16th digit, and the float32 gradient rounded from it is the same but for one element in
-some hundred million. So a float32 run gives the same loss line on any number of ranks, step after step. It costs
-8 bytes a weight in memory and twice the bytes of the all-reduce (docs/decisions/0003).
+The sums over tiles and ranks are taken in float64 (`wide`) by default. Their order, which the number of ranks decides,
+then changes the 16th digit. The float32 gradient rounded from it is the same but for one element in some hundred
+million. So a float32 run gives the same loss line on any number of ranks, step after step. It costs 8 bytes a weight in
+memory and twice the bytes of the all-reduce (docs/decisions/0003).
 
 Where one backward pass goes through several batches, autograd would add up a weight's gradients itself, in the weight's
 own dtype, before anybody sees them. There each batch is given a `use` of the weight, whose gradient comes by itself.

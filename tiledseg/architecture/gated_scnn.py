@@ -12,7 +12,7 @@
 A gate looks at the shape stream and one channel of the encoder, and multiplies the stream by 1 + a number from 0 to 1.
 The pyramid (ASPP) has dilations of 12, 24 and 36 at an eighth of the size.
 
-What differs from the published code, and why:
+Differences from the published code, and their reasons:
 - It finds Canny edges of the image, whose hysteresis reaches without limit: no halo holds it. Here are the gradients of
   each band by fixed filters (Sobel); or `edge_band`: the image's last band is edges that somebody has made before,
   which the encoder does not see.

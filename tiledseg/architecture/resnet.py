@@ -1,8 +1,8 @@
 """ResNet's encoders (He et al., 2016) as runs of nodes, named as torchvision names their modules, so its files fit.
 
 A block is `layerI.J`: convolutions, each with its norm, and a sum with the shortcut, which is projected where the block
-changes size or channels. ResNet-18 and 34 have blocks of two 3 x 3 convolutions; ResNet-50 has bottlenecks of 1 x 1,
-3 x 3 and 1 x 1 with four times as many channels, whose 3 x 3 convolution has the stride.
+changes size or channels. ResNet-18 and 34 have blocks of two 3 x 3 convolutions. ResNet-50 has bottlenecks of 1 x 1,
+3 x 3 and 1 x 1 with four times as many channels. Its 3 x 3 convolution has the stride.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The wide ResNet-38 of Wu et al. (2019) as a run of nodes, in the form that G-SCNN's published code takes.
 
 Blocks activate first: norm and activation stand before each convolution, and the sum ends the block. The shortcut is
-projected, from the activated tensor, where channels change. Modules are named as in that code, so its files fit: one
-convolution; two poolings, each before a module; one module that halves the size; then dilations of 2 and 4, so the
-deepest tensor has an eighth of the size. The last two modules are bottlenecks, and drop channels.
+projected, from the activated tensor, where channels change. Modules are named as in that code, so its files fit. One
+convolution comes first, then two poolings, each before a module, and one module that halves the size. Dilations of 2
+and 4 follow, so the deepest tensor has an eighth of the size. The last two modules are bottlenecks, and drop channels.
 """
 
 from __future__ import annotations

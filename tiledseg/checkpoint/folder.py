@@ -49,9 +49,9 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of a checkpoint, on the CPU: weights and buffers by name, and of the optimizer `index.entry`, where
-    parameters count as in the whole network; `groups` are the optimizer's options; `average`: of weights and buffers,
-    where a run takes one. With stages, a rank's own part."""
+    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: and buffers, by name.
+    `optimizer`: by `index.entry`, where parameters count as in the whole network. `groups`: the optimizer's options.
+    `average`: of weights and buffers, where a run takes one."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]

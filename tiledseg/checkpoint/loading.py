@@ -1,7 +1,7 @@
 """Loading of a checkpoint into a network and its optimizer: bit for bit, on every rank, read by one.
 
-Rank 0 opens a file and broadcasts it tensor by tensor, in the order of its names; a rank puts each where it belongs, or
-drops it, before the next comes, so it holds one tensor more than it keeps. What is read does not grow with the ranks.
+Rank 0 opens a file and broadcasts it tensor by tensor, in the order of its names. A rank puts each tensor where it
+belongs, or drops it, before the next comes, so it holds one more than it keeps. Bytes read do not grow with the ranks.
 """
 
 from __future__ import annotations

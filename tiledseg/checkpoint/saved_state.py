@@ -104,10 +104,10 @@ class FoundSettings:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of a run after `step` steps. `position`: of the next step; `marks` as `Course` has them; `sampling`:
-    the facts that the order of the steps depends on; `sources` and `judged` (none in older checkpoints): the training
-    and the validation images as they were; `class_weights`: of the loss, none where all are 1; `found`: the keys that
-    `config` leaves to the program; `loss_scale`: of fp16."""
+    """The state of a run after `step` steps. `position`: of the next step. `marks`: as `Course` has them. `sampling`:
+    the facts that the order of the steps depends on. `sources`, `judged` (none in older checkpoints): the training and
+    the validation images as they were. `class_weights`: of the loss, none where all are 1. `found`: the keys that
+    `config` leaves to the program. `loss_scale`: of fp16."""
 
     config: Config
     network: Network

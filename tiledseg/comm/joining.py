@@ -19,9 +19,9 @@ def joined_mesh() -> Iterator[Mesh]:
     """Yield the mesh of all ranks of torch's default process group. Collective.
 
     Where there is none, ranks that a launcher has started get one, which stays until the program's exit closes it. The
-    mesh has a process group of its own, so that its messages and the program's never meet; it ends with the mesh, but
-    not where a rank fails by itself, whose peers learn of it by the end of its process. The group is Gloo's: tensors of
-    GPUs travel through host memory (a command's own mesh has NCCL).
+    mesh has a process group of its own, so that its messages and the program's never meet. This group ends with the
+    mesh, but not where a rank fails by itself: its peers learn of that by the end of its process. The group is Gloo's:
+    tensors of GPUs travel through host memory (a command's own mesh has NCCL).
     """
     import torch.distributed as dist
 

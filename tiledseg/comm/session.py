@@ -39,13 +39,12 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     """Start the mesh, call `body` on every rank, and return the code that this process exits with. Collective.
 
     The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
-    0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. Where a body
-    raises, the whole job ends within seconds: an error that all ranks agreed on is printed by rank 0 and becomes the
-    job's code; any other is printed by its rank, and the process ends here, with all others. Codes: 2 for InputError,
-    130 for an interrupt, 1 otherwise.
-    `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. Where no rank makes progress for
-    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`); None: ten
-    minutes.
+    0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. If a body
+    raises, the whole job ends within seconds. Rank 0 prints an error that all ranks agreed on, which becomes the job's
+    code. A rank prints any other error itself, and the process ends here, with all others. Codes: 2 for InputError, 130
+    for an interrupt, 1 otherwise. `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. If no
+    rank makes progress for `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead
+    (`watch`). None: ten minutes.
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":

@@ -93,7 +93,7 @@ def calibrate_to(path: str, store: str | None = None) -> int:
 
 
 def write_profile(path: str, values: dict[str, Any]) -> None:
-    """Write a profile whole or not at all. What `machine_from` refuses is not written."""
+    """Write a profile whole or not at all. Values that `machine_from` refuses are not written."""
     machine = machine_from(path, values)
     with replacing(path) as part:
         part.write_text(yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))

@@ -37,8 +37,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(body: Callable[[], int | None]) -> int:
-    """Call `body` and return the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
-    stopped it, 1 for any other failure, an answer that standard output does not take among them.
+    """Call `body` and return the exit code: its own (None is 0), 2 for bad input, 75 where a signal has stopped it, 1
+    for any other failure. An answer that standard output does not take is such a failure.
 
     A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
     them meet it alike. A traceback follows only where the user asks for one (`failure.report`).

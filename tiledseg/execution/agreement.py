@@ -18,9 +18,9 @@ from tiledseg.models.network import GraphNetwork
 def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: bool) -> None:
     """Give every rank the mean of the running statistics of the ranks that speak. Collective.
 
-    What all that speak have alike, or one alone has, which is the exact case, stays to the last bit: sums are float64.
-    Several speak otherwise where the batch statistics are of tiles and not exact (parallel.exact false): there the
-    ranks must not drift apart.
+    A buffer that all speakers have alike, or one alone has (the exact case), stays to the last bit: sums are float64.
+    Several ranks have different buffers only where batch statistics are of tiles and not exact (parallel.exact false):
+    there the ranks must not drift apart.
     """
     moving = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.tracks]
     buffers = [b for module in moving for b in module.buffers() if not b.is_meta]  # those of other stages: elsewhere

@@ -11,8 +11,8 @@ from tiledseg.comm.transports.collectives import Communicator
 
 
 class StepSums(NamedTuple):
-    """Summed over all ranks: of losses and of their weights, ranks that were asked to stop, seconds waited for samples
-    and for messages, what was sent, as halos and between stages, valid pixels, and numbers of the summed gradient."""
+    """The sums over all ranks: losses and their weights, ranks asked to stop, seconds waited for samples and for
+    messages, halos and tensors sent between stages, valid pixels, and numbers of the summed gradient."""
 
     loss: float
     weight: float
@@ -37,8 +37,8 @@ class RankFigures(NamedTuple):
 
 
 class PipelineResult(NamedTuple):
-    """The figures of the stages in a step: seconds that each computed (mean over its ranks), the share of the ranks'
-    time in which they waited for each other, and what travelled between stages, from all ranks together."""
+    """The figures of the stages in a step. `stage_seconds`: each computed (mean over its ranks). `bubble_share`: of the
+    ranks' time, in which they waited for each other. `bytes`, `messages`: between stages, from all ranks together."""
 
     stage_seconds: tuple[float, ...]
     bubble_share: float

@@ -42,10 +42,10 @@ def large_model_support(
     `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
     batch, or what the running layer needs for itself. `store`: host, the memory beside a GPU, to which its tensors are
     copied while it computes; for a CPU's a folder on a local disk. `store_limit`: the most bytes that may lie there.
-    `model`: the network, of which parts (blocks of a few layers) are computed once more in the backward pass as far as
-    the budget demands, those that take least time for a byte first; what still does not fit leaves for `store`, which
-    may be left out then: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move,
-    once.
+    `model`: the network. Parts of it (blocks of a few layers) are recomputed in the backward pass as far as the budget
+    demands, those that take least time for a byte first. Tensors that still do not fit leave for `store`. With a model
+    the store may be left out: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics
+    move, once.
 
     The oldest tensors leave first, once nobody else holds them: the backward pass uses them last. They are prefetched
     in the order of their use.

@@ -32,8 +32,8 @@ IN_FLIGHT = 4  # micro-batches a stage, for the same
 
 class Pipeline(SpreadModule):
     """A module of which each of `stages` ranks holds and computes a run of layers, `balance` many or as many as make
-    the step short; a batch goes through by `schedule` (1f1b, gpipe, folded), `micro_batch` images at once, the
-    last time those that are left.
+    the step short. A batch goes through by `schedule` (1f1b, gpipe, folded), `micro_batch` images at once, the last
+    time those that are left.
 
     The module is the pipeline's from then on: a rank keeps the values of its own stage alone, the others' are on
     torch's `meta` device. `parameters()` has a place for each all the same, which optimizers pass over. The law: loss,

@@ -32,8 +32,8 @@ class SpreadModule(nn.Module):
     `rows` x `cols` x `stages` ranks work on an image; as many such groups as there are ranks for are its replicas.
     Joins torch's process group, or opens one over the launcher's ranks. Collective, as is `close`.
 
-    Dropout drops whole channels, drawn by `seed`, the number of calls in training so far, `calls`, and the image's
-    number among those of all replicas, so that the ranks of an image drop the same: set `calls` where a run goes on.
+    Dropout drops whole channels, drawn by `seed`, `calls` and the image's number among those of all replicas, so that
+    the ranks of an image drop the same. `calls` counts the calls in training so far: set it where a run goes on.
     """
 
     def __init__(self, network: GraphNetwork, rows: int, cols: int, stages: int, seed: int) -> None:

@@ -39,8 +39,8 @@ Paths = str | Path | Sequence[str | Path]
 class TileDataset(data.Dataset[dict[str, Any]]):
     """The tiles of `images`, item by item, image after image, tiles row by row:
 
-    - `image`: the tile's context, float32 (bands, height, width), as the network has to see it: it ends where the
-      raster does, mirrored to a multiple of the alignment (the network's own padding begins there); for unpadded
+    - `image`: the tile's context, float32 (bands, height, width), as the network has to see it. It ends where the
+      raster does, mirrored to a multiple of the alignment (the network's own padding begins there). For unpadded
       networks it goes on, mirrored;
     - `mask` (with labels): int64, as large as the network's output on `image`: the class of each pixel that the tile
       owns, `ignore_index` in the halo and where label or image is not valid. So each pixel counts once an epoch, and
@@ -49,8 +49,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty where there is none); `transform`:
       float64, the six numbers of rasterio's `Affine` of its first pixel.
 
-    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1). Of a list of images those of
-    split `train`, or of none, are taken, as `data.images` has it.
+    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1). A list of images gives those
+    of split `train`, or of none, as `data.images` has it.
 
     `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
     or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
@@ -223,9 +223,10 @@ class TileSampler(data.Sampler[int]):
     epoch, and B tiles a step are the same ones for every number of ranks that divides B: those of `tiledseg train` with
     that seed and `train.tiles_per_step` B.
 
-    `rank` and `size`: those of torch's process group where there is one, else 0 of 1. `uneven`, where `size` does not
-    divide the number of tiles: refuse; `drop` leaves out the last few of an epoch, others each time; `differ` gives
-    some ranks a tile more (a loop that communicates at every step then waits forever, without torch's Join).
+    `rank` and `size`: those of torch's process group where there is one, else 0 of 1. `uneven` decides where `size`
+    does not divide the number of tiles: `refuse` raises ConfigError. `drop` leaves out the last few of an epoch, others
+    each time. `differ` gives some ranks a tile more (a loop that communicates at every step then waits forever, without
+    torch's Join).
 
     Raises ConfigError for a rank that there is not, and where ranks would get unevenly many tiles.
     """

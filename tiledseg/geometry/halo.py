@@ -98,8 +98,8 @@ def _needs_at_ends(graph: Graph, alignment: int) -> Iterator[tuple[Interval, Int
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
     """Return the footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 
-    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False, and for a network whose
-    output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
+    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False. Raises it too where a
+    network's output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
     """
     _check_resolution(graph)
     sides = minimum_halo(graph)

@@ -120,8 +120,8 @@ def held(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
 
 
 def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
-    """Return True for each tensor that is freed after rebuilding another from it, though a later node needs it too: it
-    is cheap, and at most `FEW_NODES` nodes make it of what stays, one after the other."""
+    """Return True for each tensor that is freed after rebuilding another from it, though a later node needs it too.
+    Such a tensor is cheap, and at most `FEW_NODES` nodes, one after the other, make it of tensors that stay."""
     longest = [0] * len(graph.names)
     for home, sources in enumerate(origins_of(graph)):
         if is_cheap(graph, home) and policy.tensors[home] == REBUILD:

@@ -1,7 +1,7 @@
 """The mean of a network's probabilities over reflections, and quarter turns, of a raster.
 
-Each view is mapped as the whole changed raster would be, and brought back, so the mean depends on no grid and no number
-of ranks, to the last bit: one rank maps a tile's pixels in every view. Sums are float64, in the order of the views.
+Each view is mapped as the whole changed raster would be, and brought back. One rank maps a tile's pixels in every view,
+so the mean depends on no grid and no number of ranks, to the last bit. Sums are float64, in the order of the views.
 """
 
 from __future__ import annotations

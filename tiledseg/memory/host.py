@@ -141,7 +141,7 @@ class _Copied:
 
 class HostMover(Mover):
     """A mover of a GPU's tensors. At most `limit` bytes lie in the host's memory, which grows by `chunk` bytes in the
-    first step and stays. What comes back lies where torch's allocator puts it."""
+    first step and stays. Bytes that come back lie where torch's allocator puts them."""
 
     def __init__(self, lanes: GpuLanes, limit: int, chunk: int = CHUNK) -> None:
         self._lanes, self._chunk = lanes, chunk

@@ -69,7 +69,7 @@ def _transposed(at: ModuleSite) -> nn.Module:
 
 
 def _options(at: ModuleSite, *names: str) -> dict[str, Any]:
-    """What a convolution says along rows and along columns, its kernel too."""
+    """Return the options `names` of a convolution along rows and along columns, and its kernel."""
     pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in names}
     return pairs | {"kernel_size": (at.layer.kernel, at.cols.kernel)}
 

@@ -2,7 +2,7 @@
 
 Bias, activation, norm, pooling and concatenation become a few kernels that read and write each tensor once. Sums inside
 these kernels come in another order than those of the plain layers, so results are equal up to the rounding of the
-network's precision; the same tile gives the same numbers on any rank. Each shape of tile is compiled once.
+network's precision. The same tile gives the same numbers on any rank. Each shape of tile is compiled once.
 
 Dropout's draws are made outside, where generators and hashes belong, and go in as tensors.
 """
@@ -24,7 +24,7 @@ INDUCTOR = "inductor"
 
 
 class CompiledNetwork:
-    """Runs all nodes of `network` as `GraphNetwork.run_nodes` does, compiled. Of nodes that know no places."""
+    """A compiled `GraphNetwork.run_nodes` for all nodes of `network`, which know no places."""
 
     def __init__(self, network: GraphNetwork, backend: str | None = None) -> None:
         from torch import _dynamo, _inductor

@@ -1,8 +1,8 @@
 """Dropout that does not know how the image is cut.
 
-The channels dropped are drawn from a counter keyed by (seed, step, image, layer), never by rank or tile, so every
-tile of an image, on whatever rank, drops the same channels as the whole image would. A network that somebody calls
-by himself, who gives no keys, draws as torch's Dropout2d: from torch's generator, other channels at each call.
+The channels dropped are drawn from a counter keyed by (seed, step, image, layer), never by rank or tile. So every tile
+of an image, on whatever rank, drops the same channels as the whole image would. A network that is called by itself,
+without keys, draws as torch's Dropout2d: from torch's generator, other channels at each call.
 """
 
 from __future__ import annotations

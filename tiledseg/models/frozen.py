@@ -1,8 +1,8 @@
 """Weights that are not trained: chosen by patterns of their names, marked in the modules and in the graph.
 
-A weight whose factor of the learning rate is 0 wants no gradient of autograd. A node all of whose weights want none is
-frozen in the graph, from which everything else follows: no gradient is made of tensors before the first trained node,
-nothing is kept for it, and pipelines send none back.
+A weight whose factor of the learning rate is 0 wants no gradient of autograd. A node is frozen in the graph if none of
+its weights wants a gradient. The rest follows from the graph: no gradient is made of tensors before the first trained
+node, nothing is kept for it, and pipelines send none back.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Normalising a tensor by moments of its own, exact to the rounding of its dtype, whole or a block of it on each rank.
 
-On the CPU torch's own kernels sum channels-last tensors in float32 (2.13): at a mean of ten deviations group norm is
+On the CPU torch's own kernels sum channels-last tensors in float32 (2.13). At a mean of ten deviations group norm is
 off by 1.6e-3 and batch norm by 1e-4, and instance norm copies to another layout. Here all sums are float64, taken in
-pieces that fit a cache, so that a block and the whole image give the same scale and shift to the last bit or the one
-before, on any number of ranks; what is left is one multiplication and one addition in float32 (float64 for float64).
+pieces that fit a cache. A block and the whole image give the same scale and shift to the last bit or the one before, on
+any number of ranks. One multiplication and one addition are left in float32 (float64 for float64).
 
 A block of an image: moments are of the pixels that a rank owns, all of its block is scaled. Each rank puts count, mean
-and variance into its own slot of a small tensor; the sum over the ranks holds all slots, and all merge them in one
+and variance into its own slot of a small tensor. The sum over the ranks holds all slots, and all merge them in one
 order (Chan et al., 1979), which loses no digits to a large mean. Backward sums a small tensor too. It cannot deadlock:
 forward and backward are one collective call each, of all ranks of the image, in the order of the layers.
 """

@@ -3,12 +3,12 @@ backward pass asks for them.
 
 Autograd hands over what it keeps (saved-tensor hooks), node by node. One of the node's own tensors is recognised by its
 memory, while that is alive: no address outlives what it names. A tensor to rebuild has a `Home`, its memory, with the
-steps that wrote it. Any view of it comes back with the same strides. What a node keeps besides is had from a second run
-of it (`memory.second_run`).
+steps that wrote it. Any view of it comes back with the same strides. Other tensors that a node keeps come from a second
+run of it (`memory.second_run`).
 
-Gradients are the same to the last bit: the same nodes run on the same values, in the same precision, with the
-statistics, draws and halos that the first run has noted (`models.notes`), and running statistics move once. Nothing is
-sent in the backward pass on account of it, so that it can deadlock no more than before.
+Gradients are the same to the last bit. The same nodes run on the same values, in the same precision, with the
+statistics, draws and halos that the first run has noted (`models.notes`). Running statistics move once. The backward
+pass sends nothing on account of it, so that it can deadlock no more than before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Balances: how many consecutive layers each stage takes. Plain numbers in, plain numbers out.
 
 A stage is as slow as its layers' times together, and a pipeline is as slow as its slowest stage. `choose_balances`
-gives a partition that no other undercuts, by dynamic programming over the cuts (exact, since the cost of a stage
-depends on its own two cuts alone), and among equally fast ones the one whose stages receive the fewest bytes.
+finds a fastest partition by dynamic programming over the cuts (exact, since the cost of a stage depends on its own two
+cuts alone). Among equally fast ones it takes the one whose stages receive the fewest bytes.
 
-A folded pipeline of n ranks has 2n - 1 chunks: chunk r of the way down and chunk 2n - 2 - r of the way up share
-rank r, the innermost chunk stands alone on the last rank. There a cut is a pair, one on each way.
+A folded pipeline of n ranks has 2n - 1 chunks. Chunk r of the way down and chunk 2n - 2 - r of the way up share rank r.
+The innermost chunk stands alone on the last rank. There a cut is a pair, one on each way.
 """
 
 from __future__ import annotations

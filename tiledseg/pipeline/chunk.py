@@ -1,9 +1,9 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
 
-The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter`, which costs no copy
-and keeps no tensor: one that no layer needs again is let go. One that the chunk's layers write over enters by
-`EnterOverwritten`. What goes out leaves by `_Leave`, a scalar in which the chunk's graph ends: so an output is let go
-once it has been sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
+The graph of autograd ends where tensors come in and go out. A tensor enters it by `_Enter`, which costs no copy and
+keeps no tensor: one that no layer needs again is freed. One that the chunk's layers write over enters by
+`EnterOverwritten`. An output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has
+been sent. The backward pass starts from the scalar, whatever gradients have come for the outputs.
 
     forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
                                :                                       :

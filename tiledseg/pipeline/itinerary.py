@@ -9,15 +9,15 @@ all of it follows from the programs of all ranks, which every rank has:
 - A tensor that has been sent is kept until it has surely left: until something has come from its receiver that this one
   sent later than it received. Nobody has to ask, and nobody waits.
 
-Why nothing can deadlock: sends and receives are posted without waiting; a rank waits for a message only right before
-the computation that needs it; and the program has been replayed beforehand (`simulation.verify`), so each message that
-is waited for is sent by a rank that waits for nothing that comes after. A transport that carries out its messages one
-by one, in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one
+Nothing can deadlock. Sends and receives are posted without waiting. A rank waits for a message only right before the
+computation that needs it. The program has been replayed beforehand (`simulation.verify`), so each message that is
+waited for is sent by a rank that waits for nothing that comes after. A transport that carries out its messages one by
+one, in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one
 common order, that of their starts in the simulation. A rank's sends belong to the computation before them, and it posts
 a receive between the two of its own computations between which the sending one lies. So all ranks start all messages in
 one order, with whatever else their computations communicate in between, and the first that is not finished has both
-ends at the head of their queues. By their starts, and not by any order that would do, because what is posted before a
-halo exchange on the same queue holds it up: a receive must not stand there long before its message is sent
+ends at the head of their queues. Not any order would do: a message that is posted before a halo exchange on the same
+queue holds it up. In the order of starts no receive stands there long before its message is sent
 (docs/communication.md).
 """
 
@@ -123,7 +123,7 @@ def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> li
 def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
     """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
 
-    Of two that start together the one of the rank that has done more comes later: its messages are not needed yet.
+    If two start together, the one of the rank that has done more comes later: its messages are not needed yet.
     """
     chunks = 1 + max(action.chunk for actions in program for action in actions if not isinstance(action, MessageEnd))
     line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)

@@ -1,6 +1,6 @@
 """Schedules: in which order each rank of a pipeline computes, sends and receives. Plain values, nothing is run.
 
-Symbols: n ranks (stages), m a micro-batch, M their number. A chunk is a run of layers; chunk i is on rank i, but
+Symbols: n ranks (stages), m a micro-batch, M their number. A chunk is a run of layers. Chunk i is on rank i, but
 `folded` puts chunks r and 2n - 2 - r on rank r, the encoder's part and its mirror in the decoder.
 
     gpipe   all forwards, then all backwards, last one first (Huang et al., 2019): M micro-batches in flight

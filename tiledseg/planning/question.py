@@ -21,11 +21,12 @@ from tiledseg.units.widths import ACTIVATION_BYTES
 class Question:
     """A raster, a network and a cluster.
 
-    `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
-    `gpu_memory` in bytes, None where not known; `gpus` in all, None for as many as an image has tiles, and of a node,
-    None for those of the machine; `mesh` (rows, cols) of ranks that share an image, None for one a tile; `machine`: the
-    speed of a rank. `window`: side of random windows, None without. `memory_budget`: bytes that a step may take,
-    tensors being recomputed if need be; `recompute`: as `memory.recompute` for nodes, whatever the memory.
+    `size`: (height, width) in pixels. `grid`: (rows, cols), None for auto. `stride`: S of the paper's formula.
+    `gpu_memory`: in bytes, None where not known. `gpus`: in all, None for as many as an image has tiles.
+    `gpus_per_node`: None for those of the machine. `mesh`: (rows, cols) of ranks that share an image, None for one a
+    tile. `machine`: the speed of a rank. `window`: side of random windows, None without. `memory_budget`: bytes that a
+    step may take, tensors being recomputed if need be. `recompute`: as `memory.recompute` for nodes, whatever the
+    memory.
     """
 
     size: tuple[int, int]

@@ -47,8 +47,8 @@ class Bring:
 
 @dataclass(frozen=True)
 class Action:
-    """The work of one rank at one node for an image of one size; `given`: the output, of which `owned` is the rank's
-    own block: with fusion a tensor may be larger, for nodes after it."""
+    """The work of one rank at one node for an image of one size. `given`: the output, of which `owned` is the rank's
+    own block. With fusion a tensor may be larger, for nodes after it."""
 
     place: BlockPlace
     inputs: tuple[Bring, ...]

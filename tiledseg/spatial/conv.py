@@ -1,7 +1,7 @@
 """Convolutions of a rank's block: halo instead of padding, padding at the image's border only.
 
-What they read has been brought by the exchange before them, so they do not communicate; but `overlapped` has the
-exchange within. Weight gradients are this rank's part; their sum over the ranks is the undivided layer's.
+The exchange before them has brought their input, so they do not communicate; but `overlapped` has the exchange within.
+Weight gradients are this rank's part; their sum over the ranks is the undivided layer's.
 """
 
 from __future__ import annotations

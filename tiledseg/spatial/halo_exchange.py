@@ -1,7 +1,7 @@
 """The halo exchange as an operation of autograd: from each rank's own block to the window that it needs, and back.
 
 All that a window lacks comes straight from its owners, corners from the rank across them: one batch of messages for
-both dims. Each piece travels as a contiguous strip. The backward pass is the adjoint: each piece of a window's gradient
+both dims. Each piece travels as a contiguous strip. The backward pass is the adjoint. Each piece of a window's gradient
 goes back to the rank that owns the piece and is added there, in the order of ranks, so sums are the same run after run.
 
 Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,

@@ -2,7 +2,7 @@
 
 The interior are the outputs that read nothing but this rank's own block. In the backward pass the input's gradient
 comes first, and the weights' gradient is computed while the halos of the former travel home. It costs five smaller
-convolutions in place of one, and a copy of the output. Whether it pays depends on the machine (`benchmarks/spatial`).
+convolutions in place of one, and a copy of the output. The gain depends on the machine (`benchmarks/spatial`).
 """
 
 from __future__ import annotations

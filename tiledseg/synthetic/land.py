@@ -1,8 +1,8 @@
 """The plan of the land: a bent net of roads, parcels between them, and what each parcel holds.
 
-The land is laid out on straight lines in a plane (u, v), metres to the right and down, and drawn in the raster's plane:
-u and v are its x and y bent by smooth noise. Lines every 160 m cut the plane into cells; a cell has up to 4 x 4
-parcels. What a parcel holds is a row of a table, and a pixel looks its row up: no pixel depends on another.
+The land is laid out on straight lines in a plane (u, v), metres to the right and down. It is drawn in the raster's
+plane: u and v are its x and y bent by smooth noise. Lines every 160 m cut the plane into cells; a cell has up to 4 x 4
+parcels. The content of a parcel is a row of a table, which each pixel looks up: no pixel depends on another.
 """
 
 from __future__ import annotations

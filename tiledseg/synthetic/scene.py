@@ -1,6 +1,6 @@
 """A synthetic satellite scene: mixed countryside and village at 0.5 m, with its labels, of any size.
 
-Every pixel is a function of the seed and its place (the nodata corner also of the size of the scene), so any window can
+Every pixel is a function of the seed and its place (the nodata corner also of the size of the scene). So any window can
 be made alone, in any order, by any number of threads, and the bytes are the same. Memory depends on the window only.
 
 Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass and everything else; 1 road;

@@ -1,6 +1,7 @@
-"""What a command says: its answer on standard output, which is a result, and words on standard error, which are none.
+"""The words of a command: its answer on standard output, which is a result, and words on standard error, which are
+none.
 
-An answer that cannot be written is a failure of the command (one line, exit 1); a warning or a progress line that
+An answer that cannot be written is a failure of the command (one line, exit 1). A warning or a progress line that
 cannot be is passed over, for a full disk under a log is no reason to end a run. Standard library only.
 """
 
@@ -86,7 +87,7 @@ def keep_descriptors() -> None:
 
 
 def _drop(stream: IO[str]) -> None:
-    """What waits in the buffer goes nowhere: the interpreter would try it again at its end, and exit with 120."""
+    """Discard the buffer's text: the interpreter would try it again at its end, and exit with 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -26,7 +26,7 @@ _KINDS = (
 
 
 def irregular_kind(path: str | os.PathLike[str]) -> str | None:
-    """What `path` leads to, links followed, where that is no regular file ("a FIFO"); None for a file or nothing.
+    """Return the kind of `path` ("a FIFO"), links followed, where it is no regular file; None for a file or nothing.
 
     Opening a FIFO waits for a writer, and a device may never end: ask before any `open`.
     """

@@ -1,6 +1,6 @@
 """Freed memory is kept for the next tensor instead of being given back to the system.
 
-The C library maps each large block anew and unmaps it when it is freed: the system then clears every page of every
+The C library maps each large block anew and unmaps it when it is freed. The system then clears every page of every
 tensor of every step, which took up to half of all time (decision 0012). Standard library only.
 """
 
@@ -79,7 +79,7 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
 
 
 def _own_setting(environ: Mapping[str, str]) -> str | None:
-    """What the user has told glibc about freed memory, as NAME=value; None where nothing."""
+    """Return the user's own setting of glibc for freed memory, as NAME=value; None where there is none."""
     for name in _VARIABLES:
         if name in environ:
             return f"{name}={environ[name]}"
@@ -110,7 +110,7 @@ def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """Of this process, as the system counts them."""
+    """Return the resident bytes of this process, as the system counts them."""
     return _resident_and_shared()[0]
 
 

@@ -66,9 +66,8 @@ def files_below(folder: str | Path) -> list[Path]:
 def check_outputs(
     outputs: Sequence[Output], inputs: Iterable[str | Path] = (), own_run: str | Path | None = None
 ) -> None:
-    """Raise OutputError unless each of `outputs` can be written, as a regular file, without replacing one of `inputs`,
-    another output, or a file of a run other than that in the folder `own_run`, and without becoming a raster's
-    companion."""
+    """Raise OutputError unless each of `outputs` can be written, as a regular file. None may replace one of `inputs`,
+    another output, or a file of a run other than that in the folder `own_run`, or become a raster's companion."""
     sources = {identity: Path(source) for source in inputs for identity in _identities(source)}
     taken: dict[object, Output] = {}
     for output in outputs:
@@ -92,7 +91,7 @@ def check_outputs(
 
 
 def _identities(path: str | Path) -> Iterator[object]:
-    """What two paths to one file have in common: the real path always, device and inode where the file is there."""
+    """Yield what two paths to one file have in common: the real path, and device and inode where the file is there."""
     yield os.path.realpath(path)
     try:
         status = os.stat(path)

@@ -1,16 +1,16 @@
 """Signals that end a job early: USR1 (Slurm's --signal), USR2 (LSF's -wa) and TERM, from a program's first moment.
 
-What a signal does depends on how far the program is:
+The effect of a signal depends on how far the program is:
 
 - before `run`, while modules are imported: the process leaves at once with 75, for nothing has begun;
-- in a command: `Stopped` is raised in the main thread, unwinds all that is unfinished, and the process leaves with 75;
-  not within an import, whose native code may abort the process or swallow it: there it waits for the import's end;
+- in a command: `Stopped` is raised in the main thread, unwinds all that is unfinished, and the process leaves with 75.
+  Within an import, whose native code may abort the process or swallow it, it waits for the import's end;
 - in training (`deferring`): it is remembered, and acted on at the edge of the step, with a checkpoint;
 - where the exit code is decided (`ending`): TERM, by which launchers end the other ranks, ends the process with it.
 
-Under srun and jsrun TERM gives 143, not 75, before the first step: they send it where one task has failed and return
-the largest code of all, and a batch script would submit a failing job again. Before `listen`, the first 0.05 s or so of
-Python's own start, a signal ends the process as ever. Standard library only.
+Under srun and jsrun TERM gives 143, not 75, before the first step. They send it where one task has failed and return
+the largest code of all: with 75 a batch script would submit a failing job again. Before `listen`, the first 0.05 s or
+so of Python's own start, a signal ends the process as ever. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 class _State:
-    """Of this process: what a signal does now, the first one met, and the exit code where it is decided."""
+    """The state of this process: what a signal does now, the first one met, and the exit code where it is decided."""
 
     does: str = "leave"  # or raise, wait, nothing, end
     met: int | None = None
@@ -46,7 +46,7 @@ class _State:
 
 
 def exit_code_of(number: int) -> int:
-    """What a process leaves with that a signal has stopped before there was anything to keep."""
+    """Return the exit code of a process that a signal has stopped before there was anything to keep."""
     several = any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_LARGEST)
     return _ENDED_BY_TERM if number == signal.SIGTERM and several else STOPPED
 
@@ -75,7 +75,7 @@ def deferring() -> Iterator[None]:
 
 
 def is_met() -> bool:
-    """Whether a signal has come."""
+    """Return True if a signal has come."""
     return _State.met is not None
 
 
@@ -127,7 +127,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether the program is within an import."""
+    """Return True if the program is within an import."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None

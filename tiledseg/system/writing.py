@@ -23,9 +23,10 @@ _REMEDIES = {
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """The one place where a refusal of the operating system while `path` is written becomes a WriteError that names it.
+    """Turn a refusal of the operating system while `path` is written into a WriteError that names it. No other place
+    does.
 
-    What has been written before stays as it is; errors of this project pass as they are.
+    Bytes written before stay as they are; errors of this project pass as they are.
     """
     try:
         yield

@@ -134,7 +134,7 @@ def _check_window(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch
 
 
 def _refuse(network: GraphNetwork, x_BCHW: torch.Tensor, apart: Gaps, relative: float, precise: bool) -> None:
-    """Raise ConfigError for a difference. Of gradients the last is named, which a backward pass makes first."""
+    """Raise ConfigError for a difference. It names the last of the gradients, which a backward pass makes first."""
     if not apart:
         return
     outputs = [name for name in apart if not name.startswith("gradient")]

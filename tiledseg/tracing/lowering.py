@@ -279,8 +279,8 @@ def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[n
 
 
 def writing(module: nn.Module, over: bool) -> nn.Module:
-    """Return an activation that writes over its input where the graph says that it may, whatever its author thought of;
-    not with a slope below 0, of which autograd cannot tell its input from its output."""
+    """Return an activation that writes over its input where the graph says that it may, whatever its author thought of.
+    One with a slope below 0 never does: autograd cannot tell its input from its output."""
     over = over and min(getattr(module, "negative_slope", 0), getattr(module, "alpha", 0)) >= 0
     if getattr(module, "inplace", over) == over:
         return module

@@ -55,10 +55,10 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     itself, and by seed, step and image in training of ours (`models.dropout`).
 
     A module that does something else in training, such as dropping whole paths, is refused where it is in training
-    mode; in evaluation mode it gives a network that maps and cannot be set to train.
+    mode. In evaluation mode it gives a network that maps and cannot be set to train.
 
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
-    reason, the remedy; or that says where the module cannot be run, or does not do the same at every size.
+    reason, the remedy. Raises it too where the module cannot be run, or does not do the same at every size.
     """
     for name, each in module.named_modules():
         if isinstance(each, ScriptModule):

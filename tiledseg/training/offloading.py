@@ -33,9 +33,9 @@ MIB = 2**20
 
 
 class Moved(NamedTuple):
-    """The offloading of a run. `bytes_out`, `bytes_in`: to `store` and back, of all ranks; `waited_seconds`: of
-    the rank that waited longest; `peak_bytes`: most that autograd alone held on a rank; `ahead`: share of tensors
-    prefetched when they were used; `steps`: passes forward and back."""
+    """The offloading of a run. `bytes_out`, `bytes_in`: to `store` and back, of all ranks. `waited_seconds`: of the
+    rank that waited longest. `peak_bytes`: most that autograd alone held on a rank. `ahead`: share of tensors
+    prefetched when they were used. `steps`: passes forward and back."""
 
     store: str
     bytes_out: int

@@ -45,9 +45,9 @@ _META = torch.device("meta")
 class Rehearsal:
     """The figures of a job's first step: the most of any rank, of `messages`, `bytes` and sums on each size of image.
 
-    `tiles`: parts of the step; `idle`: ranks without one; `memory`: bytes of a step; `rasters`: opened for it; `groups`
-    and `peers`: that a rank is in, and has; `sums`, `summed`: of norms and gradients, and their bytes; `fails`: reasons
-    why the job would end; `warnings`: what it would waste.
+    `tiles`: parts of the step. `idle`: ranks without one. `memory`: bytes of a step. `rasters`: opened for it.
+    `groups`, `peers`: that a rank is in, and has. `sums`, `summed`: of norms and gradients, and their bytes. `fails`:
+    reasons why the job would end. `warnings`: what it would waste.
     """
 
     ranks: int

@@ -59,9 +59,9 @@ _RECOMPUTE = "memory.recompute", "parallel.recompute"
 
 @dataclass(frozen=True)
 class Beginning:
-    """The start of a run. `checkpoint`: None for a new run; `sources`: its images as they are now; `resumed`: its
-    resumptions with changes, this one the last; `added`: numbers of images that the checkpoint did not have;
-    `pretrained`: the file of weights that the run began with; `best`: its best validation so far."""
+    """The start of a run. `checkpoint`: None for a new run. `sources`: its images as they are now. `resumed`: its
+    resumptions with changes, this one the last. `added`: numbers of images that the checkpoint did not have.
+    `pretrained`: the file of weights that the run began with. `best`: its best validation so far."""
 
     checkpoint: Checkpoint | None
     sources: tuple[Source, ...]

@@ -1,9 +1,9 @@
 """A run's checkpoints: copied where the run stands, and written, digested and named while it goes on.
 
-At most one is under way; whoever wants the next waits for it, and so does the end of the run, whatever ends it. What
-stops the writing is raised at the next step or save, on the rank that writes; and where the run ends for another reason
-meanwhile, in its place, for it came first. Where a rank's memory does not hold a copy beside its step, training waits
-while each is written.
+At most one is under way; the next save waits for it, and so does the end of the run, whatever ends it. An error of the
+writing is raised at the next step or save, on the rank that writes. If the run ends for another reason meanwhile, the
+error is raised in its place, for it came first. Where a rank's memory does not hold a copy beside its step, training
+waits while each is written.
 """
 
 from __future__ import annotations

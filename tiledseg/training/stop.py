@@ -27,10 +27,11 @@ def end_of_job(environ: Mapping[str, str]) -> float | None:
 
 
 class StopFlag:
-    """Set by SIGUSR1, SIGUSR2 and SIGTERM from the beginning of its block on, and no handler does more than set it; and
-    where the job's `end` (Unix seconds) is nearer than two of the longest steps so far, with checkpoint and validation.
+    """A flag that SIGUSR1, SIGUSR2 and SIGTERM set from the beginning of its block on; no handler does more. It is set
+    too where the job's `end` (Unix seconds) is nearer than two of the longest steps so far, with checkpoint and
+    validation.
 
-    Asked at the beginning of each step. Ranks may see it at different steps: who asks adds up what all see.
+    A run reads it at the beginning of each step. Ranks may see it at different steps: the reader adds up what all see.
     """
 
     def __init__(self, end: float | None = None) -> None:

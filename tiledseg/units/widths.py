@@ -1,18 +1,18 @@
 """Bytes of a value in each kind of tensor, by precision.
 
-| tensor | fp32 | bf16, fp16 | fp64 |
-| --- | --- | --- | --- |
-| output of a convolution, and what follows in its dtype: activations, halos, messages between stages | 4 | 2 | 8 |
-| weights, gradients, values of the optimizer | 4 | 4 | 8 |
-| copy of the weights that autocast casts | - | 2 | - |
-| input of the network | 4 | 4 | 8 |
-| output of a pixel or group norm, its halos | 4 | 4 | 8 |
-| loss, statistics of a pixel norm | 4 | 4 | 8 |
-| statistics of other norms | 8 | 8 | 8 |
-| sums of gradients over tiles and ranks | 8 | 8 | 8 |
+    | tensor | fp32 | bf16, fp16 | fp64 |
+    | --- | --- | --- | --- |
+    | output of a convolution, and what follows in its dtype: activations, halos, messages between stages | 4 | 2 | 8 |
+    | weights, gradients, values of the optimizer | 4 | 4 | 8 |
+    | copy of the weights that autocast casts | - | 2 | - |
+    | input of the network | 4 | 4 | 8 |
+    | output of a pixel or group norm, its halos | 4 | 4 | 8 |
+    | loss, statistics of a pixel norm | 4 | 4 | 8 |
+    | statistics of other norms | 8 | 8 | 8 |
+    | sums of gradients over tiles and ranks | 8 | 8 | 8 |
 
-The first row names a precision for all that counts: the others follow from it. bf16 and fp16 are autocast of PyTorch,
-whose list for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in 16 bits).
+The first row names a precision for all that counts: the others follow from it. Both bf16 and fp16 are autocast of
+PyTorch. Its list for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in 16 bits).
 """
 
 from __future__ import annotations

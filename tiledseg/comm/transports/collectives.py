@@ -1,9 +1,9 @@
 """The operations that the ranks of a mesh do together, whatever carries them.
 
 Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
-and dtype. Under that rule nothing can deadlock: each call is one operation in which all ranks take part, none waits
-for an answer to a message that another rank has yet to decide on, and asynchronous calls are started in the same
-order everywhere. A rank that fails breaks the rule for all; `session` then ends the job.
+and dtype. Under that rule nothing can deadlock. Each call is one operation in which all ranks take part. No rank waits
+for an answer to a message that another one has yet to decide on. Asynchronous calls start in the same order everywhere.
+A rank that fails breaks the rule for all; `session` then ends the job.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ def check_threads(provided: int, serialized: int, library: str) -> None:
 
 
 def _import_mpi() -> Any:
-    """Return the MPI module, asked for calls from several threads at once.
+    """Import MPI for calls from several threads at once, and return its module.
 
-    What it provides is checked where it matters.
+    The support that MPI provides is checked where it matters.
     """
     import mpi4py
 

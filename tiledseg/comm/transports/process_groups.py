@@ -89,12 +89,12 @@ def whole_job() -> ProcessGroups:
 
 
 def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
-    """New groups over `ranks` of the job, in this order; None on a rank that is not among them.
+    """Make groups over `ranks` of the job, in this order. Return None on a rank that is not among them.
 
-    Collective over the whole job, in one order, though nobody waits here for another: who is not among them does not
-    even talk to the store (30 us a group), and members connect when they first talk. torch's groups count their ranks
-    in ascending order, whatever the order in which they are given (`sort_ranks=False` is known to the newest versions
-    only): messages and broadcasts therefore name the ranks of the job.
+    Collective over the whole job, in one order, but no rank waits here for another. A rank that is not a member does
+    not even talk to the store (30 us a group), and members connect at their first message. A group of torch counts its
+    ranks in ascending order, whatever the order given (only the newest versions know `sort_ranks=False`). Messages and
+    broadcasts therefore name the ranks of the job.
     """
     host = _new_group(ranks, "gloo")
     gpu = _new_group(ranks, "nccl") if with_nccl else host

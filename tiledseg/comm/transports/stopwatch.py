@@ -1,9 +1,9 @@
 """A watch of a device's computing or waiting: by the clock on a CPU, by events on a GPU, whose work goes on when the
 host has left it.
 
-A span on a GPU is from the moment at which its stream comes to the first event to that at which it comes to the second:
-a wait for NCCL, which costs the host nothing, is as long as the stream stands still. Nothing is waited for until the
-seconds are asked for.
+A span on a GPU begins when its stream comes to the first event, and ends when the stream comes to the second. A wait
+for NCCL costs the host nothing, and is as long as the stream stands still. The host waits for no event until the
+seconds are read.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def check_thread_level() -> None:
 def _turn() -> AbstractContextManager[object]:
     """Return what a thread holds while it calls MPI: nothing where MPI takes calls from several at once.
 
-    Elsewhere one lock, under which a call may wait for peers: autograd's thread of a GPU calls MPI while the main one
-    waits for it, so that no two of a job's threads ever want it at the same time.
+    Elsewhere it is one lock, under which a call may wait for peers. Autograd's thread of a GPU calls MPI while the main
+    one waits for it, so no two of a job's threads ever want the lock at the same time.
     """
     from mpi4py import MPI
 

@@ -1,13 +1,13 @@
 """One communicator at a time: what makes several communicators safe whose operations run in the order of their start.
 
 An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. Each communicator runs its
-own in order, but nothing is promised of two communicators: CUDA may run what is in flight on both at once, or one after
-the other in either order, on each GPU as it likes (nccl#783; `torch.distributed.new_group` asks to wait for one group's
+own in order, but no order is promised between two. CUDA may run operations in flight on both at once, or one after the
+other in either order, differently on each GPU (nccl#783; `torch.distributed.new_group` asks to wait for one group's
 work before another's is used). Two ranks that choose differently wait for each other forever.
 
 So a rank never has work in flight on two communicators: before it starts an operation on another one than the last, it
-waits for the last. On a GPU that holds up the stream, not the host. What runs on a rank is then one sequence, in the
-order of its program, whatever the GPU does; and nothing can deadlock, because the sequences of all ranks follow one
+waits for the last. On a GPU that holds up the stream, not the host. The operations of a rank are then one sequence, in
+the order of its program, whatever the GPU does. Nothing can deadlock, because the sequences of all ranks follow one
 common order (docs/communication.md says which). Operations of one communicator overlap each other's start and the
 computation, as before: gradient sums with the backward pass where nothing else communicates in it, messages between
 stages with what the stages compute.

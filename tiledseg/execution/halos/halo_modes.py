@@ -5,9 +5,9 @@
   neighbours once; then it computes tile by tile as in `read`;
 - `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
 
-A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that;
-`passes` does so, in one piece or in a pipeline, and turns each loaded part into pieces: outputs on the pixels that the
-rank owns. Training, validation and prediction do with the pieces what they must.
+A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that.
+`passes` runs them, in one piece or in a pipeline, and turns each loaded part into pieces: outputs on the pixels that
+the rank owns. Training, validation and prediction use the pieces.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class LayerMode(SharedMode):
         return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
 
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
-        """Which of a step's images, or of this rank's `share` of them, run at once: the same on all ranks of an image,
-        whose blocks of two images may be of one shape where others are not."""
+        """Return which of a step's images, or of this rank's `share`, run at once. All ranks of an image return the
+        same, though blocks of two images may be of one shape on one rank and not on another."""
         return _batches(parts, self.batch, lambda part: self._cut(part.image))
 
     def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -38,8 +38,8 @@ class MicroBatch(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col); where the whole
-    output begins in the raster; the tile's place in the image, where it is only a part of it."""
+    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col). `output`: where
+    the whole output begins in the raster. `where`: the tile's place in the image, where it is only a part of it."""
 
     rows: Partition
     cols: Partition

@@ -1,10 +1,10 @@
 """Passes in which each tile, or each rank's part of an image, goes through the network in blocks, segment by segment;
 while training with a batch norm that learns all those of a step together.
 
-What lies between segments is put on a shelf: in memory, or in a file. See `spatial.blocks.block_pass`, also for why it
+Tensors between segments are put on a shelf: in memory, or in a file. See `spatial.blocks.block_pass`, also for why it
 cannot deadlock. The ranks of an image in mode `layer` have the same images in the same order, so that they wait for
-each other in one order. Where the images of a step go together, a rank without one takes part in all sums of the norms,
-and in that of a loss that looks first, which lies between the forward and the backward ones.
+each other in one order. Where the images of a step go together, a rank without one takes part in all sums of the norms.
+It also takes part in that of a loss that looks first, which lies between the forward and the backward ones.
 """
 
 from __future__ import annotations

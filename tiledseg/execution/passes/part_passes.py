@@ -57,7 +57,8 @@ class StageFigures:
 
 
 class Passes(Protocol):
-    """Runs the network on a mode's micro-batches. What runs something is collective as the mode is, and over stages."""
+    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, and over
+    stages."""
 
     mode: ReadMode
 

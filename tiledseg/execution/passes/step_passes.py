@@ -1,7 +1,7 @@
 """Passes in which all images of a step go through the network together, node by node.
 
 A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
-a batch of one shape after the other, the norm takes all of them, with those of the other ranks, and they run on. All
+a batch of one shape after the other. The norm takes all of them, with those of the other ranks, and they run on. All
 are held until the backward pass, which is one. Which images make a batch follows from the step alone, and a replica
 takes whole batches. Each batch has a use of the weights of its own, and a norm has its weights in float64: so the
 gradients of batches are summed in float64, on any number of ranks alike.

@@ -20,8 +20,8 @@ _CHUNK = 1 << 22
 def empty_counts(classes: int) -> NDArray[np.int64]:
     """Return the counts of no pixels: (3, classes, BINS).
 
-    Of each class mapped and each bin of confidence the pixels, those of them that are right, and the sum of their
-    confidences in units of 2^-24.
+    A class mapped and a bin of confidence have three counts: the pixels, those of them that are right, and the sum of
+    their confidences in units of 2^-24.
     """
     return np.zeros((3, classes, BINS), np.int64)
 

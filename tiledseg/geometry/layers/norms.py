@@ -77,8 +77,8 @@ class Norm(Layer):
         return self.kind == "pixel"  # it computes in another layout
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes of statistics: of pixel norm a mean and a deviation a pixel; of others, in float64, a scale
-        a channel, a mean and a deviation a channel or group, and their count; 0 where these are constants."""
+        """Return the bytes of statistics; 0 where these are constants. Pixel norm has a mean and a deviation a pixel.
+        Others have, in float64, a scale a channel, a mean and a deviation a channel or group, and their count."""
         channels, height, columns = shape
         if self.still:
             return 0

@@ -157,7 +157,7 @@ class AlignedUpsample(Enlarging):
     """Bilinear upsampling by `factor` with the corners' centres aligned (align_corners=True): output o of M takes the
     input at o (N - 1) / (M - 1) of N. So its weights depend on the place in the image, and on the image's size.
 
-    What an output reads is given for all sizes at once: o / factor less than a pixel, to o / factor.
+    The input that an output reads is given for all sizes at once: from less than a pixel before o / factor to there.
     """
 
     factor: int = 2

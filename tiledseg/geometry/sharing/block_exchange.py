@@ -37,9 +37,9 @@ class ExchangePiece(NamedTuple):
 class BlockExchange:
     """The side of the rank at (row, col) = `at` of an exchange along both dims.
 
-    `owned`, `window`: rows and columns before and after it; None along a dim that does not travel. `sends` are pieces
-    of the own block, `receives` of the window, in the order of ranks; `kept`: what stays, in both (None: nothing);
-    `keeps_all`: it is all of the block; `outside`: pieces of the window beyond the tensor's ends.
+    `owned`, `window`: rows and columns before and after it; None along a dim that does not travel. `sends`: pieces of
+    the own block. `receives`: pieces of the window, both in the order of ranks. `kept`: what stays, in both (None:
+    nothing). `keeps_all`: it is all of the block. `outside`: pieces of the window beyond the tensor's ends.
     """
 
     at: tuple[int, int]

@@ -4,8 +4,8 @@ Positions are those of the whole tensor, from 0. A window may be wider than the 
 neighbours own: each part comes straight from its owner. It may be narrower (a crop). It may reach beyond the tensor,
 where no rank owns anything: there the receiver fills in the layer's padding.
 
-Laws, for any partition and windows: what rank r receives from q is what q sends to r; the parts that a rank keeps and
-receives cover its window within the tensor, each position once; every part comes from its owner.
+Three laws hold for any partition and windows. Rank r receives from q what q sends to r. The parts that a rank keeps and
+receives cover its window within the tensor, each position once. Every part comes from its owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole network spread over the ranks of one axis: what each rank holds of each tensor, and where halos travel.
 
 Along one dim, as all of `geometry`. Each rank owns a block of every tensor. Where a node needs more than that of an
-input, an exchange before it brings the rest; later nodes that need a halo too can share that exchange, at the price of
+input, an exchange before it brings the rest. Later nodes that need a halo too can share that exchange, at the price of
 computing their overlap twice: a *run* of `fusion` such nodes. `fusion` 1 is a thin halo at each of them and nothing
 computed twice (E = 1); a run as long as the network is one exchange of its input. The numbers computed are the same.
 
@@ -40,8 +40,8 @@ Windows = tuple[Interval, ...]  # one entry a rank of the axis
 class InputWindows:
     """One input of a node over all ranks of the axis.
 
-    `held`: what is taken of the tensor at hand; `read`: what the node computes from, which may reach beyond the tensor
-    where the node pads, or comes after the padding of a convolution; `exchanged`: whether halos travel in between.
+    `held`: the part taken of the tensor at hand. `read`: the part that the node computes from. It may reach beyond the
+    tensor where the node pads, or comes after the padding of a convolution. `exchanged`: halos travel in between.
     """
 
     partition: Partition

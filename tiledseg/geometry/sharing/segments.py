@@ -1,12 +1,14 @@
 """A graph cut into segments: the tensors that are stored whole, and the nodes that make each from those stored before.
 
 A block of a stored tensor is computed from windows of others, and nothing that lies between them is kept; the backward
-pass computes it once more. So few tensors are stored, and what is cheap is computed in every segment that takes it: the
-norm and the activation after a convolution in the encoder and again in the decoder, whose skip then needs no room.
+pass computes it once more. So few tensors are stored, and each segment computes the cheap ones that it takes. The norm
+and the activation after a convolution are computed in the encoder and again in the decoder, whose skip then needs no
+room.
 
-Stored are: what statistics are taken of, since these want the whole of it; the output of each convolution that sees
-neighbours, after the pixelwise layers that follow it, since halos would add up over several; what several nodes take
-and is not made by pixelwise layers alone, since each of them would compute it again; integers, which are small.
+A tensor is stored if statistics are taken of it, since these want the whole of it. So is the output of each convolution
+that sees neighbours, after the pixelwise layers that follow it, since halos would add up over several. So is a tensor
+that several nodes take, since each would compute it again, unless pixelwise layers alone make it. Integers are stored,
+since they are small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trained network as other programs run it: pixels in, probabilities out, whatever their height and width.
 
-The normalisation and the softmax are in the file, so nobody has to know them. What a program gives is a raster's pixels
-over `SCALE`, in every format, since QGIS's Deepness divides by 255 before anything else.
+The normalisation and the softmax are in the file, so nobody has to know them. A program gives a raster's pixels over
+`SCALE`, in every format, since QGIS's Deepness divides by 255 before anything else.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _constants(trained: Trained) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class TileAdvice:
-    """Advice for a program that cuts a raster into tiles: the `side` of a tile, of which `halo` pixels at each edge are
-    not yet right, and `percent` of overlap, which is both halos of two neighbours, rounded up."""
+    """Advice for a program that cuts a raster into tiles. `side`: of a tile, of which `halo` pixels at each edge are
+    not yet right. `percent`: of overlap, which is both halos of two neighbours, rounded up."""
 
     side: int
     halo: int

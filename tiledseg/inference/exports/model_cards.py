@@ -24,10 +24,10 @@ _KINDS = {
 def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None) -> dict[str, str]:
     """Return the keys that QGIS's Deepness reads of an ONNX file, as it reads them (JSON). `resolution`: cm a pixel.
 
-    Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`; the overlap in percent of it; and,
-    where its version does, what is taken off the pixels over 255, and what they are divided by: nothing here, since
-    the normalisation is in the network. Of what it does to a map afterwards, a threshold of probabilities (below it a
-    pixel becomes class 0) and the removal of small areas, 0 is neither; without these keys it does both.
+    Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`, and the overlap in percent of it.
+    Some versions take a mean off the pixels over 255 and divide by a deviation: 0 and 1 here, since the normalisation
+    is in the network. Afterwards Deepness applies a threshold of probabilities (below it a pixel becomes class 0) and
+    removes small areas. A key of 0 turns either off; without these keys it does both.
     """
     names = {k: one.name for k, one in enumerate(trained.checkpoint.saved.label_map.classes)}
     keys: dict[str, Any] = {
@@ -60,8 +60,8 @@ def own_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str
 
 
 def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str, fixed: bool) -> dict[str, Any]:
-    """Return a STAC item with the MLM extension for one file of the network. Of .safetensors the pixels are to be
-    normalised by whoever gives them, and the scores are no probabilities yet; the others do that themselves."""
+    """Return a STAC item with the MLM extension for one file of the network. A file .safetensors takes normalised
+    pixels and gives scores that are no probabilities yet; the others do both steps themselves."""
     saved = trained.checkpoint.saved
     side, own = advice.side if fixed else -1, ending == ".safetensors"
     classes = [

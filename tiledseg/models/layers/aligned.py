@@ -3,7 +3,7 @@
 torch's own kernel knows the tensor at hand alone, and would take its ends for the image's. Here weights are quotients
 of integers: each output's place in the whole image times (N - 1) over (M - 1). So a part gives what the whole gives.
 
-An output is a weighted sum of two inputs, and an input's gradient one of a few outputs', in an order of its own: both
+An output is a weighted sum of two inputs. An input's gradient is one of a few outputs', in an order of its own. Both
 are gathered, nothing is added where others add too, and sums are the same run after run on any device.
 """
 
@@ -25,7 +25,7 @@ CACHED = 1 << 16  # values that are made at once
 
 
 class AlignedUpsampleModule(BlockModule):
-    """By whole factors (row, col), bilinear, with align_corners=True."""
+    """Bilinear upsampling by whole factors (row, col), with align_corners=True."""
 
     def __init__(self, factors: tuple[int, int]) -> None:
         super().__init__(*map(Geometry, factors))
@@ -57,7 +57,7 @@ class Taps(NamedTuple):
 
 
 class DimTaps(NamedTuple):
-    """Of outputs, from inputs; and of inputs' gradients, from outputs'."""
+    """The taps of outputs, from inputs; and of inputs' gradients, from outputs'."""
 
     forward: Taps
     backward: Taps

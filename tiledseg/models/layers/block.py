@@ -125,7 +125,7 @@ def cropped(x_BCHW: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
     """Return a view of these rows and columns, or the tensor itself where that is all.
 
     Its gradient keeps the layout. torch gives the gradient of a slice in rows of channels, whatever lies in memory, and
-    the layers before it go on so. By strides it is one copy into zeros that lie as the tensor does.
+    the layers before it go on so. A view by strides has one copy instead, into zeros that lie as the tensor does.
     """
     part_BCHW = x_BCHW[:, :, rows, cols]
     if part_BCHW.shape == x_BCHW.shape:

@@ -114,9 +114,9 @@ _VECTOR = 16  # float32 values of the widest registers
 def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str) -> tuple[torch.Tensor, Pair]:
     """Return the pixels that a convolution of single pixels reads on a CPU, and its stride over them, 1.
 
-    oneDNN's gradient of the weight of such a one with a stride, on channels last, writes beyond its memory where there
-    are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride, unless
-    channels fill vectors.
+    Such a convolution with a stride, on channels last, has a fault in oneDNN (torch 2.13; uxlfoundation/oneDNN#6035).
+    The gradient of its weight writes beyond its memory where there are fewer channels than a vector has values. So
+    oneDNN sees no stride, unless channels fill vectors.
     """
     skips = max(weight.shape[2:]) == 1 < max(stride) and set(padding) == {0}
     if x_BCHW.device.type != "cpu" or not skips or x_BCHW.shape[1] % _VECTOR == 0:

@@ -1,10 +1,10 @@
 """Upsampling, with an adjoint of its own where torch's is slow, or missing.
 
-Where deterministic algorithms are asked for, torch leaves its CUDA kernels for bilinear upsampling and gathers from
-index tensors instead, since the backward kernel adds in no fixed order: slow, and several times the memory; bicubic
-upsampling it refuses. The forward kernels have a fixed order, so they are kept, and whole factors have a simple
-adjoint: sums of slices in one order. On a CPU torch's kernels serve both ways (one core, 64 channels, 128 x 128 to
-256 x 256 px: 1 ms; by slices 10).
+With deterministic algorithms torch does not use its CUDA kernels for bilinear upsampling, since the backward kernel
+adds in no fixed order. It gathers from index tensors, slowly and with several times the memory; it refuses bicubic
+upsampling. The forward kernels have a fixed order, so they are kept, and whole factors have a simple adjoint: sums of
+slices in one order. On a CPU torch's kernels serve both ways (one core, 64 channels, 128 x 128 to 256 x 256 px: 1 ms;
+by slices 10).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Interpolated(torch.autograd.Function):
 
 
 def _gathered(g: torch.Tensor, dim: int, factor: int, mode: str) -> torch.Tensor:
-    """Return the adjoint along one dim. What goes beyond the ends goes to the end itself, which the kernels repeat."""
+    """Return the adjoint along one dim. Parts beyond the ends go to the end itself, which the kernels repeat."""
     size = g.shape[dim] // factor
     wide = g.new_zeros([*g.shape[:dim], size + 2 * BEYOND, *g.shape[dim + 1 :]])
     for phase in range(factor):

@@ -64,7 +64,7 @@ class _Mean(torch.autograd.Function):
 
 
 class WholeImageMax(BlockModule):
-    """The maximum of each channel over the image. Of equal ones the first takes the gradient, row by row, as
+    """The maximum of each channel over the image. The first of equal ones takes the gradient, row by row, as
     `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
 
     def __init__(self, even: bool = False) -> None:
@@ -86,8 +86,8 @@ class WholeImageMax(BlockModule):
 
 
 class _Max(torch.autograd.Function):
-    """Each rank puts its maxima, where the first of each lies in the image, and how many there are, into a slot of its
-    own of a small tensor; the sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
+    """The maxima over ranks. Each rank puts its own, the place of the first of each in the image, and their number into
+    its slot of a small tensor. The sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
 
     @staticmethod
     def forward(

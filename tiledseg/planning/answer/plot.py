@@ -40,8 +40,8 @@ class EfficiencyCurve(NamedTuple):
 
 
 def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
-    """Return the curve from one tile to well beyond the chosen grid, as far as the alignment allows. Of networks other
-    than the paper's U-Nets its formula says nothing."""
+    """Return the curve from one tile to well beyond the chosen grid, as far as the alignment allows. The paper's
+    formula is left out but for its own U-Nets."""
     footprint, network, (height, width) = tiling.footprint, question.network, question.size
     last = min(*finest_grid(question.size, footprint), max(12, 2 * max(tiling.grid)))
     q = tuple(range(1, last + 1))

@@ -31,9 +31,9 @@ def goes_in_blocks(question: Question, tiling: Tiling) -> bool:
 
 
 def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
-    """Return, for the budget, on the largest context of `tiling`: the choice of what is recomputed, that with a store,
-    and blocks, each None where none fits, or where kernels do not take the context `whole`; sides of the largest square
-    contexts; and a row for each of some grids, coarse ones first, with the way that is quickest: times are shares of
+    """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
+    and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Return also the sides of
+    the largest square contexts, and the quickest way for each of some grids, coarse ones first. Times are shares of
     that of the whole raster, were it to fit."""
     budget, context = _budget(question), tiling.context_max
     step, whole = _step(question, context), _is_whole(question, context)

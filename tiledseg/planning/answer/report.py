@@ -172,9 +172,9 @@ def _memory_part(question: Question, tiling: Tiling) -> Answer:
 
 
 def _windows_part(question: Question, side: int) -> Answer:
-    """Return the cost of a random window with its exact halo, and as a small image of its own: the largest context, its
-    pixels over those of the window, and bytes of a training step on it; and the windows of an epoch, which cover the
-    raster's pixels once."""
+    """Return the cost of a random window with its exact halo, and as a small image of its own. The cost is the largest
+    context, its pixels over those of the window, and bytes of a training step on it. `epoch`: as many windows as cover
+    the raster's pixels once."""
     graph = question.graph
     footprint = network_footprint(graph)
     kinds: Answer = {}

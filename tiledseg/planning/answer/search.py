@@ -58,8 +58,8 @@ def searched(question: Question, images_per_step: int) -> Searched:
 
 
 def with_stores(asked: RunQuestion) -> RunQuestion:
-    """Return the question with the stores of its machine, where they are known: a disk for blocks, and for the tensors
-    of autograd the memory of a GPU's host, or a disk where ranks have no device of their own."""
+    """Return the question with the stores of its machine, where they are known. Blocks have a disk. Tensors of autograd
+    have the memory of a GPU's host, or a disk where ranks have no device of their own."""
     assert asked.machine is not None, "searchable"
     if not asked.machine.known or asked.recompute != "auto":
         return asked

@@ -35,8 +35,8 @@ class CopyRates(NamedTuple):
 
 
 class LayerWork(NamedTuple):
-    """The work of a node on one rank: channels of its output, multiply-adds of a forward pass, `passes` as many of the
-    backward pass (0: no gradient is wanted), bytes read and written by the forward and by the backward pass."""
+    """The work of a node on one rank: channels of its output, multiply-adds of a forward pass, bytes read and written
+    by either pass. The backward pass has `passes` times as many multiply-adds (0: no gradient is wanted)."""
 
     channels: int
     multiply_adds: int
@@ -60,16 +60,16 @@ class Pass(NamedTuple):
 class Machine:
     """One rank of a machine. A kernel takes max(operations / flops, bytes / memory_bandwidth) + launch seconds.
 
-    Figures: `flops`, floating point operations a second of convolutions, in the precision of a run, and `rates`, the
-    same by precision; `lanes`, channels that a convolution computes at once; `memory_bandwidth`, bytes a second;
-    `launch`, seconds a kernel; the link of two ranks of a host (`latency`, `bandwidth`) and of two hosts (`network`,
-    None: the same), which the ranks of a host share; stores: the `disk` of a host, which its ranks share, and
-    `host_store`, the way of one device to its host's memory (None: not known); `reading`, seconds a value of a raster;
-    `first_touch`, seconds a byte of memory that the system clears for a process.
+    Figures. `flops`: floating point operations a second of convolutions, in the precision of a run. `rates`: the same
+    by precision. `lanes`: channels that a convolution computes at once. `memory_bandwidth`: bytes a second. `launch`:
+    seconds a kernel. `latency`, `bandwidth`: the link of two ranks of a host. `network`: that of two hosts, which the
+    ranks of a host share (None: the same). `disk`: the store of a host, which its ranks share. `host_store`: the way of
+    one device to its host's memory. A store is None where it is not known. `reading`: seconds a value of a raster.
+    `first_touch`: seconds a byte of memory that the system clears for a process.
 
-    Facts: `name` (empty: the figures are assumed, of a V100-class GPU), whether they are `measured`, `memory` of a
-    rank's device, `cores` that `ranks_per_host` ranks of `threads` threads share (None: each rank has a device), and
-    `base`, bytes of the runtime itself.
+    Facts. `name`: empty if the figures are assumed, of a V100-class GPU. `measured`: the figures are measured.
+    `memory`: of a rank's device. `cores`: shared by `ranks_per_host` ranks of `threads` threads (None: each rank has a
+    device). `base`: bytes of the runtime itself.
     """
 
     flops: float = 10e12
@@ -159,8 +159,8 @@ class Machine:
         return sent.messages * link.latency + sharing * sent.bytes / link.bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
-        """Return the seconds of `calls` all-reduces of `size` bytes: each byte leaves a rank 2 (n - 1) / n times, in
-        2 log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
+        """Return the seconds of `calls` all-reduces of `size` bytes. Each byte leaves a rank 2 (n - 1) / n times, in 2
+        log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
         time to another one."""
         rounds, link = 2 * math.ceil(math.log2(ranks)), self._link(ranks)
         return calls * rounds * link.latency + 2 * (ranks - 1) / ranks * size / link.bandwidth

@@ -10,11 +10,11 @@ _TOGETHER = "copies", "messages", "norms", "all_reduce", "waiting"
 
 
 class StepTime(NamedTuple):
-    """Seconds. `forward`, `backward`: of layers; `loss`; `reading`: rasters, and what is made of them before the
-    network; `gradients`: adding up those of tiles; `update`: the optimizer; `copies`: of exchanges, into windows and
-    out of them; `again`: computing once more, and waiting for a store, where memory is short; `messages`: of halos;
-    `norms`: statistics that ranks sum; `all_reduce`: of gradients, what of it no computing hides; `waiting`: of a
-    pipeline's ranks, for each other."""
+    """The seconds of a step. `forward`, `backward`: of layers. `loss`: of the loss. `reading`: rasters, and preparing
+    them for the network. `gradients`: adding up those of tiles. `update`: the optimizer. `copies`: of exchanges, into
+    windows and out of them. `again`: computing once more, and waiting for a store, where memory is short. `messages`:
+    of halos. `norms`: statistics that ranks sum. `all_reduce`: of gradients, the part that no computing hides.
+    `waiting`: of a pipeline's ranks, for each other."""
 
     forward: float = 0.0
     backward: float = 0.0

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
     """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose.
 
-    Of the GPUs that were given (one for each tile unless said) as many are taken as share images, or pipelines, evenly
-    and fill nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
+    It takes as many of the given GPUs (by default one for each tile) as share images, or pipelines, evenly and fill
+    nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
     """
     if planned.tiling is None:
         raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")

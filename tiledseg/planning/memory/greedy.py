@@ -131,7 +131,7 @@ class Greedy:
         return self._improved(self.kept, budget, changes)
 
     def _offloading(self, budget: int) -> list[Words]:
-        """Return a start for each size of tensors that may be offloaded: with no larger ones, and their way out and in
+        """Return a start for each size of tensors that may be offloaded, with no larger ones. Their way out and in is
         reserved from the beginning, as the first one offloaded would free less than it reserves."""
         items, starts = self.walk.items, []
         for most in sorted({item.bytes for item in items if item.can_be(OFFLOAD)}):

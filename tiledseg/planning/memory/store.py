@@ -47,8 +47,8 @@ def disk_of(machine: Machine) -> Store | None:
 
 
 def store_of(machine: Machine) -> Store | None:
-    """Return the store of a rank's tensors: the disk where ranks compute on cores, else the memory of their host, to
-    which each device has a way of its own; None where it is not known."""
+    """Return the store of a rank's tensors: the disk where ranks compute on cores, else the memory of their host. Each
+    device has its own way to that memory. Return None where the store is not known."""
     if not machine.has_devices:
         return disk_of(machine)
     return machine.host_store and Store(*machine.host_store, speed_of(machine))

@@ -122,7 +122,7 @@ def blocks_of(
     together: int | None = None,
 ) -> BlockPlan:
     """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
-    fits, else the one that needs least. Of many small blocks halos need more memory again."""
+    fits, else the one that needs least. With many small blocks halos need more memory again."""
     from tiledseg.planning.walk.segment_memory import more_time, segment_memory
 
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))

@@ -28,7 +28,7 @@ _TRIES = 4  # choices for the largest step, each with less room, where another s
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """Bytes of a rank. Of a micro-batch `kept` are offloaded, at most `staying` of them wait in memory. A step needs
+    """The bytes that a rank offloads: `kept` a micro-batch, of which at most `staying` wait in memory. A step needs
     `memory`. `chosen`: the memory policy says which are offloaded."""
 
     kept: int

@@ -1,12 +1,12 @@
 """Which norms are exact where: the one place that says so.
 
-| norm | takes statistics over | so it is exact |
-| --- | --- | --- |
-| none, pixel | nothing, or one pixel | everywhere |
-| instance, group | the pixels of an image | where an image is one tile, or in mode `layer`, whose ranks sum them |
-| batch, trained | the pixels of all images of a step, and moves running ones | so with one image; several: see below |
-| batch, mapped, or still | nothing: its statistics are constants | everywhere |
-| batch, without running statistics, mapped | the pixels of an image | as instance |
+    | norm | takes statistics over | so it is exact |
+    | --- | --- | --- |
+    | none, pixel | nothing, or one pixel | everywhere |
+    | instance, group | the pixels of an image | where an image is one tile, or in mode `layer`, whose ranks sum them |
+    | batch, trained | the pixels of all images of a step, and moves running ones | with one image; several: see below |
+    | batch, mapped, or still | nothing: its statistics are constants | everywhere |
+    | batch, without running statistics, mapped | the pixels of an image | as instance |
 
 Still: by `model.freeze_norm`. Several images: in mode `layer`, or where each is one tile, in mode `read` with
 `memory.blocks`; only without stages: these have one micro-batch after the other.

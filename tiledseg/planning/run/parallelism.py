@@ -11,9 +11,9 @@ from tiledseg.config.parallel import ParallelConfig
 class Parallelism:
     """The settings of how a run is spread; None where the plan decides.
 
-    `mesh`: (rows, cols) of ranks an image; `fusion`: layers an exchange; `balance`: layers of each chunk, where None by
-    times that are measured if `timed`, else by multiply-adds; `recompute`: one mode for each stage; `idle_ranks`: a
-    job may have more ranks than the mesh. The rest as the keys of the group.
+    `mesh`: (rows, cols) of ranks an image. `fusion`: layers an exchange. `balance`: layers of each chunk; None balances
+    measured times if `timed`, else multiply-adds. `recompute`: one mode for each stage. `idle_ranks`: a job may have
+    more ranks than the mesh. The rest as the keys of the group.
     """
 
     exact: bool = True

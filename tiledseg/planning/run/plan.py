@@ -49,7 +49,7 @@ class RunPlan:
     validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
     `seconds`: of a step on the largest rasters, None where `has_seconds` is not so, or where images go through the
     network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
-    that it waits for. Of windows `tilings` are what a step computes (see `Windows.tilings`), and `validation` is how
+    that it waits for. With windows `tilings` are those that a step computes (see `Windows.tilings`). `validation`: how
     the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that are
     recomputed so that a step fits the memory, None where everything is kept. `offloaded`: how much of it stays in
     memory, None where all does.

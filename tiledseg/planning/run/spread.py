@@ -20,9 +20,9 @@ from tiledseg.planning.run.parallelism import Parallelism
 
 @dataclass(frozen=True)
 class Spread:
-    """The halo mode, the axes of the ranks (in mode `read` without stages each rank is on its own), the layers that an
-    exchange serves, whether convolutions compute while halos travel, and whether all images of a step go through the
-    network together, since a batch norm's statistics are of all of them."""
+    """The halo `mode`, and the `mesh` of ranks; in mode `read` without stages each rank is on its own. `fusion`: layers
+    that an exchange serves. `overlap`: convolutions compute while halos travel. `together`: all images of a step go
+    through the network together, since a batch norm's statistics are of all of them."""
 
     mode: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))

@@ -1,10 +1,10 @@
 """The settings that a search may choose: for each mode those grids and meshes that can keep the ranks busy.
 
 A step has its images, whatever the settings: they decide the result, and are not searched. Grids are nearly square.
-Mode `read` has those that give each rank 1, 2, 3, 4, 6 or 8 tiles, and coarser and finer ones for the memory; the
-shared modes a block a rank, of one tile or of 2 x 2, for as many images at once as divide the step's in other rounds;
-pipelines 2, 3, 4 ranks or a host. Where blocks may be taken, modes `read` and `layer` have them too. A given setting is
-kept, also where it is none of these.
+Mode `read` has those that give each rank 1, 2, 3, 4, 6 or 8 tiles, and coarser and finer ones for the memory. The
+shared modes have a block a rank, of one tile or of 2 x 2, for as many images at once as divide the step's in other
+rounds. Pipelines have 2, 3, 4 ranks or a host. Where blocks may be taken, modes `read` and `layer` have them too. A
+given setting is kept, also where it is none of these.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings of one run. `mesh` (rows, cols) of ranks an image, None in mode `read`; `fusion` of mode `layer`, None
-    for the best; `stages` above 1: pipelines of mode `read`, with the `recompute` of each stage and the micro-batches
-    between two flushes (None: all of a step). In `blocks`: the fewest that fit."""
+    """Settings of one run. `mesh`: (rows, cols) of ranks an image, None in mode `read`. `fusion`: of mode `layer`, None
+    for the best. `stages`: above 1 in pipelines of mode `read`, with the `recompute` of each stage and the
+    micro-batches between two flushes (None: all of a step). `blocks`: the fewest that fit."""
 
     halo: str
     grid: tuple[int, int]

@@ -1,6 +1,6 @@
 """The cost of a stage of a pipeline: any run of a network's nodes, priced for one micro-batch.
 
-Bytes kept for the backward pass follow `step.cost`, but a run that starts in the middle receives its input: where a
+Bytes kept for the backward pass follow `step.cost`, but a run that starts in the middle receives its input. Where a
 node before has kept that tensor already, this rank has to keep it once more.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class StageMemory:
     """Bytes of a stage, by purpose.
 
-    `activations`: kept of one micro-batch from its forward to its backward pass; `inputs`: kept of one that is
-    recomputed, all that it received; `backward`: needed by the backward pass on top at its worst moment, the gradients
+    `activations`: kept of one micro-batch from its forward to its backward pass. `inputs`: kept of one that is
+    recomputed, all that it received. `backward`: needed by the backward pass on top at its worst moment, the gradients
     that it received included.
     """
 

@@ -361,15 +361,16 @@ def backward_passes(graph: Graph, k: int) -> int:
 
 def copied(graph: Graph, parameters: Sequence[int]) -> list[int]:
     """Return each node's parameters whose cast copies are held, where autocast makes some: they are trained, or needed
-    for the gradient of an input. Of others it makes a copy for the moment."""
+    for the gradient of an input. Copies of others last a moment."""
     nodes = zip(parameters, graph.nodes, graph.sources, strict=True)
     wants = graph.wants_gradient
     return [count if not node.frozen or any(wants[t] for t in given) else 0 for count, node, given in nodes]
 
 
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """Return the bytes that the loss of a network's outputs keeps: of the first one's cross-entropy log-probabilities,
-    sum of weights, and labels; of further ones so many times their size, measured; and those of another loss."""
+    """Return the bytes that the loss of a network's outputs keeps. The first one's cross-entropy keeps
+    log-probabilities, sum of weights, and labels. Further ones keep a measured multiple of their size. Those of another
+    loss are added."""
     channels, height, width = results[0].shape
     logits = channels * height * width
     further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
@@ -378,8 +379,8 @@ def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
 
 
 def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """Return the bytes on top of what the loss keeps while its gradients are made: these, the outputs' own and a copy
-    of the first one's, in the loss's width, once the labels are freed; and those of another loss."""
+    """Return the bytes on top of what the loss keeps while its gradients are made, once the labels are freed. They are
+    the outputs' gradients and a copy of the first one's, in the loss's width, and those of another loss."""
     channels, height, width = results[0].shape
     loss = results[0].loss
     made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)

@@ -1,9 +1,9 @@
 """The messages and bytes that the ranks of one image send each other in one step, forward and backward.
 
-As `spatial.halo_exchange` sends them: each part that a rank sends or keeps along rows, with each along columns, is a
-message of as many pixels x channels, but for the part that it keeps along both. The backward pass is the adjoint: a
-rank sends back as much as it has received. A tensor before which no layer has weights needs no gradient, so its
-exchange has no backward pass.
+The counts are those of `spatial.halo_exchange`. Each part that a rank sends or keeps along rows, with each along
+columns, is a message of as many pixels x channels, but for the part that it keeps along both. The backward pass is the
+adjoint: a rank sends back as much as it has received. A tensor before which no layer has weights needs no gradient, so
+its exchange has no backward pass.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def input_traffic(
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
     """Return the all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
 
-    Of a norm each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and
-    of the deviation, which are summed (`models.normalise`). Other layers say how many values they give.
+    Each rank gives count, means and variances of a norm, in a slot of its own. Backward it gives the gradients of the
+    mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values they give.
     """
     channels, traffic = tensor_channels(graph, bands), Traffic()
     for layer, sources in zip(graph.layers, graph.sources, strict=True):

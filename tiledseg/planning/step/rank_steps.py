@@ -40,10 +40,10 @@ class Swap(NamedTuple):
 class InputStep(NamedTuple):
     """One input of a node on one rank along one dim; sizes in positions.
 
-    `held`: what the rank has of the tensor; `source`: what of it goes on, into the exchange where `exchanged`, else
-    into the node; `swap`: its part in the exchange; `moves`: whether its window is more than its own block, or its
-    neighbours need of that; `window`: what is there after the exchange; `read`: the same with the layer's padding,
-    which a dim that is not cut leaves to the layer; `owned`: the rank's own part of the tensor.
+    `held`: all that the rank has of the tensor. `source`: the part of it that goes on, into the exchange where
+    `exchanged`, else into the node. `swap`: its part in the exchange. `moves`: its window is more than its own block,
+    or its neighbours need of that. `window`: all that is there after the exchange. `read`: the same with the layer's
+    padding, which a dim that is not cut leaves to the layer. `owned`: the rank's own part of the tensor.
     """
 
     held: int

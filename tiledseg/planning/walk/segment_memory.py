@@ -232,8 +232,8 @@ class _BlockCut:
         return sum(self.sizes[at][tensor] for tensor in self.segments[at].entering if tensor)
 
     def _live(self, at: int) -> float:
-        """Return the most bytes at once while a segment runs on a block: of each node its inputs, with the parts that
-        are cut or padded of them, its output, and the inputs of later ones."""
+        """Return the most bytes at once while a segment runs on a block. A node has its inputs, with the parts that are
+        cut or padded of them, its output, and the inputs of later ones."""
         segment, sizes, most = self.segments[at], self.sizes[at], 0.0
         for place, k in enumerate(segment.nodes):
             later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]} | {*segment.leaving}

@@ -29,10 +29,10 @@ IGNORED = "ignored"
 
 @dataclass(frozen=True)
 class LabelReading:
-    """The way in which labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only
-    one), the `attribute` that names the class (None: there is but one), and the class of pixels in no polygon,
-    `background`: a name or a number, or "ignored"; None: not set. `warp`: labels of another grid are brought to the
-    image's. `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
+    """The way in which labels are read. `references` as `open_raster`. `layer`: of polygons in a file (None: its only
+    one). `attribute`: names a polygon's class (None: there is but one). `background`: the class of pixels in no
+    polygon, a name, a number or "ignored" (None: not set). `warp`: labels of another grid are brought to the image's.
+    `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
 
     label_map: LabelMap | None
     references: bool = False

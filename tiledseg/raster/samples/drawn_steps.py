@@ -76,15 +76,15 @@ def _centre(box: Box) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class DrawnWindows(Steps):
-    """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images, each with a draw of
+    """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images. Each has a draw of
     its own: an image by its share of the pixels, then a place in it, each as likely as any other.
 
     With a `footprint` a window is a tile with its exact halo: it begins at multiples of the network's alignment in its
     raster, as drawn. Without one it begins anywhere and is an image of its own: number k of a step is image k, of a
     single tile, and beyond it is nothing. An epoch has as many windows as cover all pixels once.
 
-    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class;
-    where empty squares are skipped, the others are drawn around a square that has a label.
+    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class.
+    Where empty squares are skipped, the others are drawn around a square that has a label.
 
     A rotation is about the middle of the window, so that it shows what stands there.
 

@@ -63,8 +63,8 @@ def quantiles() -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Photometry:
-    """A change of values: of each band `factors` and `offsets` (value * factor + offset), then noise of deviation
-    `noise`, a function of `key` (64 bits) and the pixel's place, then the bands that are `kept`, others being 0."""
+    """A change of values: value * factor + offset in each band, then noise, then 0 in the bands that are not `kept`.
+    `noise`: its deviation. The noise is a function of `key` (64 bits) and the pixel's place."""
 
     factors: tuple[float, ...]
     offsets: tuple[float, ...]

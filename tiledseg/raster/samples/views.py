@@ -1,9 +1,9 @@
 """A raster seen through a map of places: reflected, turned, moved, resized, rotated, without a file of its own.
 
-A view says, for each row and column that it shows, where in the raster that lies: along either dim a line,
-`start + step * position`, before which positions may be rotated about a point. Every box of a view is read from the
-raster by these positions alone, so tiles, blocks and halos of a view fit together as those of a raster on a disk do.
-What lies beyond the raster is not valid.
+A view says where in the raster each row and column lies that it shows. Along either dim that is a line, `start + step *
+position`, before which positions may be rotated about a point. Every box of a view is read from the raster by these
+positions alone, so tiles, blocks and halos of a view fit together as those of a raster on a disk do. Pixels beyond the
+raster are not valid.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def whole(shape: tuple[int, int]) -> View:
 class ViewReader(RasterReader):
     """Reads a view of `source`, which stays its owner's to close.
 
-    `classes`: pixels are class numbers, the nearest is taken where the view resizes; else they are interpolated
-    (bilinear), as float32, or float64 where the raster has more than float32's 24 bits, and are valid where all that
-    they were made of is.
+    `classes`: pixels are class numbers, and the nearest is taken where the view resizes. Else they are interpolated
+    (bilinear), as float32, or float64 where the raster has more than float32's 24 bits. Interpolated ones are valid
+    where all that they were made of is.
     """
 
     def __init__(self, source: RasterReader, view: View, classes: bool = False) -> None:

@@ -9,15 +9,15 @@ of what it read.
     block 0    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     what stands between bars is a segment: for each block
     block 1    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     it reads a window, and gives a block
 
-An image goes alone, or, for the sake of a batch norm that learns, all images of a step go together: the blocks of the
-first, then those of the next, through one segment after the other.
+An image goes alone. For a batch norm that learns all images of a step go together: the blocks of the first, then those
+of the next, through one segment after the other.
 
 Between segments ranks that share an image bring each other what their blocks read (`store`), and add up statistics
 (`statistics`); between blocks they do not wait for each other. It cannot deadlock. All ranks end the same segments in
 one order, backward in the opposite one, since that follows from the graph alone, not from an image's size or blocks. At
-each end a rank first does what belongs to its images, one after the other: those who share one share all of theirs, in
-one order. Then come the sums over all ranks of a step, once for each batch norm that has measured what the segment
-gave: a rank has them with many images, with few, or with none, for which it adds zeros.
+each end a rank first serves its images, one after the other: ranks that share one share all of theirs, in one order.
+Then come the sums over all ranks of a step, once for each batch norm that has measured what the segment gave. A rank
+takes part with many images, with few, or with none, for which it adds zeros.
 """
 
 from __future__ import annotations

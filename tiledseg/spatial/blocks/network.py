@@ -3,8 +3,8 @@
 Its layers are those of `spatial.network`; `block_pass` runs them. A layer that takes statistics of the image sums them
 over ranks by one call forward and one backward (see `models.normalise.Ranks`). Here the blocks of a rank stand in the
 place of ranks. They come one at a time, so a sum is made in two turns: first each block adds its part, then each gets
-the whole. Backward the first turn is that of the layer itself, which gets zeros for the sum of the others. What the sum
-adds to the gradient of its input follows when the segment before it is differentiated.
+the whole. Backward the first turn is that of the layer itself, which gets zeros for the sum of the others. The sum's
+part of the gradient of its input follows when the segment before it is differentiated.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ block goes to the shelf once, and comes back once for each segment that takes it
 
 Where ranks share the image, strips of values travel once a tensor is made, strips of gradients before they are taken:
 one message a tensor, way and pair of ranks. It cannot deadlock: the ranks of an image share the program, so all of them
-carry the same tensors in the order of the segments, backward in the opposite one. Of each tensor all receives and sends
+carry the same tensors in the order of the segments, backward in the opposite one. All receives and sends of a tensor
 are posted in one batch before anything is waited for, as `comm.transports.point_to_point` asks, NCCL included. No
 message lies between the blocks of a segment.
 """
@@ -261,9 +261,9 @@ def _swap(
 def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box], whole: Box) -> list[torch.Tensor]:
     """Return copies of the boxes of x, which covers `whole`, each in the layout of x.
 
-    On a CPU the copies of one block lie in a mapping of their own. Among the block's large tensors they would stand in
-    the way: they stay long after it, the next block's tensors do not fit beside them, and the heap grows by far more
-    than the strips (from 320 to 570 MiB in a step of `benchmarks.large_model_support.blocks`).
+    On a CPU the copies of one block lie in a mapping of their own. Among the block's large tensors they would be in the
+    way, since they stay long after it. The next block's tensors would not fit beside them, and the heap would grow by
+    far more than the strips (from 320 to 570 MiB in a step of `benchmarks.large_model_support.blocks`).
     """
     parts = [_part(x_BCHW, box, whole).detach() for box in boxes]
     if x_BCHW.device.type != "cpu" or not parts:

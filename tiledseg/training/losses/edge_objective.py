@@ -10,12 +10,12 @@ each a sum over pixels, so that tiles and ranks add up:
   probabilities, z' that of the labels.
 
 All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
-sum of these pixels' weights (`AttentionObjective`). The published code divides each by the number of pixels in
-which it is not zero, or weighs edges by their share in the image; it draws noise for the probabilities, and divides
-gradients by their largest. Such numbers are known when all tiles are done, and are then too late for the gradients.
+sum of these pixels' weights (`AttentionObjective`). The published code divides each by the number of pixels in which it
+is not zero, or weighs edges by their share in the image. It draws noise for the probabilities, and divides gradients by
+their largest. Such numbers are known when all tiles are done, and are then too late for the gradients.
 
-What looks at neighbours is exact over tiles: gradients of probabilities are an output of the network's graph, with a
-halo like any other; edges and gradients of labels come from the labels around a tile.
+Terms that look at neighbours are exact over tiles. Gradients of probabilities are an output of the network's graph,
+with a halo like any other. Edges and gradients of labels come from the labels around a tile.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ class BoundaryObjective:
     """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
 
     It sums p_k phi_k over classes, of each valid pixel. phi_k is the distance in pixels to the nearest pixel of class
-    k. Of the pixel's own class it is 1 minus the distance to the nearest pixel of another class, as in the published
-    code. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a
-    tile give them to the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is
-    the mean over its valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
+    k. For the pixel's own class it is 1 minus the distance to the nearest pixel of another class, as in the published
+    code. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a tile give them to
+    the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is the mean over its
+    valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
     """
 
     ignore_index: int
@@ -178,7 +178,7 @@ class BoundaryObjective:
 
 def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore_index: int) -> torch.Tensor:
     """Return phi_k of each pixel but a margin of `radius`, at most `radius`; float32, of shape (B, K, H, W).
-    `target_BHW`: its negative classes are beyond the raster. Of no meaning where a pixel has no label."""
+    `target_BHW`: its negative classes are beyond the raster. Values are void where a pixel has no label."""
     numbers_K = torch.arange(classes, device=target_BHW.device).view(-1, 1, 1)
     here_BKHW = (target_BHW[:, None] == numbers_K) & (target_BHW != ignore_index)[:, None]
     squares_BKHW = torch.where(here_BKHW, 0, radius**2).to(torch.int16)

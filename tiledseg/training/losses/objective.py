@@ -143,7 +143,7 @@ def cross_entropies(
     """Return the cross-entropy of each pixel, row by row, times its class's weight, as torch's `cross_entropy`.
 
     With `smoothing` s the label is 1 - s + s/K for its class and s/K for each other of K classes (Szegedy et al., 2016,
-    section 7); each class's part has its own weight, as in torch.
+    section 7). Each class's part has its own weight, as in torch.
     """
     by_planes = logits_BKHW.device.type == "cpu" and logits_BKHW.shape[1] <= _FEW
     logits, target = (_planes if by_planes else _rows)(logits_BKHW, target_BHW)
@@ -215,10 +215,10 @@ class OverlapObjective:
     """Losses of the overlap of classes, `overlaps`, beside those of single pixels, `pixelwise`, whose class weights
     hold for both. They are ratios of sums over all valid pixels of a step, as if it were one image.
 
-    Of class k let T be its pixels, P the sum of its probabilities, and I that sum over its pixels. The Tversky index of
-    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)); with alpha = beta = 1/2 it is Dice's, 2 I / (P +
+    Let T be the pixels of class k, P the sum of its probabilities, and I that sum over its pixels. The Tversky index of
+    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)). With alpha = beta = 1/2 it is Dice's, 2 I / (P +
     T) (Milletari et al., 2016, with plain sums). The loss is 1 - the weighted mean of the indices of the classes that
-    the step has pixels of. A ratio's gradient needs the sums of the whole step, which `StepLoss` takes first; given
+    the step has pixels of. A ratio's gradient needs the sums of the whole step, which `StepLoss` takes first. Given
     these the loss is linear in each pixel's part, so tiles and ranks add up to the gradient of the whole.
     """
 

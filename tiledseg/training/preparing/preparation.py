@@ -68,10 +68,10 @@ USUAL_BATCH, USUAL_STEPS = 4, 500
 class Preparation:
     """A run that can start: a value that one rank computes and all share.
 
-    `asked`: the configuration as the user gave it; `config`: the same with epochs, tiles of a step and the learning
-    rate as numbers. `class_weights`: of the loss, none where all are 1, or as long as they are not counted;
-    `score_class`: the class whose IoU `train.best` names; `files`: all that the rasters are read from; `found`: the
-    choice of `parallel.auto`; `chosen`: grid and steps are the program's choice.
+    `asked`: the configuration as the user gave it. `config`: the same with epochs, tiles of a step and the learning
+    rate as numbers. `class_weights`: of the loss, none where all are 1, or as long as they are not counted.
+    `score_class`: the class whose IoU `train.best` names. `files`: all that the rasters are read from. `found`: the
+    choice of `parallel.auto`. `chosen`: grid and steps are the program's choice.
     """
 
     asked: Config

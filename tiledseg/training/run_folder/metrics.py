@@ -1,6 +1,6 @@
 """The lines of `metrics.jsonl`, and the same numbers as TensorBoard events.
 
-Rank 0 alone writes. Lines are flushed as they are made; on resume, lines of steps that the checkpoint does not know are
+Rank 0 alone writes. Lines are flushed as they are made. On resume, lines of steps that the checkpoint does not know are
 taken back, so the file of a resumed run is that of an uninterrupted one (but for times).
 """
 

@@ -89,8 +89,8 @@ def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
 
 
 def seconds_so_far(folder: Path) -> float:
-    """Return the wall time of a run's starts until now, before `started.json` is written anew: as the summary has it;
-    of a start that was killed, until its last line of metrics. 0 where the files say nothing."""
+    """Return the wall time of a run's starts until now, before `started.json` is written anew. The summary has it; a
+    start that was killed lasted until its last line of metrics. Return 0 where the files say nothing."""
     try:
         started = json.loads((folder / STARTED).read_text())
         with suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
 """Optimizers, the course of a run, and the learning rate as a pure function of both: nothing that could drift.
 
-The end of a run is a position, the end of epoch `train.epochs`, not a number of steps: a resumed run may have other
+The end of a run is a position, the end of epoch `train.epochs`, not a number of steps. A resumed run may have other
 steps in an epoch than before (more images, another global batch), and its steps are then counted on.
 """
 
@@ -88,8 +88,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Optimiz
 def learning_rate(rate: OptimizerConfig, step: int, course: Course) -> float:
     """Return the rate of optimizer step `step`, counted from 0.
 
-    constant: lr. step: lr * gamma^(epoch // size). polynomial: lr * (1 - t)^power and cosine:
-    lr * (1 + cos(pi t)) / 2, with t the share of the epochs after the warm-up that is done. Over the first
+    The policy gives it. `constant`: lr. `step`: lr * gamma^(epoch // size). `polynomial`: lr * (1 - t)^power. `cosine`:
+    lr * (1 + cos(pi t)) / 2. Here t is the share of the epochs after the warm-up that is done. Over the first
     `warmup_steps` the rate rises linearly to lr.
 
     The warm-up counts steps, the policy epochs: t goes on from where it was, where a resumed run has other steps an

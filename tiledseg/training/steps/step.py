@@ -32,12 +32,11 @@ from tiledseg.training.steps.step_loss import StepLoss
 class StepResult:
     """The figures of a step, the same on every rank.
 
-    `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0);
-    `pixels`: their number;
-    `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
-    together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop; `pipeline`: None without
-    stages; `scale`: the loss was multiplied by it, None but in fp16; `skipped`: there was no update, since the gradient
-    was not finite.
+    `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0).
+    `pixels`: their number. `data_seconds`, `communication_seconds`: waited, mean over ranks. `halo_bytes`,
+    `halo_messages`: sent by all ranks together. `memory_bytes`: the largest peak of a rank. `stop`: some rank was asked
+    to stop. `pipeline`: None without stages. `scale`: the loss was multiplied by it, None but in fp16. `skipped`: there
+    was no update, since the gradient was not finite.
     """
 
     loss: float | None
@@ -55,9 +54,9 @@ class StepResult:
 
 
 class StepRules(NamedTuple):
-    """The rules of every step. `ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`:
-    the longest gradient (0: any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of
-    classes unless given; `largest_loss`: of a step with which the run goes on, None for any finite one."""
+    """The rules of every step. `ignore_index`: the class of pixels that count nowhere. `seed`: of dropout. `clip_norm`:
+    the longest gradient (0: any). `wide_sums`: gradients are summed in float64. `objective`: the cross-entropy of
+    classes unless given. `largest_loss`: of a step with which the run goes on, None for any finite one."""
 
     ignore_index: int
     seed: int
@@ -109,8 +108,8 @@ class Stepper:
         is the optimizer's. `weight`: of all pixels of the step, about, for a loss scale.
 
         Raises an error on every rank and before the update, where the loss or the gradient is not finite, or the loss
-        larger than it may be; it names the tile if `dataset` is there to read it once more. With a loss scale, a finite
-        loss whose gradient is not finite halves the scale instead, down to 1, and the update is left out.
+        larger than it may be. The error names the tile if `dataset` is there to read it once more. With a loss scale, a
+        finite loss whose gradient is not finite halves the scale instead, down to 1, and the update is left out.
         """
         begun = time.perf_counter()
         self._halos.reset()

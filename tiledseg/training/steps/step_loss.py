@@ -3,10 +3,10 @@
 Where the loss is one sum over another, and the other one of labels alone, each piece's part of the first is
 differentiated by itself, and the gradient divided in the end: one pass.
 
-Where it is a ratio of what the network gives (`Ratios`), its slopes at the sums of the whole step come first: a pass
-without gradients, or the pieces themselves where a rank holds all of its own at once; one all-reduce of the sums; then
-each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums alone, so that is the
-chain rule, and exact over any tiles and ranks.
+Where it is a ratio of what the network gives (`Ratios`), its slopes at the sums of the whole step come first. A pass
+without gradients gives the sums, or the pieces themselves where a rank holds all of its own at once. One all-reduce
+adds them up. Then each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums
+alone, so that is the chain rule, and exact over any tiles and ranks.
 
 It cannot deadlock: every rank starts that all-reduce once a step, before any sum of gradients, a rank without a piece
 too.
