@@ -80,9 +80,8 @@ class GradientReducer:
 
     def use(self, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums by
-        itself, in its own dtype, and to nothing else. Make it right before it is used: autograd then hands its gradient
-        over soon.
-        """
+        itself, in its own dtype, and to nothing else. Make it right before its use: autograd then hands its gradient
+        over soon."""
         used: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
         return used
 

@@ -29,7 +29,7 @@ WIDEST = 8  # times the first level's channels
 
 @dataclass(frozen=True)
 class SegNet:
-    """The options of a SegNet: `levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their
+    """A SegNet's options: `levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their
     mirror."""
 
     levels: int = 5

@@ -99,8 +99,7 @@ class Facts:
 
 
 def local_device(launch: Launch) -> torch.device:
-    """Return this rank's GPU, `local_rank % device_count` (with one visible GPU a rank that is 0 for all), else the
-    CPU."""
+    """Return this rank's GPU, `local_rank % device_count` (0 for all with one visible GPU a rank), else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
     return torch.device("cpu")

@@ -43,9 +43,8 @@ def large_model_support(
     batch, or what the running layer needs for itself. `store`: host, the memory beside a GPU, to which its tensors are
     copied while it computes; for a CPU's a folder on a local disk. `store_limit`: the most bytes that may lie there.
     `model`: the network. Parts of it (blocks of a few layers) are recomputed in the backward pass as far as the budget
-    demands, those that take least time for a byte first. Tensors that still do not fit leave for `store`. With a model
-    the store may be left out: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics
-    move, once.
+    demands, those that take least time for a byte first. Tensors that still do not fit leave for `store`. A model needs
+    no store: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move, once.
 
     The oldest tensors leave first, once nobody else holds them: the backward pass uses them last. They are prefetched
     in the order of their use.

@@ -153,8 +153,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         return {**self.__dict__, "_opened": None, "_inherited": None}
 
     def _dataset(self) -> Dataset:
-        """Return the open files of this process. Those that a fork has brought along stay open: they are the
-        parent's."""
+        """Return the open files of this process. Those that a fork has brought along stay open for the parent."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._inherited = self._opened
             self._opened = os.getpid(), self._open()

@@ -78,8 +78,8 @@ def _layers(module: nn.Module) -> int:
 
 
 def _runs(sequence: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
-    """Yield its modules in turn, one that stands there twice twice: as many as are few layers together; each larger one
-    by itself."""
+    """Yield its modules in turn, one that stands there twice twice: as many as are few layers together; larger ones
+    alone."""
     run: tuple[nn.Module, ...] = ()
     for child in filter(None, sequence._modules.values()):
         alone = _layers(child) > MOST_LAYERS or _is_watched(child)

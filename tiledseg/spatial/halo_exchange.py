@@ -6,8 +6,7 @@ goes back to the rank that owns the piece and is added there, in the order of ra
 
 Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,
 and autograd's order is its reverse on every rank). Within one exchange every receive and send is posted in one batch
-before anything is waited for, with NCCL too. The peers and sizes of all messages follow from integers that all ranks
-share.
+before anything is waited for, with NCCL too. Peers and sizes of all messages follow from integers that all ranks share.
 
 Where a window is to be made once more (`models.rebuild`), the pieces that have arrived are kept, and put beside
 the rank's own block again: nothing is sent.

@@ -1,5 +1,4 @@
-"""The words of a command: its answer on standard output, which is a result, and words on standard error, which are
-none.
+"""The output of a command: its answer, a result, on standard output, and words, which are none, on standard error.
 
 An answer that cannot be written is a failure of the command (one line, exit 1). A warning or a progress line that
 cannot be is passed over, for a full disk under a log is no reason to end a run. Standard library only.

@@ -23,8 +23,7 @@ _REMEDIES = {
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn a refusal of the operating system while `path` is written into a WriteError that names it. No other place
-    does.
+    """Turn, here alone, a refusal of the operating system while `path` is written into a WriteError that names it.
 
     Bytes written before stay as they are; errors of this project pass as they are.
     """

@@ -1,4 +1,4 @@
-"""The calls of a module in one run, and the comparison of runs: at several sizes and batches, with gradients, in
+"""The calls of a module in a run, and the comparison of runs: at several sizes and batches, with gradients, in
 training."""
 
 from __future__ import annotations

@@ -282,8 +282,7 @@ def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
 
 
 def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
-    """Match images of now with those of before: by path and content, then by content (moved), then by path
-    (rewritten)."""
+    """Match images of now with earlier ones: by path and content, then by content (moved), then by path (rewritten)."""
     match: dict[int, int] = {}
     for rule in (_unchanged, Identity.holds_what, Identity.is_at):
         for new in (new for new in range(len(now)) if new not in match):

@@ -27,9 +27,8 @@ def end_of_job(environ: Mapping[str, str]) -> float | None:
 
 
 class StopFlag:
-    """A flag that SIGUSR1, SIGUSR2 and SIGTERM set from the beginning of its block on; no handler does more. It is set
-    too where the job's `end` (Unix seconds) is nearer than two of the longest steps so far, with checkpoint and
-    validation.
+    """A flag that SIGUSR1, SIGUSR2 and SIGTERM set from the beginning of its block on; no handler does more. So does
+    the job's `end` (Unix seconds), once nearer than two of the longest steps so far, with checkpoint and validation.
 
     A run reads it at the beginning of each step. Ranks may see it at different steps: the reader adds up what all see.
     """

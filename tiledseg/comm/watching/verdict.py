@@ -1,5 +1,5 @@
-"""The ranks that hold up a job, from the reports of all: pure, so that every case can be tested on one rank. Standard
-library only."""
+"""The ranks that hold up a job, from the reports of all: pure, so one rank can test every case. Standard library
+only."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Samples on their way to the device: what a raster stores, and classes, each in as few bytes as it has on the disk.
 
 The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of their
-own, while the network computes. The GPU waits for them at their first use, the host never (`models.sending`). So there
-are as many pinned buffers as samples on their way, two by default (`data.prefetch`). On a CPU the arrays are taken as
-they are.
+own, while the network computes. The GPU waits for them at their first use, the host never (`models.sending`). So as
+many pinned buffers as samples are on their way, two by default (`data.prefetch`). A CPU takes the arrays as they are.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class StageFigures:
 
 
 class Passes(Protocol):
-    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, and over
-    stages."""
+    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, over stages
+    too."""
 
     mode: ReadMode
 

@@ -2,8 +2,7 @@
 
 - Geometry along one dim (kernels are square). `required_input`: the positions of an input that some outputs depend on.
   `output_size`: of an input's size. `output_edge`: where an edge between two ranks' inputs falls among the outputs
-  (each output to the rank that holds the middle of what it reads). Positions below 0 or beyond the size are the
-  padding.
+  (each to the rank that holds the middle of its input). Positions below 0 or beyond the size are padding.
 - Channels: `output_channels`, `parameters`, and `multiply_adds` of an output pixel.
 - Statistics: the images or pixels that it measures, if any: a part of the image cannot compute them alone.
 - Autograd: what it keeps for the backward pass, what it writes over, and how gradients of its inputs are made.

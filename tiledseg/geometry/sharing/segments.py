@@ -1,9 +1,8 @@
 """A graph cut into segments: the tensors that are stored whole, and the nodes that make each from those stored before.
 
 A block of a stored tensor is computed from windows of others, and nothing that lies between them is kept; the backward
-pass computes it once more. So few tensors are stored, and each segment computes the cheap ones that it takes. The norm
-and the activation after a convolution are computed in the encoder and again in the decoder, whose skip then needs no
-room.
+pass computes it once more. So few tensors are stored, and each segment computes the cheap ones that it takes. A norm
+and an activation after a convolution are computed in the encoder and again in the decoder: the skip needs no room.
 
 A tensor is stored if statistics are taken of it, since these want the whole of it. So is the output of each convolution
 that sees neighbours, after the pixelwise layers that follow it, since halos would add up over several. So is a tensor

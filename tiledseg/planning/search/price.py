@@ -1,4 +1,4 @@
-"""The cost of settings: an estimate in about a millisecond, and the seconds and bytes of their plan in a tenth of a
+"""The cost of settings: an estimate in a millisecond or so, and seconds and bytes of their plan in a tenth of a
 second."""
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Kernels of torch and cuDNN count values in 32 bits, and fail at 2^31 of them in 
 upsampling fails on GPUs (pytorch#185788); nearest fails or gives zeros without a word (#81665, #141831: "less than
 INT_MAX"). Convolutions fail that can be cut along the batch only, where the batch is one image (#80020, #117736,
 #95024). The limit holds for every tensor of every layer, forward and backward (a gradient is as large as its tensor),
-on GPUs and CPUs alike. A plan does not know the device, and on a CPU such a tensor takes 8 GiB of float32: cutting
-costs little.
+on GPUs and CPUs alike. A plan knows no device; on a CPU such a tensor takes 8 GiB of float32, and cutting costs little.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Labels: from the raw values or colours of a file to class numbers.
 
 Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, values of ignored records) becomes
-`ignore_index`. Any other raw value is an error with the value, the file and the place: a wrong map must never train
-quietly.
+`ignore_index`. Any other raw value is an error with value, file and place: a wrong map must never train quietly.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Objective(Protocol):
         first two are scalars.
 
         The loss of a step is the one over the other, of all its tiles, unless it is a `Ratios`. Without class weights a
-        valid pixel has weight 1. `target_BHW`: integer classes of these and of `margin` pixels around them; -1 beyond
-        the raster.
+        valid pixel has weight 1. `target_BHW`: integer classes of these and of `margin` pixels around; -1 beyond the
+        raster.
         """
 
 

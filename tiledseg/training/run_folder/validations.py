@@ -1,7 +1,6 @@
 """`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run.
 
-Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does the lines of
-metrics.
+Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does metrics.
 """
 
 from __future__ import annotations

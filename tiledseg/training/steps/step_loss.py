@@ -8,8 +8,7 @@ without gradients gives the sums, or the pieces themselves where a rank holds al
 adds them up. Then each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums
 alone, so that is the chain rule, and exact over any tiles and ranks.
 
-It cannot deadlock: every rank starts that all-reduce once a step, before any sum of gradients, a rank without a piece
-too.
+It cannot deadlock: every rank, also one without a piece, starts that all-reduce once a step, before sums of gradients.
 """
 
 from __future__ import annotations
