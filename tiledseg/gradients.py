@@ -13,7 +13,7 @@ own dtype, before anybody sees them. There each batch is given a `use` of the we
 
 Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
 without a tile starts them too, with zeros. In mode `layer` halos and sums of norms come between them: at the same
-places on all ranks of an image, since their graphs are alike (docs/communication.md).
+places on all ranks of an image, since their graphs are alike (docs/explanation/communication.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The axes replica x row x col x stage of a job: what a rank owns of image and network, and how it talks to others.
 
 Each communicator joins other ranks, and all of them are used within one step. Nothing waits forever, because the
-operations of all ranks, on all communicators together, follow one common order (docs/communication.md); with NCCL,
-which keeps an order within a communicator only, they take turns (`turns`).
+operations of all ranks, on all communicators together, follow one common order (docs/explanation/communication.md);
+with NCCL, which keeps an order within a communicator only, they take turns (`turns`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class DataConfig:
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
-        references: open formats that read further files and URLs, such as VRT and WMS (docs/security.md)
+        references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)
         normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
             red, green and blue of 8 bits, by those that published encoders were trained with
         workers: reading threads a rank

@@ -18,7 +18,7 @@ a receive between the two of its own computations between which the sending one 
 one order, with whatever else their computations communicate in between, and the first that is not finished has both
 ends at the head of their queues. Not any order would do: a message that is posted before a halo exchange on the same
 queue holds it up. In the order of starts no receive stands there long before its message is sent
-(docs/communication.md).
+(docs/explanation/communication.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The beginning of a run: anew, or from a checkpoint, with the changes that the keys below allow (docs/resume.md)."""
+"""The beginning of a run: anew, or from a checkpoint, with the changes that are allowed (docs/reference/resume.md)."""
 
 from __future__ import annotations
 

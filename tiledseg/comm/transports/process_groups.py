@@ -24,7 +24,7 @@ class ProcessGroups:
     `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself, and then
     their messages go through host memory. None of them is None: torch takes None for the whole job, so that a sum over
     a part would silently be one over all. NCCL's group carries sums and messages alike: on every rank they start in one
-    common order (docs/communication.md), so that one communicator is enough.
+    common order (docs/explanation/communication.md), so that one communicator is enough.
     """
 
     ranks: tuple[int, ...]
