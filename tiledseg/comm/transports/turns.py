@@ -8,9 +8,9 @@ work before another's is used). Two ranks that choose differently wait for each 
 So a rank never has work in flight on two communicators: before it starts an operation on another one than the last, it
 waits for the last. On a GPU that holds up the stream, not the host. The operations of a rank are then one sequence, in
 the order of its program, whatever the GPU does. Nothing can deadlock, because the sequences of all ranks follow one
-common order (docs/explanation/communication.md says which). Operations of one communicator overlap each other's start and the
-computation, as before: gradient sums with the backward pass where nothing else communicates in it, messages between
-stages with what the stages compute.
+common order (docs/explanation/communication.md says which). Operations of one communicator overlap each other's start
+and the computation, as before: gradient sums with the backward pass where nothing else communicates in it, messages
+between stages with what the stages compute.
 
 `tests/law/test_in_order.py` runs all of training on a transport that chooses as badly as a GPU may.
 """
