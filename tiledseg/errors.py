@@ -11,13 +11,13 @@ from tiledseg.version import VERSION
 
 
 class TiledsegError(Exception):
-    """Root of every error raised on purpose; `exit_code` is what a command exits with."""
+    """The root of every error raised on purpose; `exit_code`: the code that a command exits with."""
 
     exit_code = 1
 
 
 class InputError(TiledsegError):
-    """Something the user gave is wrong; nothing has been started or written."""
+    """An error in what the user gave; nothing has been started or written."""
 
     exit_code = 2
 

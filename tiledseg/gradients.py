@@ -32,7 +32,7 @@ BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small e
 
 
 class GradientReducer:
-    """Sums the gradients of `parameters` over tiles and over the ranks of a communicator.
+    """A sum of the gradients of `parameters` over tiles and over the ranks of a communicator.
 
     Use, each step: `zero()`; backward for each tile of this rank, after `overlap()` for the last; `finish()`; scale or
     clip the buckets; `deliver()` puts them into `.grad`. `wide`: sum in float64, else in the parameters' own dtype.
@@ -130,7 +130,7 @@ class GradientReducer:
 
 
 class _Use(torch.autograd.Function):
-    """See `GradientReducer.use`."""
+    """The operation of `GradientReducer.use`."""
 
     @staticmethod
     def forward(

@@ -30,7 +30,7 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class ResidualUNet:
-    """`base_channels`: of the stem (64 in the published encoders)."""
+    """The options of a residual U-Net. `base_channels`: of the stem (64 in the published encoders)."""
 
     encoder: str = "resnet34"
     base_channels: int = 64

@@ -33,7 +33,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """`Position` as JSON has it."""
+    """A `Position` as JSON has it."""
 
     epoch: int
     step: int

@@ -99,7 +99,7 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
 
 
 def serial_axes(communicator: Communicator | None = None) -> Axes:
-    """One rank that owns one image whole; `communicator` joins those that hold the same weights (None: nobody else)."""
+    """Make axes of one rank that owns an image. `communicator`: of ranks with the same weights (None: no other)."""
     alone = SerialCommunicator()
     here = MeshPosition(0, 0, 0)
     return Axes(

@@ -67,7 +67,7 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
 
 
 def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
-    """`ask_mpi`: for the MPI library's version also where this job has not loaded it, which takes 0.05 s."""
+    """Report on this rank. `ask_mpi`: give MPI's version also where this job has not loaded it, which takes 0.05 s."""
     device = str(mesh.device)
     if mesh.device.type == "cuda":
         device += f" {torch.cuda.get_device_name(mesh.device)}"

@@ -34,7 +34,7 @@ _LINGER_SECONDS = 1.0
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for bad input, 130 for an interrupt, 75 for a signal to stop, a SystemExit's own code, 1 for anything else."""
+    """Return 2 for bad input, 130 for an interrupt, 75 for a signal to stop, a SystemExit's own code, 1 otherwise."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
@@ -49,7 +49,7 @@ def mark_agreed(error: E) -> E:
 
 
 def is_agreed(error: BaseException) -> bool:
-    """True for an error that `mark_agreed` has seen."""
+    """Return True for an error that `mark_agreed` has seen."""
     return bool(getattr(error, "agreed", False))
 
 
@@ -159,7 +159,7 @@ def speaker(launch: Launch, host: str) -> str:
 
 
 def wait_until_read(seconds: float = 3.0) -> None:
-    """Waits, no longer than `seconds`, until the launcher has taken what this rank wrote, and a moment to pass it on.
+    """Wait, at most `seconds`, until the launcher has taken what this rank wrote, and a moment to pass it on.
 
     mpirun reads its ranks' output through pipes. One that fails may be buried before its last words were read: seen
     with Open MPI 5.0.11 on a busy machine.
@@ -172,7 +172,7 @@ def wait_until_read(seconds: float = 3.0) -> None:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Unread bytes in the pipe of a descriptor; 0 where it is no pipe, or the system does not tell."""
+    """Return the unread bytes in the pipe of a descriptor; 0 where it is no pipe, or the system does not tell."""
     try:
         import fcntl
         import termios

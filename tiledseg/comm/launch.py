@@ -85,7 +85,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 
 def expand_node_list(nodes: str) -> list[str]:
-    """Host names of a Slurm node list, in order: 'n[01-03,7],login' -> n01 n02 n03 n7 login. Raises ConfigError."""
+    """Parse a Slurm node list into host names: 'n[01-03,7],login' -> n01 n02 n03 n7 login. Raises ConfigError."""
     names: list[str] = []
     for item in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", nodes):
         names.extend(_expand_brackets(item, nodes))
@@ -151,7 +151,7 @@ def _detect_slurm(environ: Mapping[str, str]) -> Launch:
 
 
 def _expand_counts(text: str) -> list[int]:
-    """Slurm's run lengths: '2(x3),1' -> [2, 2, 2, 1]."""
+    """Parse Slurm's run lengths: '2(x3),1' -> [2, 2, 2, 1]."""
     counts: list[int] = []
     for piece in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())

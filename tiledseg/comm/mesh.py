@@ -112,7 +112,7 @@ def gather_facts(communicator: Communicator, device: torch.device, host: str) ->
 
 
 def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
-    """nccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
+    """Choose nccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
 
     NCCL needs a GPU of its own for every rank. Raises ConfigError where that was asked for and is not so.
     """

@@ -115,7 +115,7 @@ def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
 
 
 def _master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT where they are set (both or neither), else what Slurm's variables tell."""
+    """Return MASTER_ADDR and MASTER_PORT where they are set (both or neither), else what Slurm's variables tell."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if address and port:
         if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -182,7 +182,7 @@ def gloo_interface(launch: Launch) -> str | None:
 
 
 def _addresses(loopback: bool = False) -> dict[str, str]:
-    """IPv4 address of each network interface, the one of the default route first; loopback ones only if asked for."""
+    """Return each network interface's IPv4 address, the default route's first; loopback ones only if asked for."""
     found = {name: address for _, name in socket.if_nameindex() if (address := _address_of(name))}
     wanted = {name: address for name, address in found.items() if address.startswith("127.") == loopback}
     default = _default_address()

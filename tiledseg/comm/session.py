@@ -129,7 +129,7 @@ def without_collections(module: str) -> Iterator[None]:
 
 
 def _needs_mpi(launch: Launch, environ: MutableMapping[str, str], transport: str) -> bool:
-    """One rank alone never does. Ranks that an MPI launcher started meet through it, or where the user says."""
+    """Return True if ranks meet through MPI: several ranks of an MPI launcher, or where the user says."""
     if launch.size == 1:
         return False
     if transport == "mpi":
@@ -138,7 +138,7 @@ def _needs_mpi(launch: Launch, environ: MutableMapping[str, str], transport: str
 
 
 def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
-    """MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed."""
+    """Return True if MASTER_ADDR and MASTER_PORT serve, since mpi4py is not installed."""
     import importlib.util
 
     return bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")) and not importlib.util.find_spec("mpi4py")
@@ -147,7 +147,7 @@ def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
 def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
-    """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
+    """Connect MPI's ranks where it carries the tensors, else Gloo's, and start their watch. Collective."""
     from tiledseg.comm.rendezvous import gloo_interface
 
     check_open_files(launch)
@@ -228,7 +228,7 @@ def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
 
 
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
-    """Prints, then ends the job: in step where all ranks know of the error, else at once and for all."""
+    """Print the error, then end the job: in step where all ranks know of the error, else at once and for all."""
     code = exit_code(error)
     ending(code)
     if is_agreed(error):

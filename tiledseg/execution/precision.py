@@ -35,7 +35,7 @@ def use_one_kernel(on: bool) -> None:
 
 
 def make_deterministic(on: bool) -> None:
-    """Same inputs, same bits, run after run, backward passes included."""
+    """Make the same inputs give the same bits, run after run, backward passes included."""
     use_one_kernel(on)
     if on:
         # cuBLAS reads this when it starts; without it two streams could share a workspace and change sums.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Shown(Protocol):
-    """Shows a part of the work while its items are gone through."""
+    """A display of a part of the work while its items are gone through."""
 
     def __call__(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
         """Yield the items, of which there are `total`; `words` say what is done with them."""
@@ -81,7 +81,7 @@ class StepProgress:
             self._bar.remove_task(task)
 
     def say(self, words: str) -> None:
-        """One line for the person, whatever shows progress."""
+        """Print one line for the user, whatever shows progress."""
         if self._verbosity == 0:
             return
         if self._bar is not None:

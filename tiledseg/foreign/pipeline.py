@@ -117,7 +117,7 @@ class Pipeline(SpreadModule):
         return total
 
     def _verify(self, x_BCHW: torch.Tensor) -> None:
-        """At the first call, on a micro-batch."""
+        """Compare with the module at the first call, on a micro-batch."""
         if self._verifies:
             sample_BCHW = x_BCHW[: self.micro_batch] if self._whole else None
             for network in self._whole:

@@ -42,7 +42,7 @@ class PooledBranch(Enlarging):
         return count_parameters(self.inner, channels)
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Partial means; backward their gradients."""
+        """Count partial means; backward their gradients."""
         return channels * self.cells, channels * self.cells
 
     def computed(self, read: int, given: int) -> int:

@@ -16,8 +16,8 @@ MOST_WRITTEN = 32 << 20
 
 
 class MemoryShelf:
-    """Tensors stay as they are where they are, and must not be written over. On a GPU they go to the host's memory
-    where `to_host`."""
+    """A shelf in memory: tensors stay where they are, and must not be written over. With `to_host` a GPU's go to the
+    host's memory."""
 
     def __init__(self, to_host: bool = False) -> None:
         self.is_memory = not to_host
@@ -54,7 +54,7 @@ class _Filed(NamedTuple):
 
 
 class FileShelf:
-    """Tensors lie in a file; those that are still written stay in memory meanwhile, `MOST_WRITTEN` bytes at most."""
+    """A shelf in a file; tensors being written stay in memory meanwhile, `MOST_WRITTEN` bytes at most."""
 
     is_memory = False
 

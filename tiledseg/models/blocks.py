@@ -1,4 +1,4 @@
-"""From a layer's description to the torch module that computes it.
+"""The torch module that computes a layer, from its description.
 
 A new layer has a line in `BUILDERS`, and its module, if torch has none, beside the others of its kind.
 """
@@ -37,7 +37,7 @@ from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
 class ModuleSite(NamedTuple):
-    """Where a module will work: its node's name, its layer (along columns too), the channels of each input, and whether
+    """The place of a module: its node's name, its layer (along columns too), the channels of each input. `overwrites`:
     it may write over its input."""
 
     name: str
@@ -75,7 +75,7 @@ def _options(at: ModuleSite, *names: str) -> dict[str, Any]:
 
 
 def _pooling(at: ModuleSite) -> Any:
-    """Kernel, stride, padding, dilation, (row, col) of each."""
+    """Return kernel, stride, padding, dilation, (row, col) of each."""
     return list(zip(at.layer.sizes, at.cols.sizes, strict=True))
 
 
@@ -113,7 +113,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
 
 
 def build_module(node: Node, channels: Sequence[int], overwrites: bool) -> nn.Module:
-    """The module of a node whose inputs have so many channels each; `overwrites`: whether it may write over its input.
+    """Build the module of a node whose inputs have so many channels each; `overwrites`: it may write over its input.
 
     Raises TypeError for a layer that nobody has told how to build.
     """

@@ -42,7 +42,7 @@ class CompiledNetwork:
         self._compiled: Any = torch.compile(_whole(network), dynamic=False, backend=backend or INDUCTOR)
 
     def run_nodes(self, tensors: Tensors) -> None:
-        """All nodes on an input, tensor 0, in the place of which the outputs are put."""
+        """Run all nodes on an input, tensor 0, and put the outputs in its place."""
         x_BCHW = tensors.pop(0)
         kept = {
             k: module.kept(channels, x_BCHW.device)
@@ -53,7 +53,7 @@ class CompiledNetwork:
 
 
 def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
-    """A function of the input and of the channels that dropouts keep, by their nodes."""
+    """Return a function of the input and of the channels that dropouts keep, by their nodes."""
     graph, modules = network.graph, list(network.layers.values())
     # Both are made now: what makes them cannot be traced.
     assert len(graph.sources) == len(graph.released), "one list a node"

@@ -29,7 +29,7 @@ class DropoutKey:
 
 
 class ChannelDropout(nn.Module):
-    """Zeroes whole channels with `probability` while training, and scales the others by 1 / (1 - probability).
+    """A dropout of whole channels with `probability` while training; it scales the others by 1 / (1 - probability).
 
     `keys`: what the next draw depends on, one for a whole batch or one an image; none for torch's generator. `draws`:
     those of all dropouts of the network, where `channels` are known.

@@ -125,7 +125,7 @@ class GraphNetwork(nn.Module):
         return self.graph.memory or keep_all(self.graph)
 
     def by_policy(self, graph: Graph, compute: Compute, policy: MemoryPolicy | None = None) -> Compute:
-        """`compute`, which then keeps for the backward pass what the network's policy says (or `policy`)."""
+        """Return `compute` that keeps for the backward pass what the network's policy says (or `policy`)."""
         policy = policy or self.memory
         if policy.keeps_all or not torch.is_grad_enabled():
             return compute

@@ -67,7 +67,7 @@ class StillBatchNorm(nn.BatchNorm2d):
 
     @staticmethod
     def of(norm: nn.Module) -> nn.Module:
-        """One with the weights and statistics of `norm`."""
+        """Return one with the weights and statistics of `norm`."""
         made = copy.copy(norm)
         made.__class__ = StillBatchNorm
         return made.eval()

@@ -43,8 +43,8 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class MomentSets:
-    """Which channels and samples have one mean and variance (a set): each `groups`-th part of a sample's channels, or,
-    None, a channel of all samples."""
+    """The sets of channels and samples that have one mean and variance: each `groups`-th part of a sample's channels,
+    or, None, a channel of all samples."""
 
     batch: int
     channels: int
@@ -127,7 +127,7 @@ def _joined(means: torch.Tensor, variances: torch.Tensor, counts: torch.Tensor) 
 
 
 def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of each sample and channel over its pixels, shape (B, C), float64."""
+    """Return mean and biased variance of each sample and channel over its pixels, shape (B, C), float64."""
     if x_BCHW.device.type != "cpu":  # torch's kernel there accumulates in float32 by Welford's rule, as its norms do
         variance, mean = torch.var_mean(at_least_single(x_BCHW), dim=(2, 3), correction=0)
         return mean.double(), variance.double()
@@ -147,7 +147,7 @@ def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def merge(counts: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of all parts together, which lie along dim 0."""
+    """Return mean and biased variance of all parts together, which lie along dim 0."""
     total = counts.sum(0)
     mean = (counts * means).sum(0) / total
     return mean, (counts * (variances + (means - mean).square())).sum(0) / total
@@ -258,8 +258,8 @@ def normalise(
     found: Statistics,
     how: NormScope,
 ) -> torch.Tensor:
-    """`x_BCHW` scaled and shifted by the statistics `found` of its owned part, as `measure` gives them; differentiable
-    once, as if these were computed in it. The backward pass is collective over `how.ranks`, where given.
+    """Scale and shift `x_BCHW` by the statistics `found` of its owned part, as `measure` gives them. It is
+    differentiable once, as if these were computed in it. The backward pass is collective over `how.ranks`, where given.
 
     Computed in float32, float64 for float64. Moments and sums of gradients are float64.
     """
@@ -274,7 +274,7 @@ def normalise_together(
     found: Statistics,
     hows: Sequence[NormScope],
 ) -> tuple[torch.Tensor, ...]:
-    """`normalise` of each tensor, where `found` is of all of them. The backward pass is one collective call."""
+    """Normalise each tensor, where `found` is of all of them. The backward pass is one collective call."""
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
         result: tuple[torch.Tensor, ...] = _Normalised.apply(weight_C, bias_C, found, eps, hows, *tensors_BCHW)
@@ -306,7 +306,7 @@ def _input_gradient(
     level_BC: torch.Tensor,
     owned: Slices | None,
 ) -> torch.Tensor:
-    """g scale, and on the owned part what goes through the moments: level + slope x."""
+    """Return g scale, and on the owned part what goes through the moments: level + slope x."""
     if owned is not None:
         scale, slope, level = (_per_channel(v, x_BCHW) for v in (scale_BC, slope_BC, level_BC))
         dx_BCHW = at_least_single(g_BCHW) * scale
@@ -323,8 +323,8 @@ def _input_gradient(
 
 
 def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor, how: NormScope) -> torch.Tensor:
-    """x scale + shift. Where all samples have the same, a batch norm of constants is that, to the last bit: on a CPU
-    it is faster."""
+    """Return x scale + shift. Where all samples have the same, a batch norm of constants is that, to the last bit, and
+    faster on a CPU."""
     if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
         scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
         zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
@@ -343,7 +343,7 @@ def _wide(x: torch.Tensor) -> torch.dtype:
 
 
 def at_least_single(x: torch.Tensor) -> torch.Tensor:
-    """float32 of narrower values, others as they are."""
+    """Return float32 of narrower values, others as they are."""
     return x.float() if x.element_size() < 4 else x
 
 

@@ -73,7 +73,7 @@ def _shares(dim: DimPlace, bins: int) -> torch.Tensor:
 
 
 class _Means(torch.autograd.Function):
-    """Sums are float64."""
+    """The means over ranks. Sums are float64."""
 
     @staticmethod
     def forward(

@@ -136,7 +136,7 @@ class NodeRun:
 
 
 class Rebuilding:
-    """Computes nodes, in their order, as `compute` does, and keeps of them what `policy` says.
+    """A run of nodes, in their order, as `compute` does it, that keeps of them what `policy` says.
 
     `offload` keeps the tensors that the policy wants moved. Other kept tensors go to the hooks that are in force around
     it, if there are any.

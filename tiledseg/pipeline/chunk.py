@@ -172,7 +172,7 @@ def _total(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """Makes a received tensor the output of an operation; autograd refuses to write into what comes out."""
+    """An operation whose output is a received tensor; autograd refuses to write into what comes out."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:

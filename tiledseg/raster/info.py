@@ -17,7 +17,7 @@ Point = tuple[float, float, float, float, float]
 
 @dataclass(frozen=True)
 class GroundControl:
-    """`points` are (row, col, x, y, z) in the CRS `crs` (WKT); `coefficients` are the RPCs' names and texts in GDAL."""
+    """Control points (row, col, x, y, z) in the CRS `crs` (WKT). `coefficients`: the RPCs' names and texts in GDAL."""
 
     points: tuple[Point, ...] = ()
     crs: str | None = None

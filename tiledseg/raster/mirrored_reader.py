@@ -68,7 +68,7 @@ class HandlePool(Generic[H]):
 
 
 class RasterReader(ABC):
-    """Reads boxes of one raster. Any number of threads may read at once; each has a handle of its own meanwhile."""
+    """A reader of boxes of one raster. Any number of threads may read at once, each by a handle of its own."""
 
     info: RasterInfo
 

@@ -19,7 +19,7 @@ _STANDARD_OUTPUT = "standard output"
 
 
 def counted(number: int, what: str) -> str:
-    """So many of a thing whose plural ends in an s."""
+    """Return the words for so many of a thing whose plural ends in an s."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -33,7 +33,7 @@ def answer(text: str) -> None:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """All that is printed inside is on standard output at the end. Raises WriteError where that cannot be, and
+    """Put all that is printed inside on standard output at the end. Raises WriteError where that cannot be, and
     SystemExit(1), which nothing reports, where its reader has seen enough (`| head`)."""
     try:
         yield
@@ -74,7 +74,7 @@ def end(code: int) -> NoReturn:
 
 
 def keep_descriptors() -> None:
-    """Standard descriptors that came closed lead nowhere from here on.
+    """Let standard descriptors that came closed lead nowhere from here on.
 
     Else the next file opened has the number of one, and what a library prints goes into it.
     """

@@ -31,7 +31,7 @@ _TUNABLES = tuple(f"glibc.malloc.{name}=" for name in ("trim_threshold", "top_pa
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> None:
-    """Tells this process's C library to keep what is freed, unless something speaks against it (`why_not_kept`).
+    """Tell this process's C library to keep what is freed, unless something speaks against it (`why_not_kept`).
 
     For the start of a command, before tensors are made; again changes nothing. Where the heap cannot grow, the C
     library maps blocks after all: no allocation fails that did not fail before.
@@ -43,8 +43,8 @@ def keep_freed_memory(environ: Mapping[str, str]) -> None:
 
 
 def keep_no_more(environ: Mapping[str, str]) -> None:
-    """Takes `keep_freed_memory` back: from now on a block of a MiB and more goes back when it is freed, and what lies
-    free goes back at once. The process holds what its tensors hold, and a step takes longer (decision 0012)."""
+    """Take `keep_freed_memory` back: from now on a block of a MiB and more goes back when it is freed, and free memory
+    at once. The process holds what its tensors hold, and a step takes longer (decision 0012)."""
     if why_not_kept(environ) is None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, _MAPPINGS)
@@ -55,15 +55,15 @@ def keep_no_more(environ: Mapping[str, str]) -> None:
 
 
 def give_back_freed() -> None:
-    """Gives the pages of freed blocks back to the system, all over the heap; kept ones are for tensors of other sizes
-    than come next. Nothing where the C library is another."""
+    """Give the pages of freed blocks back to the system, all over the heap; kept ones are for tensors of other sizes
+    than come next. Do nothing where the C library is another."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def why_not_kept(environ: Mapping[str, str]) -> str | None:
-    """Why freed memory goes back to the system: the switch, the user's own word, another C library. None: it is kept.
+    """Return why freed memory goes back to the system: the switch, the user's own word, another C library; None: kept.
 
     Raises ConfigError where TILEDSEG_KEEP_FREED_MEMORY is neither 0 nor 1.
     """
@@ -94,8 +94,8 @@ _SHARE = 0.2  # of the time, at most, goes into giving back where that does not 
 
 @contextmanager
 def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
-    """In the block this process holds at most about so many bytes of its own (`own_bytes`), as long as what lives is
-    less. Nothing where freed memory is not kept (`why_not_kept`)."""
+    """Hold at most about so many bytes of this process's own (`own_bytes`) in the block, as long as what lives is less.
+    Do nothing where freed memory is not kept (`why_not_kept`)."""
     if why_not_kept(environ) is not None or not Path("/proc/self/statm").exists():
         yield
         return
@@ -115,7 +115,7 @@ def resident_bytes() -> int:
 
 
 def own_bytes() -> int:
-    """Those that no file has: libraries' pages come and go as the system likes."""
+    """Return the resident bytes that no file has: libraries' pages come and go as the system likes."""
     resident, shared = _resident_and_shared()
     return resident - shared
 

@@ -29,7 +29,7 @@ def allow_open_files(enough: int = _ENOUGH, least: int = _LEAST, what: str = "")
 
 
 def check_parent(least: int, what: str) -> None:
-    """Raises ConfigError where this process's parent may not have `least` files open, and the system says so."""
+    """Raise ConfigError where this process's parent may not have `least` files open, and the system says so."""
     try:
         soft, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
     except (AttributeError, OSError):  # not Linux, or another user's

@@ -39,14 +39,14 @@ class Output:
 
 
 def temporary(path: str | Path) -> Path:
-    """The name beside `path` that a file has until it is whole."""
+    """Return the name beside `path` that a file has until it is whole."""
     path = Path(path)
     return path.with_name(f".{path.name}.part")
 
 
 def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = ()) -> Output:
-    """A file that is written under its temporary name and then renamed; of an older file there, those beside it with
-    these `sidecars` as suffixes are removed."""
+    """Return a file that is written under its temporary name and then renamed. Files beside an older one, with these
+    `sidecars` as suffixes, are removed."""
     target = Path(path)
     if not target.name:
         return Output(key, path)
@@ -101,14 +101,14 @@ def _identities(path: str | Path) -> Iterator[object]:
 
 
 def _subject(output: Output, name: Path) -> str:
-    """The beginning of a refusal for one of the names of an output."""
+    """Return the beginning of a refusal for one of the names of an output."""
     if name == Path(output.path):
         return f"cannot write {output.key} {output.path}: it"
     return f"cannot write {output.key} {output.path}: {name}, which is written with it,"
 
 
 def _check_place(output: Output) -> None:
-    """The folder is there, and the path is that of a file."""
+    """Raise OutputError unless the folder is there, and the path is that of a file."""
     typed = str(output.path)
     if not typed:
         raise OutputError(f"{output.key} is empty; give a file name")
@@ -122,7 +122,7 @@ def _check_place(output: Output) -> None:
 
 
 def _check_companion(output: Output) -> None:
-    """GDAL reads a file of such a name with the raster beside it, whatever is in it."""
+    """Refuse names of a raster's companion: GDAL reads such a file with the raster beside it, whatever is in it."""
     for end in (*COMPANIONS_OF_NAME, *COMPANIONS_OF_STEM, ".rrd"):
         if Path(output.path).name.lower().endswith(end.lower()):
             raise OutputError(
@@ -142,7 +142,7 @@ def _check_run(output: Output, own: str | Path | None) -> None:
 
 
 def _check_permission(output: Output) -> None:
-    """After all that is wrong for everybody: who is root has every permission."""
+    """Check permission last, after all that is wrong for everybody: root has every permission."""
     folder = Path(output.path).parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write {output.key} {output.path}: no permission in {folder}; choose another output")
@@ -160,7 +160,7 @@ def _check_name(output: Output, name: Path) -> None:
 
 
 def _check_room(outputs: Sequence[Output]) -> None:
-    """The disks take all files together, and the limit of a file's size each of them."""
+    """Raise OutputError unless the disks take all files together, and the limit of a file's size each of them."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     needed: dict[int, int] = {}
     for output in outputs:

@@ -130,7 +130,7 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
 
 
 def taken(path: str | Path) -> OutputError:
-    """The one line for a file that another job is writing."""
+    """Return the one line for a file that another job is writing."""
     return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
 
 

@@ -60,7 +60,7 @@ def listen() -> None:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Signals raise `Stopped` inside. Where the program does not `listen`, the former handlers come back at the end."""
+    """Let signals raise `Stopped` inside. Former handlers come back at the end if the program does not `listen`."""
     with _handlers():
         _set("raise")
         yield
@@ -68,7 +68,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Signals are only remembered from here on: ask `is_met`."""
+    """Only remember signals from here on: ask `is_met`."""
     with _handlers():
         _State.does = "wait"
         yield
@@ -80,19 +80,19 @@ def is_met() -> bool:
 
 
 def swallowed() -> Stopped | None:
-    """The `Stopped` that has been raised, if it has: native code that imports may catch it, and leave modules half
+    """Return the `Stopped` that has been raised, if any. Native code that imports may catch it, and leave modules half
     there, at which something else then fails."""
     return Stopped(_State.met) if _State.does == "nothing" and _State.met is not None else None
 
 
 def ending(code: int) -> None:
-    """The process is about to leave with `code`, whatever else comes."""
+    """Fix the exit code: the process is about to leave with `code`, whatever else comes."""
     _State.does, _State.code = "end", code
 
 
 @contextmanager
 def _handlers() -> Iterator[None]:
-    """Ours are in force; at the end the former ones again, unless they were ours already."""
+    """Install our handlers; at the end put the former ones back, unless they were ours already."""
     former = {number: signal.getsignal(number) for number in SIGNALS}
     if former[SIGNALS[0]] is _on_signal or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""How files are written in the middle of a run: whole or not at all, and one line where the disk does not take them.
+"""The writing of files in the middle of a run: whole or not at all, and one line where the disk does not take them.
 
 Standard library only.
 """
@@ -36,7 +36,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_error(path: str | Path, error: Exception) -> WriteError:
-    """The one line for a file that could not be written."""
+    """Return the one line for a file that could not be written."""
     number = getattr(error, "errno", None)
     reason = os.strerror(number) if number else " ".join(str(error).split())
     remedy = _REMEDIES.get(number or 0, "see that it can be written")
@@ -45,7 +45,7 @@ def write_error(path: str | Path, error: Exception) -> WriteError:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """The temporary name to write `path` under; at the end of the block that file, flushed to the disk, is `path`.
+    """Yield the temporary name to write `path` under; at the block's end that file, flushed to the disk, is `path`.
 
     Ended at any moment, `path` is the old file or the new one. A failed write leaves no temporary file, and is a
     WriteError.

@@ -62,7 +62,7 @@ def copy_plan(preparation: Preparation, device: torch.device) -> CopyPlan:
 
 
 class Saver:
-    """Writes the checkpoints of one run into `folder`, of which it keeps `keep` and the best. `copies`: in the
+    """A writer of the checkpoints of one run into `folder`, of which it keeps `keep` and the best. `copies`: in the
     background. Every rank has one; the root's writes."""
 
     def __init__(self, folder: Path, keep: int, axes: Axes, copies: bool) -> None:

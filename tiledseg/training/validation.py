@@ -42,7 +42,7 @@ class Findings:
     views: list[SeenView]
 
     def line(self) -> dict[str, Any]:
-        """{loss, accuracy, mean_iou, iou: [...]} as metrics.jsonl has them; None where a value has no meaning."""
+        """Return {loss, accuracy, mean_iou, iou: [...]} as in metrics.jsonl; None where a value has no meaning."""
         found = scores(self.matrix_KK).to_json()
         return {"loss": self.loss, **{key: found[key] for key in ("accuracy", "mean_iou", "iou")}}
 

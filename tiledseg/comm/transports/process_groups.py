@@ -104,7 +104,7 @@ def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
 
 
 def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
-    """NCCL's group over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective."""
+    """Make NCCL's group of all ranks for GPU tensors; Gloo's, the default, has objects and CPU tensors. Collective."""
     whole = whole_job()
     gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
     return ProcessGroups(whole.ranks, whole.host, gpu)

@@ -61,7 +61,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class Stopwatch:
-    """Adds up the time of all that runs under `running`; waits for no device until `seconds` is asked for."""
+    """A sum of the time of all that runs under `running`; it waits for no device until `seconds` is asked for."""
 
     def __init__(self, device: torch.device = CPU, clock: Callable[[torch.device], Clock] = clock_of) -> None:
         self._device = device
@@ -83,7 +83,7 @@ class Stopwatch:
             self.seconds()
 
     def seconds(self) -> float:
-        """So far. Waits for the device."""
+        """Return the seconds so far. Waits for the device."""
         for clock, begin, end in reversed(self._spans):  # the last first: a device that is there has passed the others
             self._seconds += clock.seconds(begin, end)
         self._spans = []

@@ -175,7 +175,7 @@ def _wait(requests: list[MPI.Request], what: str) -> None:
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
-    """Peer and buffer of each piece of each message, in order. mpi4py reads GPU tensors by their array interface."""
+    """Yield peer and buffer of each piece of each message. mpi4py reads GPU tensors by their array interface."""
     for peer, tensor in messages:
         for piece in tensor.split(_PIECE):
             yield peer, piece if piece.is_cuda else piece.numpy()

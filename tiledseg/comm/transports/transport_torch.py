@@ -67,7 +67,7 @@ class TorchCommunicator:
         self.size = len(self._groups.ranks)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
+        """Sum over the ranks. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
         staged = tensor.detach().to(sum_dtype(tensor)).contiguous()
         if tensor.numel() == 0:
             return DoneWork()
@@ -167,7 +167,7 @@ class TorchPointToPoint(BytePointToPoint):
         return lambda: _wait(works, "exchange")
 
     def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
-        """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
+        """Post one batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
         kinds = ((dist.irecv, receives), (dist.isend, sends))
         batch = [
             dist.P2POp(kind, tensor, self._groups.ranks[peer], self._groups.gpu)

@@ -28,7 +28,7 @@ from tiledseg.comm.transports.work import Work
 
 
 class Turns:
-    """Whose turn it is on this rank, and what the owner has in flight."""
+    """The turn of this rank: its owner, and what the owner has in flight."""
 
     def __init__(self) -> None:
         self._owner: object = None

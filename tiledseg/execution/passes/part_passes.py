@@ -151,7 +151,7 @@ class SerialPasses:
         return 2 if looks_first and self.pieces(parts) > 1 else 1
 
     def _batches(self, samples: Iterator[Sample]) -> Iterator[list[_Loaded]]:
-        """Micro-batches in their order, as many of one shape as may run at once."""
+        """Yield micro-batches in their order, as many of one shape as may run at once."""
         held: list[_Loaded] = []
         for sample in samples:
             inputs = self.mode.inputs(sample)

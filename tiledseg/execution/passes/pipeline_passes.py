@@ -87,7 +87,7 @@ class PipelinePasses:
         return 2 if looks_first and parts else 1
 
     def _look(self, timed: TimedSamples, parts: Sequence[Part], key: Key, loss: Loss) -> None:
-        """Forward once, and the sums of the step's loss. All ranks of a pipeline have the same parts, so all come."""
+        """Run forward once, and sum the step's loss. All ranks of a pipeline have the same parts, so all come."""
         with torch.no_grad(), still_statistics([self.mode.network]):
             for sample, piece in self._outputs(timed, parts, key):
                 loss.look(piece, sample)
@@ -122,7 +122,7 @@ class PipelinePasses:
 
 
 def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
-    """More rounds follow: no gradient is whole."""
+    """Do nothing: more rounds follow, and no gradient is whole."""
 
 
 class _Feed:

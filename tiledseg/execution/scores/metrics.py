@@ -78,7 +78,7 @@ class Scores:
     pixels: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for strict JSON: NaN becomes None."""
+        """Return plain values for strict JSON: NaN becomes None."""
         return {
             "accuracy": _nullable(self.accuracy),
             "mean_iou": _nullable(self.mean_iou),
@@ -117,7 +117,7 @@ def scores(matrix: NDArray[np.int64]) -> Scores:
 
 
 def _ratio(part: NDArray, whole: NDArray, present: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """part / whole: 0 where the whole is 0 in a present class, NaN in absent ones."""
+    """Return part / whole: 0 where the whole is 0 in a present class, NaN in absent ones."""
     ratio = np.where(present, 0.0, math.nan)
     np.divide(part, whole, out=ratio, where=present & (whole > 0))
     return ratio

@@ -23,7 +23,7 @@ from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish
 
 
 class Survey(NamedTuple):
-    """`counts`: valid pixels of each class in each image; None where nobody asked. `labelled`: some pixel is of a
+    """The counts of labels: valid pixels of each class in each image, None where not asked. `labelled`: some have a
     class."""
 
     normalization: Normalization

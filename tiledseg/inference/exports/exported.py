@@ -37,7 +37,7 @@ _MOST_SIDE = 1 << 16
 
 
 class Scored(nn.Module):
-    """x_BCHW, pixels over `SCALE`, to probabilities of (B, classes, H, W), float32."""
+    """A module from x_BCHW, pixels over `SCALE`, to probabilities of (B, classes, H, W), float32."""
 
     mean: torch.Tensor
     std: torch.Tensor

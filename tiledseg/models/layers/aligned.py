@@ -50,7 +50,7 @@ def _whole(size: int, factor: int) -> DimPlace:
 
 
 class Taps(NamedTuple):
-    """Along one dim, of which inputs each output is a sum, and by which weights (float64): shape (outputs, terms)."""
+    """The inputs of each output along one dim, and their weights (float64) in its sum: shape (outputs, terms)."""
 
     places: torch.Tensor
     weights: torch.Tensor
@@ -65,9 +65,9 @@ class DimTaps(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], aligned: bool = True) -> DimTaps:
-    """For the outputs `given` from the inputs `read`, of `sizes` in all, with the corners' centres `aligned`, or the
-    corners themselves. Outputs in a tile's halo that need inputs beyond `read` take its last one: nobody looks at them.
-    """
+    """Return taps of the outputs `given` from the inputs `read`, of `sizes` in all, with the corners' centres
+    `aligned`, or the corners themselves. Outputs in a tile's halo that need inputs beyond `read` take its last one,
+    unread."""
     inputs, outputs = sizes
     at = torch.arange(given.start, given.stop, dtype=torch.int64)
     if aligned:
@@ -82,7 +82,7 @@ def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], aligned: b
 
 
 def _adjoint(taps: Taps, inputs: int) -> Taps:
-    """For each input the outputs that it is a term of, in their order; filled up by weights of zero."""
+    """Return for each input the outputs that it is a term of, in their order; filled up by weights of zero."""
     terms = taps.places.shape[1]
     flat = taps.places.flatten()
     order = flat.argsort(stable=True)
@@ -110,14 +110,14 @@ class Resampled(torch.autograd.Function):
 
 
 def _resampled(x_BCHW: torch.Tensor, rows: Taps, cols: Taps) -> torch.Tensor:
-    """In the memory format of x, a few rows at a time, which fit a cache."""
+    """Resample in the memory format of x, a few rows at a time, which fit a cache."""
     if x_BCHW.is_contiguous(memory_format=torch.channels_last):
         return _by_rows(x_BCHW.permute(0, 2, 3, 1), 1, rows, cols).permute(0, 3, 1, 2)
     return _by_rows(x_BCHW, ROWS, rows, cols)
 
 
 def _by_rows(x: torch.Tensor, dim: int, rows: Taps, cols: Taps) -> torch.Tensor:
-    """Rows along `dim`, columns along the next one."""
+    """Resample with rows along `dim`, columns along the next one."""
     shape = list(x.shape)
     shape[dim], shape[dim + 1] = len(rows.places), len(cols.places)
     made = x.new_empty(shape)

@@ -15,7 +15,7 @@ from tiledseg.models.normalise import Ranks
 
 
 class BorderModule(BlockModule):
-    """See `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
+    """The module of `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
 
     rows: geometry.Border
     cols: geometry.Border
@@ -36,7 +36,7 @@ class BorderModule(BlockModule):
         return self._padded(x_BCHW, (*cols, *rows))
 
     def _mirrored(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """At the image's ends what is mirrored is at hand: it is put there, and what is too much is cut."""
+        """Mirror pixels at the image's ends, where their originals are at hand, and cut off those that are too many."""
         dims = (place.row, self.rows), (place.col, self.cols)
         wanted = [layer.required_input(dim.given) for dim, layer in dims]
         rows, cols = (_beyond(read, dim) for read, (dim, _) in zip(wanted, dims, strict=True))

@@ -37,7 +37,7 @@ class MaxPoolModule(nn.MaxPool2d):
 
 
 def max_pool(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    """Padding counts as minus infinity."""
+    """Return the maxima of windows; padding counts as minus infinity."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x_BCHW.requires_grad):
         return _pooled(x_BCHW, sizes)
     result: torch.Tensor = _MaxPooled.apply(x_BCHW, sizes)
@@ -65,7 +65,7 @@ def _halves(x_BCHW: torch.Tensor, sizes: Sizes) -> bool:
 
 
 class _MaxPooled(torch.autograd.Function):
-    """Keeps its input only."""
+    """A max pooling that keeps its input only."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
@@ -136,7 +136,7 @@ class MaxUnpoolModule(BlockModule):
 
 
 class _Unpooled(torch.autograd.Function):
-    """Keeps the indices only. Backward picks each value's gradient from its place."""
+    """An unpooling that keeps the indices only. Backward picks each value's gradient from its place."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor, kernel: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ _NUMBERED = 1 / 90  # share of the step from which on a span has room for its mi
 
 
 class EfficiencyCurve(NamedTuple):
-    """E for grids of q x q tiles: by the paper's formula, its linear form, and exactly."""
+    """The efficiency E for grids of q x q tiles: by the paper's formula, its linear form, and exactly."""
 
     q: tuple[int, ...]
     paper: tuple[float, ...]

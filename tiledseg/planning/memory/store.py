@@ -19,7 +19,7 @@ WAITED = 0.35  # share of a copy's seconds that a step waits for: about the most
 
 @dataclass(frozen=True)
 class Store:
-    """`written`, `read`: bytes a second of one rank, beside the others of its host; `speed`: at which it computes."""
+    """A store of tensors. `written`, `read`: bytes a second of a rank beside its host's others. `speed`: of a rank."""
 
     written: float
     read: float

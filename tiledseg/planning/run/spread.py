@@ -104,7 +104,7 @@ def choose_spread(
 def goes_together(
     parallel: Parallelism, graph: Graph, images_per_step: int, whole_images_in_blocks: bool = False
 ) -> bool:
-    """True if all images of a step go through the network together: layer by layer, or segment by segment."""
+    """Return True if all images of a step go through the network together: layer by layer, or segment by segment."""
     alone = not (parallel.shares_layers or whole_images_in_blocks) or parallel.stages > 1
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 

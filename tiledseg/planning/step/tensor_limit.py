@@ -55,7 +55,7 @@ def _names(graph: Graph) -> list[str]:
 
 
 def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
-    """True if kernels take every tensor of the network on a context."""
+    """Return True if kernels take every tensor of the network on a context."""
     return largest_tensor(graph, bands, context).values <= MOST_VALUES
 
 

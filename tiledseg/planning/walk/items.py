@@ -294,7 +294,7 @@ class _Items:
         return after
 
     def _is_made(self, home: int) -> bool:
-        """True if the nodes of the run alone make the tensor."""
+        """Return True if the nodes of the run alone make the tensor."""
         return all(k in self.ran for k in makers(self.graph)[home])
 
     def _again(self, home: int) -> tuple[float, int, int]:

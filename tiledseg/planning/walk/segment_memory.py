@@ -212,8 +212,8 @@ class _BlockCut:
     def _moment(
         self, at: int, working: float, stored: float, ahead: float, values: Iterable[int], gradients: float
     ) -> BlockMoment:
-        """`working`: of the largest block at work; `ahead`: read from a file for the next one; `stored`, and strips of
-        `values` and `gradients` for other blocks: of one image. A strip that several segments read is there once."""
+        """Add up a moment's bytes. `working`: of the largest block at work. `ahead`: read from a file for the next one.
+        `stored`, and strips of `values` and `gradients` for other blocks: of one image. Segments share strips."""
         segment = self.segments[at]
         read = (*segment.leaving, *(self.graph.sources[k][0] for k in segment.nodes))
         working += max(self.norm_work[tensor] for tensor in read)

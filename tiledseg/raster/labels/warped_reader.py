@@ -25,7 +25,7 @@ _STEPS = 2.0**20  # a pixel: places are rounded to a millionth, so that those wh
 
 
 class WarpedReader(RasterReader):
-    """`source`, which it closes, on the grid of `target`.
+    """A reader of `source`, which it closes, on the grid of `target`.
 
     `nearest`: pixels are labels; else they are interpolated, whole numbers rounded, and valid where all pixels are that
     they are made of. Raises RasterError, naming `key`, where one of both has no CRS or no transform, and for a tile

@@ -141,7 +141,7 @@ def raster_output(
 
 
 class RasterWriter:
-    """Puts rectangles of pixels in place in a laid-out raster; a handle of its own for each process.
+    """A writer of rectangles of pixels into a laid-out raster; a handle of its own for each process.
 
     Raises OutputError where the file is gone or was replaced, WriteError where a write fails. Threads may share one
     writer.

@@ -69,7 +69,7 @@ class SplitCut:
 
 @dataclass(frozen=True)
 class SpatialSplit:
-    """`cuts`: of each image; `share`: of all blocks, validated on."""
+    """A spatial split. `cuts`: of each image. `share`: of all blocks, validated on."""
 
     cuts: tuple[SplitCut, ...]
     share: float

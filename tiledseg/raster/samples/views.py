@@ -21,7 +21,7 @@ from tiledseg.raster.places import interpolated, read_places
 
 
 class Rotation(NamedTuple):
-    """Moves positions by an angle of this cosine and sine about the position (`row`, `col`)."""
+    """A rotation of positions by an angle of this cosine and sine about the position (`row`, `col`)."""
 
     cos: float
     sin: float
@@ -118,7 +118,7 @@ def whole(shape: tuple[int, int]) -> View:
 
 
 class ViewReader(RasterReader):
-    """Reads a view of `source`, which stays its owner's to close.
+    """A reader of a view of `source`, which stays its owner's to close.
 
     `classes`: pixels are class numbers, and the nearest is taken where the view resizes. Else they are interpolated
     (bilinear), as float32, or float64 where the raster has more than float32's 24 bits. Interpolated ones are valid

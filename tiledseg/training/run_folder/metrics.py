@@ -27,7 +27,7 @@ from tiledseg.system.writing import replacing, writing
 
 
 class MetricsLog:
-    """Appends one JSON object a line to `folder`/metrics.jsonl, and the same numbers to TensorBoard where installed."""
+    """A log of a JSON object a line in `folder`/metrics.jsonl, and the same numbers in TensorBoard where installed."""
 
     def __init__(self, folder: Path, keep_to_step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """`lines`: those that are there, as `read_metrics` gives them."""

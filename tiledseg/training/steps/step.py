@@ -67,7 +67,7 @@ class StepRules(NamedTuple):
 
 
 class Stepper:
-    """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which.
+    """A runner of optimizer steps. The law: what a step does depends on its tiles, not on which rank has which.
 
     `scale`: of the loss, in fp16; the same on every rank, since the sums that decide are.
     """
