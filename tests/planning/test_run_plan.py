@@ -58,6 +58,16 @@ def test_auto_leaves_an_image_whole_only_where_a_norm_must_see_it() -> None:
     assert any(note.startswith("not exact: model.norm is instance") for note in accepted.warnings)
 
 
+def test_a_halo_that_is_too_small_is_accepted_with_a_warning() -> None:
+    """Not in mode `layer`, whose halos travel layer by layer; nor where there is one tile."""
+    note = "not exact: the halo is 0 pixels, and the network needs"
+    warned = [
+        any(each.startswith(note) for each in plan_run(replace(question(exact=False, **how), halo=0)).warnings)
+        for how in ({"grid": (2, 2)}, {"grid": (2, 2), "halo": "layer"}, {"grid": (1, 1)})
+    ]
+    assert warned == [True, False, False]
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_cut_image_is_refused_for_a_norm_that_must_see_it(trains: bool) -> None:
     with pytest.raises(ConfigError, match=r"model.norm is group.*parallel.halo layer.*accept it with parallel.exact"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -326,4 +326,7 @@ def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footpr
         )
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")
+    needed = max(minimum_halo(graph))
+    if not fault and not windows and tiles > 1 and spread.mode != "layer" and footprint.before < needed:
+        fault = f"the halo is {footprint.before} pixels, and the network needs {needed}; set tiling.halo to auto"
     return f"not exact: {fault}" if fault else None
