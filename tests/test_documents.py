@@ -1,0 +1,79 @@
+"""Documents and docstrings keep to the mechanical part of plain prose, and name commands and keys that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiledseg.cli import COMMANDS
+from tiledseg.commands.key_help import GROUPS, KEYS
+from tiledseg.config.words import MOVED
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("tutorials", "how-to", "reference", "explanation", "figures")
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+PAGES += [page for kind in KINDS for page in sorted((ROOT / "docs" / kind).glob("*.md"))]
+LONGEST = 35  # words of a sentence
+EXCEPTIONS = 0.01  # share of sentences that may be longer
+POOR_BEGINNINGS = ("What ", "Of ", "Whether ", "By ", "Away ", "Who ")
+
+
+def prose(text: str) -> str:
+    """Return the text without code, tables, headings and names of pages."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "#", "![", "<!--"))]
+    return "\n".join(lines)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield sentences: a blank line, an item of a list, or a full stop with a blank ends one."""
+    for block in re.split(r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", text):
+        for sentence in re.split(r"(?<=[.:!?])\s+(?=[A-Z`*(])", " ".join(block.split())):
+            if sentence:
+                yield re.sub(r"^([-*]|\d+\.) ", "", sentence)
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "tiledseg").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node)
+                if text:
+                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text
+
+
+def faults(found: list[tuple[str, str]]) -> list[str]:
+    long = [f"{place}: {len(s.split())} words: {s[:70]}" for place, s in found if len(s.split()) > LONGEST]
+    poor = [f"{place}: {s[:70]}" for place, s in found if s.startswith(POOR_BEGINNINGS)]
+    return long + poor
+
+
+def test_sentences_of_documents_are_short_and_begin_with_their_subject() -> None:
+    found = [(str(p.relative_to(ROOT)), s) for p in PAGES for s in sentences(prose(p.read_text()))]
+    wrong = faults(found)
+    assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
+
+
+def test_sentences_of_docstrings_are_short_and_begin_with_their_subject() -> None:
+    found = [(place, s) for place, text in docstrings() for s in sentences(re.sub(r"(?m)^ {4,}.*$", "", text))]
+    wrong = faults(found)
+    assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(rf"`(?:--)?((?:{'|'.join(GROUPS)})\.[a-z_]+)", text))
+    files = {"run.yaml", "train.tif", "model.safetensors", "optimizer.safetensors"}
+    assert named - set(KEYS) - files - set(MOVED) == set()
+    assert set(re.findall(r"(?:`|-n \d+ )tiledseg ([a-z]+)", text)) <= set(COMMANDS)
+
+
+def test_pages_are_short() -> None:
+    """The aim is 3,000 lines in all."""
+    assert [str(page) for page in PAGES if len(page.read_text().splitlines()) > 120] == []
+    assert sum(len(page.read_text().splitlines()) for page in PAGES) <= 4450
