@@ -70,9 +70,7 @@ def read_loss(loss: str | Mapping[str, Any]) -> dict[str, dict[str, float]]:
         terms = {loss["name"]: {key: value for key, value in loss.items() if key != "name"}}
     if not terms or not all(isinstance(name, str) and name in LOSS_FIELDS for name in terms):
         what = f"'{shown(loss)}'" if isinstance(loss, str) else shown(loss)
-        raise ConfigError(
-            f"train.loss is {what}; give one of {', '.join(LOSSES)}, or a map of some to what each counts"
-        )
+        raise ConfigError(f"train.loss is {what}; give one of {', '.join(LOSSES)}, or a map of some to their weights")
     if set(terms) == {EDGES}:
         terms = {CROSS_ENTROPY: {}, **terms}
     read = {}

@@ -204,7 +204,7 @@ def _check_area(request: Request, info: RasterInfo) -> None:
         return
     check_area_file(request.area, "--area")
     if not area_reader(request.area, info).count:
-        raise RasterError(f"--area {request.area} has no polygon in {info.path}; compare its CRS and its place with it")
+        raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
 
 
 def check_area_file(path: str, key: str) -> None:

@@ -80,7 +80,7 @@ class RasterReader(ABC):
         no memory holds, and where the file cannot be read for whatever reason, tried again and again (`retrying`).
         """
         if box.area == 0:
-            raise RasterError(f"an empty box {box.shape} asked of {self.info.path}; give at least one pixel")
+            raise RasterError(f"{self.info.path}: empty box {box.shape}; give at least one pixel")
         self._check_size(box)
         what = f"read rows {_range(box.row)}, columns {_range(box.col)} of {self.info.path}"
         return tried(what, lambda: self._read(box), self.release)

@@ -48,7 +48,7 @@ class CopyPlan(NamedTuple):
             return None
         return (
             f"training waits while a checkpoint is written: a copy of it takes {self.bytes / _MIB:.1f} MiB, and beside "
-            f"a step {max(0, self.room) / _MIB:.1f} MiB are to be had"
+            f"a step {max(0, self.room) / _MIB:.1f} MiB are available"
         )
 
 

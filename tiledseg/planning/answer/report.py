@@ -90,7 +90,7 @@ def plan_tiling(question: Question) -> Tiling:
     finest = finest_grid(question.size, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
-            f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles; plan looks at each of {MOST_TILES} at most: "
+            f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles, but plan computes {MOST_TILES} at most; "
             "give a part of the raster as --size, with a grid in proportion"
         )
     tiling = make_tiling(question.size, grid, footprint)

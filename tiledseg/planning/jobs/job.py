@@ -37,7 +37,7 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
     elif halo in (None, "read"):
         ranks, more, what = _pipelines(planned.pipeline, gpus, per_node)
     else:
-        raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")
+        raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     return _job(ranks, question, site, minutes, [*flags, *more], f": {grid[0]} x {grid[1]} tiles an image, {what}.")
 
 

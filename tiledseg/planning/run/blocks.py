@@ -63,7 +63,7 @@ class BlockPlan:
         if self.memory <= memory:
             return None
         needs = f"{'a training step' if self.trains else 'a map'} in blocks needs up to {self.memory / GIB:.1f} GiB"
-        return f"{needs}, but {memory / GIB:.1f} GiB are to be had; use {self._remedy}"
+        return f"{needs}, but {memory / GIB:.1f} GiB are available; use {self._remedy}"
 
     def check_budget(self, budget: int) -> None:
         """Raise BudgetError where a step needs more than the budget of the user."""

@@ -173,7 +173,7 @@ def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | Non
     elif spread.shares_layers:
         what = "with parallel.halo layer the whole block of a rank"
         use = "more ranks an image, or mode exchange or read with a finer tiling.grid"
-    had = f"{question.memory / 2**30:.1f} GiB are to be had"
+    had = f"{question.memory / 2**30:.1f} GiB are available"
     return f"{what} needs about {memory / 2**30:.1f} GiB, but {had}; use {use}"
 
 

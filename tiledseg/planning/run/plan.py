@@ -155,8 +155,8 @@ def _in_blocks(
         return None
     if question.tiles_per_batch not in (None, 1):
         raise ConfigError(
-            f"train.tiles_per_batch is {question.tiles_per_batch}, but with memory.blocks one tile alone is too much "
-            "at once; leave it out"
+            f"train.tiles_per_batch is {question.tiles_per_batch}, but memory.blocks computes a part of one tile at a "
+            "time; leave it out"
         )
     together = None  # images of a rank that go through the network together
     if plan.spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest

@@ -180,9 +180,8 @@ def _no_candidates(space: Space) -> InputError:
         if getattr(parallel, name) != getattr(Parallelism(), name)
     ]
     return ConfigError(
-        f"no search combines {', '.join(fixed) or 'what is given'} for {space.question.ranks} ranks: pipelines are "
-        "looked at in parallel.halo read, with one word of recompute for all stages; leave one of them out, or "
-        "parallel.auto"
+        f"no search combines {', '.join(fixed) or 'what is given'} for {space.question.ranks} ranks: pipelines need "
+        "parallel.halo read with one word of recompute for all stages; leave one of them out, or parallel.auto"
     )
 
 

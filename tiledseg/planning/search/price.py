@@ -181,7 +181,7 @@ class Pricing:
         short = plan.blocks or plan.rebuilt
         time = time._replace(again=short.extra * (time.forward + time.backward) if short else 0.0)
         if plan.memory > self.question.memory:
-            reason = f"needs {plan.memory} bytes, but {self.question.memory} are to be had"
+            reason = f"needs {plan.memory} bytes, but {self.question.memory} are available"
             return Discarded(candidate, MEMORY, reason, plan.memory)
         return self._priced(candidate, plan, time, plan.memory)
 

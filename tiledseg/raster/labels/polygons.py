@@ -106,7 +106,7 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
         raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
     check_begin(path)
     if image.crs is None or not is_placed(image.transform):
-        raise RasterError(f"{image.path} has no CRS, so {path} has no place in it; give an image with one")
+        raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
     with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
         read = _read_binary if _ending(path) in _BEGINS else _read_geojson
         return _on_grid(path, image, read(path, image, layer, attribute))
@@ -306,6 +306,4 @@ class PolygonReader(RasterReader):
 def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:
     """Raise RasterError where polygons were read, and none lies in any image."""
     if counts and not any(counts):
-        raise RasterError(
-            f"{paths[0]} has no polygon in the image, nor in any other; compare its CRS and its place with theirs"
-        )
+        raise RasterError(f"{paths[0]} has no polygon in the image, nor in any other; check its CRS and its place")

@@ -148,7 +148,7 @@ def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T
     rank keeps the step's order. The same on every rank.
     """
     if size < 1:
-        raise ConfigError(f"tiles dealt to {size} ranks; give at least 1")
+        raise ConfigError(f"size is {size} ranks; give at least 1")
     costs = [cost(tile) for tile in step]
     loads = [(0, rank) for rank in range(size)]  # a heap: the least loaded rank first
     shares: list[list[int]] = [[] for _ in range(size)]
