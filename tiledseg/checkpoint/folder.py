@@ -49,7 +49,7 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: and buffers, by name.
+    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: also buffers, by name.
     `optimizer`: by `index.entry`, where parameters count as in the whole network. `groups`: the optimizer's options.
     `average`: of weights and buffers, where a run takes one."""
 

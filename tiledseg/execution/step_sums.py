@@ -37,8 +37,8 @@ class RankFigures(NamedTuple):
 
 
 class PipelineResult(NamedTuple):
-    """The figures of the stages in a step. `stage_seconds`: each computed (mean over its ranks). `bubble_share`: of the
-    ranks' time, in which they waited for each other. `bytes`, `messages`: between stages, from all ranks together."""
+    """The figures of the stages in a step. `stage_seconds`: computing of each (mean over its ranks). `bubble_share`: of
+    the ranks' time, waiting for each other. `bytes`, `messages`: between stages, from all ranks together."""
 
     stage_seconds: tuple[float, ...]
     bubble_share: float
