@@ -29,7 +29,7 @@ class Session:
 
 SESSIONS = [
     Session(2, "nccl", (HALO_RUNS, STAGE_RUNS)),
-    Session(2, "mpi", ("-k", "thirty_steps", HALO_RUNS)),
+    Session(2, "mpi", ("-k", "steps_and_validations", HALO_RUNS)),
     Session(4, "nccl", ("-k", "fused", HALO_RUNS), alone=True),
 ]
 NIGHTLY_SESSIONS = [Session(ranks, "nccl", (folder,)) for ranks in (2, 4) for folder in FOLDERS]

@@ -27,4 +27,4 @@ def test_ranks_share_a_disk_and_a_profile_says_how_they_compute(monkeypatch: pyt
     assert store.speed.flops == machine.rates["bf16"]
     assert store.speed.memory_bandwidth == machine.memory_bandwidth
     alone = measured_store.measured_store("anywhere", 1, machine, "bf16")
-    assert store.seconds(1 << 20) == pytest.approx(4 * alone.seconds(1 << 20))
+    assert store.waited(1 << 20, 1 << 20) == pytest.approx(4 * alone.waited(1 << 20, 1 << 20))

@@ -98,12 +98,12 @@ def test_a_gradient_that_a_rank_does_not_send_back_is_named(
 def test_a_sum_that_a_rank_leaves_out_is_named(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = normalise._over
+    summed = normalise.summed
 
-    def forgetful(ranks: Any, sums: Any) -> Any:
-        return sums if ranks is not None and ranks.rank == 2 else over(ranks, sums)
+    def forgetful(sums: Any, ranks: Any) -> Any:
+        return sums if ranks is not None and ranks.rank == 2 else summed(sums, ranks)
 
-    monkeypatch.setattr(normalise, "_over", forgetful)
+    monkeypatch.setattr(normalise, "summed", forgetful)
     code, found = rehearsed(config, capsys, 8, "--parallel.halo", "layer", "--model.norm", "instance")
     assert code == 1
     assert any(line.startswith("rank 2 sums ") and "and rank 0 " in line for line in found["fails"])

@@ -90,8 +90,10 @@ def unmatched(doings: dict[int, Doings]) -> list[str]:
     first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
     for rank, own in doings.items():
         for group, sums in own.summed.items():
-            other, theirs = first.setdefault(group, (rank, sums))
-            if sums != theirs:
+            first.setdefault(group, (rank, sums))
+    for group, (other, theirs) in first.items():
+        for rank in group or doings:
+            if rank in doings and (sums := doings[rank].summed.get(group, [])) != theirs:
                 faults.append(f"rank {rank} sums {sums} bytes over its group, and rank {other} {theirs}")
     for rank, own in doings.items():
         for peer in sorted(own.sent.keys() | {p for p in own.received if p in doings}):
