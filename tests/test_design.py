@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -61,3 +62,10 @@ def test_places_are_there() -> None:
 
 def test_the_page_is_short() -> None:
     assert len(PAGE.splitlines()) <= 150
+
+
+def test_no_run_is_tracked_beside_the_rooms() -> None:
+    """A run that a test has left in the working folder is not the project's."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    rooms = {name.partition("/")[0] for name in done.stdout.splitlines() if "/" in name}
+    assert rooms <= {".ci", "tiledseg", "jobs", "benchmarks", "tests", "docs"}
