@@ -19,10 +19,9 @@ import torch
 from torch.autograd.profiler import profile
 from torch.nn.functional import cross_entropy
 
-from tiledseg.architecture.network import Network
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS, Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.memory_words import MemoryPolicy
+from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.greedy import Greedy

@@ -25,13 +25,13 @@ from benchmarks.planned_peaks import (
     step,
     weights_of,
 )
-from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
+from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling

@@ -10,7 +10,7 @@ from tiledseg import gradients
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
-from tiledseg.models.lending import Lending
+from tiledseg.models.frozen import Lending
 
 
 def small_network() -> nn.Module:

@@ -13,9 +13,8 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
 from tiledseg.config.words import chunk_ranks
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_windows

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.architecture.network import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
 from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run, words_of
 from tiledseg.config.kinds import checked

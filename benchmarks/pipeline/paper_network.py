@@ -5,10 +5,9 @@ from __future__ import annotations
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
 NETWORKS = ("paper", "ours")

@@ -6,8 +6,7 @@ import torch
 from tests.law.cases import Case, as_batch, relative
 from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.receptive_field import total_stride
-from tiledseg.geometry.shapes import count_parameters, tensor_shapes
+from tiledseg.geometry.shapes import count_parameters, tensor_shapes, total_stride
 from tiledseg.models.network import build_modules
 
 PUBLISHED, UNUSED = 137_278_190, 65  # the modules of network/gscnn.py, counted; dsn1 takes part in nothing

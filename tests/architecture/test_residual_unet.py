@@ -10,8 +10,7 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.resnet import BLOCKS, ResNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import total_stride
-from tiledseg.geometry.shapes import count_parameters, tensor_shapes
+from tiledseg.geometry.shapes import count_parameters, tensor_shapes, total_stride
 from tiledseg.models.network import build_modules, build_network
 
 LAST_LAYER = {"resnet18": 513_000, "resnet34": 513_000, "resnet50": 2_049_000}  # of 1000 classes, which we have not

@@ -7,8 +7,7 @@ from tests.law.cases import Case, relative, tiled_logits, undivided
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.receptive_field import total_stride
-from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
+from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes, total_stride
 from tiledseg.models.network import build_modules
 
 

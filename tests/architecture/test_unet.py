@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.shapes import is_legal_size, output_size, tensor_channels, total_stride
 
 
 def _drawn(norm: str, base_channels: int, **options: Any) -> UNet:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg import train
-from tiledseg.architecture.kinds import KINDS, described
+from tiledseg.architecture.presets import KINDS, described
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import MalformedError, parse_state
 from tiledseg.config.words import read_loss, read_policy

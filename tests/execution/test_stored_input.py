@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.execution.input.carrying import bytes_on_the_way, labels, network_input, sender
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap

@@ -6,13 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import INPUT, Graph, Node, chain
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, Sigmoid
 from tiledseg.geometry.layers.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
 from tiledseg.geometry.sharing.decomposition import Partition
 

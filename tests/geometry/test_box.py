@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 intervals = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: Interval(p[0], p[0] + p[1]))

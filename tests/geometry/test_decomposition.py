@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.geometry.drawn import convolutions, law, layers, line, partitions, pools, unets, windows
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import MaxPool

@@ -12,11 +12,10 @@ from tests.geometry.drawn import law, line, networks, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node, one_of_equals
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, Sigmoid
 from tiledseg.geometry.layers.resampling import MaxIndices
 
 CONV = Convolution(1, 1)

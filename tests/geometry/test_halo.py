@@ -7,6 +7,7 @@ import pytest
 from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import (
     Footprint,
@@ -17,12 +18,10 @@ from tiledseg.geometry.halo import (
     paper_shrink,
     round_up,
 )
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.geometry.receptive_field import is_legal_size, required_input
-from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.geometry.shapes import is_legal_size, required_input, tensor_shapes
 
 
 def test_paper_formula() -> None:

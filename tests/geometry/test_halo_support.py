@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import is_legal_size, output_size
+from tiledseg.geometry.shapes import is_legal_size, output_size
 from tiledseg.models.network import build_modules
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 
 law = settings(derandomize=True, max_examples=100, deadline=None)
 intervals = st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda p: Interval(p[0], p[0] + p[1]))

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node, chain
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.activations import Mark
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Pool, Upsample
-from tiledseg.geometry.receptive_field import is_legal_size, total_stride
+from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE, NodeWindows, layer_windows, settle
 

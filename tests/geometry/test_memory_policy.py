@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tiledseg.architecture.kinds import KINDS
+from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph, Node, chain
-from tiledseg.geometry.layers.activations import Activation, Mark
+from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy, Node, chain
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate, ImageMean
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm
 from tiledseg.geometry.memory_policy import (
     asked,
     check_policy,
@@ -24,7 +23,6 @@ from tiledseg.geometry.memory_policy import (
     recomputation,
     spread,
 )
-from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 
 
 def convolution(channels: int = 8) -> Convolution:

@@ -13,14 +13,14 @@ from torch import nn
 from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.activations import Activation, Mark
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Activation, Mark
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, resized, total_stride
+from tiledseg.geometry.shapes import is_legal_size, output_size, required_input, resized, total_stride
 
 law = settings(derandomize=True, max_examples=150, deadline=None)
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, round_up
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import output_size, required_input
+from tiledseg.geometry.shapes import output_size, required_input
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, make_tiling
 
 law = settings(derandomize=True, max_examples=150, deadline=None)

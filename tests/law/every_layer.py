@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
-from tiledseg.geometry.layers.border import Border
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
-from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, OfOnePixel, Pixelwise
+from tiledseg.geometry.layers.pixelwise import (
+    Activation,
+    Dropout,
+    FormulaSlot,
+    Layout,
+    Mark,
+    Norm,
+    OfOnePixel,
+    Pixelwise,
+    Sigmoid,
+)
 from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
     AveragePool,
+    Border,
     MaxIndices,
     MaxPool,
     MaxUnpool,

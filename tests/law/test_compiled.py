@@ -17,7 +17,7 @@ from tests.law.cases import IGNORED, KEY, Case
 from tests.law.steps import losses_of_steps
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh

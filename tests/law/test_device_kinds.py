@@ -17,14 +17,13 @@ import torch
 from tests.law.cases import KEY, relative
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undivided
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.border import Border
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.resampling import Upsample
+from tiledseg.geometry.layers.resampling import Border, Upsample
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor

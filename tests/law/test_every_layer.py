@@ -14,11 +14,10 @@ from tests.law.test_pipelines import alone as alone_in_one_piece
 from tests.law.test_pipelines import steps as steps_in_stages
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import minimum_halo
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import required_input
-from tiledseg.geometry.shapes import count_parameters, tensor_shapes
+from tiledseg.geometry.shapes import count_parameters, required_input, tensor_shapes
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules

@@ -7,13 +7,12 @@ import torch
 from torch.nn import functional
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import chain
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.models.layers.aligned import AlignedUpsampleModule
 from tiledseg.models.layers.block import tile_places
+from tiledseg.models.layers.upsample import AlignedUpsampleModule
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

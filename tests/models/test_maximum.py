@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tiledseg.models.layers.whole_image import WholeImageMax
+from tiledseg.models.layers.joins import WholeImageMax
 
 
 @pytest.mark.parametrize("even", [False, True])

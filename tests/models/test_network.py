@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Activation, Mark
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.receptive_field import is_legal_size, output_size
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.layers.pixelwise import Activation, Mark
+from tiledseg.geometry.shapes import is_legal_size, output_size, tensor_channels
 from tiledseg.models.dropout import ChannelDropout, DropoutKey, set_dropout_key
 from tiledseg.models.network import build_modules, build_network
 

@@ -17,10 +17,10 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layers.activations import Sigmoid
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy, chain
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Sigmoid
 from tiledseg.geometry.memory_policy import (
     can_rebuild,
     compaction,
@@ -30,7 +30,6 @@ from tiledseg.geometry.memory_policy import (
     recomputation,
     spread,
 )
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network

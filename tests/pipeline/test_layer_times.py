@@ -9,7 +9,7 @@ import torch
 
 from tests.tracing.cases import traced
 from tiledseg.architecture.gated_scnn import GatedSCNN
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.models.network import GraphNetwork, build_modules

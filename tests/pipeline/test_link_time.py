@@ -12,7 +12,7 @@ from tiledseg.comm.transports.point_to_point import Message, PointToPoint
 from tiledseg.comm.transports.stopwatch import HostClock
 from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.pipeline.link_time import MeasuredLink, measure_link, slowest_link
+from tiledseg.pipeline.layer_times import MeasuredLink, measure_link, slowest_link
 
 DELAY = 0.5
 

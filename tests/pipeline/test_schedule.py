@@ -11,9 +11,9 @@ from tests.pipeline.faults import faults
 from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Mark
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add
+from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
     Backward,

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.planning.flops import flop_counter
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ModelConfig

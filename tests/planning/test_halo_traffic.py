@@ -12,7 +12,7 @@ from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.work import Work
-from tiledseg.geometry.sharing.block_exchange import context_exchange
+from tiledseg.geometry.sharing.decomposition import context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.modes.mode_cost import block_work
 from tiledseg.planning.step.cost import layer_costs

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.planned_peaks_of_ranks import errors, part
 from tests.planning.spread import UNETS, Run, open_run_axes, spread
-from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh

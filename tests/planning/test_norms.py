@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planning.spread import UNETS
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.sharing.decomposition import Partition, plan_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
 from tiledseg.planning.step.rank_steps import rank_kinds, rank_steps, swaps

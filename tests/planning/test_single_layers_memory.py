@@ -7,12 +7,11 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Sigmoid
-from tiledseg.geometry.layers.border import Border
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.resampling import AlignedUpsample, PixelUnshuffle, Upsample
+from tiledseg.geometry.layers.pixelwise import Sigmoid
+from tiledseg.geometry.layers.resampling import AlignedUpsample, Border, PixelUnshuffle, Upsample
 from tiledseg.models.network import build_network
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from benchmarks.planned_peaks import allocator_peak
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
@@ -22,7 +22,7 @@ from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.receptive_field import is_legal_size
+from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.halo import network_footprint

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.small_files import write_raster
-from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig

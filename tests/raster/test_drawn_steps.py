@@ -9,9 +9,8 @@ import pytest
 
 from tiledseg.config.augmentation import Augmentation
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer

@@ -9,8 +9,7 @@ import pytest
 import rasterio
 
 from tiledseg.errors import RasterError, ReadError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reading.reader import KnownReader, open_raster
 
 BOX = Box(Interval(-3, 9), Interval(4, 15))  # beyond the raster on two sides

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rasterio.crs import CRS
 
 from tiledseg.errors import ConfigError, LabelError, RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels

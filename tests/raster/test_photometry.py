@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from tiledseg.config.augmentation import Augmentation
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.samples.draws import Drawer, draw_photometry
 from tiledseg.raster.samples.photometry import Photometry, pixel_noise
 

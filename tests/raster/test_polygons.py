@@ -18,8 +18,7 @@ from rasterio.warp import transform_geom
 
 from tests.raster.polygons_drawn import expected, image_info, write_vectors
 from tiledseg.errors import ConfigError, LabelError, RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.maps.geopackage import pixels_of

@@ -23,8 +23,7 @@ from tests.raster import range_server
 from tests.raster.range_server import running
 from tests.raster.tiff_tags import ROWS_PER_STRIP, TILE_LENGTH, TILE_WIDTH, change_tag
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reading.reader import open_raster
 
 KINDS: dict[str, dict[str, Any]] = {

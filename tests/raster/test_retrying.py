@@ -12,8 +12,7 @@ import pytest
 
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import retrying
 from tiledseg.raster.reading.gdal_reader import GdalReader
 

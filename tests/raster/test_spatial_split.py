@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut
 
 SHAPES = (37, 52), (40, 24), (30, 30)

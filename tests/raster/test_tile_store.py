@@ -21,9 +21,8 @@ from affine import Affine
 from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError, RasterError, WriteError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.finding.sources import expand_sources, pair_sources
 from tiledseg.raster.labels.label_map import LabelMap

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
 from tiledseg.config.augmentation import Augmentation
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.draws import draw_view

@@ -18,8 +18,7 @@ from rasterio.crs import CRS
 
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import OutputError, WriteError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.maps import writer

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tiledseg.execution.scores.reliability import reliability_counts
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.outputs import CONFIG, METRICS, SUMMARY

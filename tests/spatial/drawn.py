@@ -15,9 +15,8 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.convolution import FilterBank
-from tiledseg.models.layers.joins import AddModule, ConcatenateModule, MultiplyModule
+from tiledseg.models.layers.joins import AddModule, ConcatenateModule, MultiplyModule, WholeImageMean
 from tiledseg.models.layers.pooling import MaxIndicesModule, MaxUnpoolModule
-from tiledseg.models.layers.whole_image import WholeImageMean
 from tiledseg.models.norm import PixelNorm
 
 CHANNELS = 4  # of every layer but where groups and widths are drawn

@@ -16,9 +16,8 @@ from tests.geometry.drawn import partitions, windows
 from tests.spatial.together import for_all
 from tests.spatial.twins import NAMED_SHAPES, OpenAxes
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.sharing.block_exchange import BlockExchange, block_exchange
-from tiledseg.geometry.sharing.decomposition import Partition, plan_exchange
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange, plan_exchange
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition
 from tiledseg.spatial.halo_exchange import HaloExchanger
 

@@ -18,13 +18,13 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, copied, difference, forward, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.layers.border import Border as Around
+from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.aligned import AlignedUpsampleModule
 from tiledseg.models.layers.border import BorderModule
-from tiledseg.models.layers.whole_image import WholeImageMax
+from tiledseg.models.layers.joins import WholeImageMax
+from tiledseg.models.layers.upsample import AlignedUpsampleModule
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import MomentSets, NormScope, measure, normalise

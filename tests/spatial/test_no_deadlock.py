@@ -25,10 +25,10 @@ from tests.spatial.twins import (
     refusal,
     start,
 )
-from tiledseg.architecture.options import NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.architecture.network import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.receptive_field import is_legal_size, total_stride
+from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.network import build_modules

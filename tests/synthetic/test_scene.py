@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.synthetic.land import IGNORED
 from tiledseg.synthetic.scene import NODATA, Scene
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import is_legal_size, required_input, total_stride
+from tiledseg.geometry.shapes import is_legal_size, required_input, total_stride
 from tiledseg.models.network import GraphNetwork
 
 DRAWS = 3

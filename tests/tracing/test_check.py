@@ -14,9 +14,9 @@ from torch.nn import functional
 from tests.tracing.cases import traced
 from tests.tracing.halo_by_gradients import check_halo
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import required_input, total_stride
+from tiledseg.geometry.shapes import required_input, total_stride
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.trace import trace
 

@@ -13,8 +13,7 @@ import tiledseg
 from tests.crash.runs import Material, weights
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import KEEP
+from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_cost import Task, mode_cost

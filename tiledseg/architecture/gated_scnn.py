@@ -35,18 +35,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiledseg.architecture.options import check_groups, check_options
-from tiledseg.architecture.resnet import ResNet, file_names
-from tiledseg.architecture.wide_resnet import WideResNet
+from tiledseg.architecture.network import check_groups, check_options
+from tiledseg.architecture.resnet import ResNet, WideResNet, file_names
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layers.activations import Activation, Sigmoid
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
-from tiledseg.geometry.layers.norms import Norm
-from tiledseg.geometry.layers.pixelwise import FormulaSlot, Pixelwise
+from tiledseg.geometry.layers.pixelwise import Activation, FormulaSlot, Norm, Pixelwise, Sigmoid
 from tiledseg.geometry.layers.resampling import AveragePool
-from tiledseg.geometry.receptive_field import resized
+from tiledseg.geometry.shapes import resized
 
 Filter = tuple[tuple[float, ...], ...]
 

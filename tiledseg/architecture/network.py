@@ -1,9 +1,13 @@
-"""The protocol of networks: a graph, and the numbers of bands and classes."""
+"""The protocol of networks: a graph, and the numbers of bands and classes. And the values of their options."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import fields
+from typing import Any, Protocol, runtime_checkable
 
+from tiledseg.config.checks import Range, check_value, one_of
+from tiledseg.config.run import ModelConfig
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 
 
@@ -33,3 +37,39 @@ class Pretrainable(Network, Protocol):
     def file_names(self, normed: bool) -> dict[str, str]:
         """Return the name in the file of each of the encoder's nodes, from the input on. `normed`: True if the file's
         network has batch norms."""
+
+
+PADDINGS = ("same", "valid")
+UPSAMPLINGS = ("transposed", "nearest", "bilinear")
+NORMS = ("none", "pixel", "instance", "group", "batch")
+ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # of which a network may have some
+WORDS = {"padding": PADDINGS, "upsampling": UPSAMPLINGS, "norm": NORMS, "encoder": ENCODERS}
+BANDS, CLASSES = Range(1, 65535), Range(2, 255)
+
+
+def check_options(network: Any) -> None:
+    """Raise ConfigError for the first option of a network that no network can have."""
+    for described in fields(ModelConfig):
+        if hasattr(network, described.name):
+            check_value(f"model.{described.name}", getattr(network, described.name), described)
+    BANDS.check("model.bands", network.bands)
+    CLASSES.check("data.classes", network.classes)
+    for key, words in WORDS.items():
+        if hasattr(network, key):
+            one_of(f"model.{key}", getattr(network, key), words)
+
+
+def groups_of(channels: int) -> int:
+    """Return the number of groups of a group norm."""
+    return min(8, channels)
+
+
+def check_groups(norm: str, widths: list[tuple[str, int]], base_channels: int) -> None:
+    """Raise ConfigError where the channels of a place, (its name, their number), do not fall into the norm's groups."""
+    for place, channels in widths if norm == "group" else ():
+        if channels % groups_of(channels):
+            raise ConfigError(
+                f"model.norm is group, but {place} has {channels} channels, which do not divide into "
+                f"{groups_of(channels)} groups, with model.base_channels {base_channels}; give 1, 2, 4 or a multiple "
+                "of 8"
+            )

@@ -1,17 +1,25 @@
-"""Named networks: by their kind, and the paper's three, by depth, with its balance lists."""
+"""The kinds of networks, each by its word in a checkpoint; and the paper's three, by depth, with its balance lists."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.kinds import KINDS
+from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
+
+KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet, "gated_scnn": GatedSCNN}
+"""A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
+SAVED: dict[str, type[Any]] = {**KINDS, "foreign": ForeignNetwork}
+"""What a checkpoint may hold."""
+FIRST = "unet"  # of what says no kind: all networks were U-Nets once
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,12 @@ def _check_keys(model: ModelConfig, own: set[str]) -> None:
                 f"model.{key} is {value}, but the preset {model.name} has {getattr(preset, key)}; leave the key out, "
                 "or set model.name to unet"
             )
+
+
+def described(network: Network) -> dict[str, Any]:
+    """Return the network for JSON: its fields, and its kind unless that is the first. Raises TypeError for another
+    class."""
+    kind = next((word for word, each in SAVED.items() if type(network) is each), None)
+    if kind is None:
+        raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")
+    return ({} if kind == FIRST else {"kind": kind}) | asdict(cast(Any, network))

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiledseg.architecture.options import check_groups, check_options
+from tiledseg.architecture.network import check_groups, check_options
 from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
 from tiledseg.config.checks import one_of
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Activation
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Activation
 from tiledseg.geometry.layers.resampling import Upsample
 
 STEPS = 5

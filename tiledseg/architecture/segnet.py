@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.architecture.options import check_groups, check_options, groups_of
+from tiledseg.architecture.network import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Activation
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Norm
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 
 CONVOLUTIONS = (2, 2, 3, 3, 3)  # of VGG-16, by level

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.architecture.options import check_groups, check_options, groups_of
+from tiledseg.architecture.network import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
 

@@ -37,7 +37,7 @@ from tiledseg.checkpoint.check import (
     verified,
 )
 from tiledseg.errors import CheckpointError
-from tiledseg.models.lending import by_memory
+from tiledseg.models.frozen import by_memory
 from tiledseg.system.outputs import files_below
 from tiledseg.system.writing import flush, writing
 

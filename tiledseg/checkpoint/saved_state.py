@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
+from tiledseg.architecture.presets import FIRST, SAVED
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.run import Config, TilingConfig
 from tiledseg.config.words import without_moved

@@ -36,7 +36,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.memory.file_store import TENSOR, disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates
 from tiledseg.memory.mover import StoreRates
-from tiledseg.pipeline.link_time import measure_link
+from tiledseg.pipeline.layer_times import measure_link
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.system.console import answer

@@ -24,8 +24,7 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
     """
     if not question.waits_for_times:
         return plan
-    from tiledseg.pipeline.layer_times import can_be_measured
-    from tiledseg.pipeline.link_time import slowest_link
+    from tiledseg.pipeline.layer_times import can_be_measured, slowest_link
 
     if not can_be_measured(question.graph):
         return balanced(question, plan)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import (
+from tiledseg.geometry.shapes import (
     is_legal_size,
     output_size,
     required_input,

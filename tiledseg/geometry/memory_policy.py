@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
-from tiledseg.geometry.receptive_field import scales
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy
+from tiledseg.geometry.shapes import scales, tensor_channels
 
 FEW_NODES = 6  # that are run for a tensor which is rebuilt for next to nothing
 

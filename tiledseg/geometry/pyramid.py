@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import Enlarging
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 

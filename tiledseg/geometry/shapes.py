@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
+from math import lcm
+from typing import NamedTuple
 
-from tiledseg.errors import GeometryError
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.layer import Shape
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.pixelwise import Mark
+from tiledseg.geometry.layers.resampling import Upsample
 
 
 @lru_cache(maxsize=64)
@@ -49,3 +56,131 @@ def count_trained(graph: Graph, bands: int) -> int:
     channels = tensor_channels(graph, bands)
     nodes = zip(graph.nodes, graph.sources, strict=True)
     return sum(node.layer.parameters(channels[sources[0]]) for node, sources in nodes if not node.frozen)
+
+
+def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:
+    """Return the input positions on which the positions `out` of the outputs depend. `sizes`, of all tensors, clip them
+    to the tensors; layers may mirror positions there."""
+    need: dict[int, Interval] = dict.fromkeys(graph.results, out)
+    for k in reversed(range(len(graph))):
+        for index, source in enumerate(graph.sources[k]):
+            read = graph.layers[k].required_input(need[k + 1], index)
+            read = read if sizes is None else graph.layers[k].within(read, sizes[source])
+            need[source] = read.hull(need.get(source, read))
+    return need[0]
+
+
+@lru_cache(maxsize=1024)
+def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
+    """Return the positions of each tensor along one dim for `size` input positions.
+
+    Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or tensors that meet differ:
+    the sizes for which the network is not the same function everywhere on the raster.
+    """
+
+    def step(k: int, sizes: list[int]) -> int:
+        source = graph.sources[k][0]
+        spare = graph.layers[source - 1].padding_after if source else 0
+        try:
+            return _output_size(graph.layers[k], sizes, spare)
+        except GeometryError as error:
+            raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
+
+    return tuple(graph.fold(size, step))
+
+
+def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
+    """Return the size of an output. `spare`: positions at the end of the (first) input that are padding, which may be
+    left over."""
+    following = layer.output_size(*sizes)
+    shrunk = layer.required_input(Interval(0, max(following, 1))).size
+    # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
+    fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
+    fits = fits or shrunk <= sizes[0] <= shrunk + spare
+    if following < 1 or (following < sizes[0] and not fits):
+        raise GeometryError(f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size")
+    return following
+
+
+def output_size(graph: Graph, size: int) -> int:
+    """Return the positions of the first output. Raises GeometryError as `tensor_sizes`."""
+    return tensor_sizes(graph, size)[graph.results[0]]
+
+
+def is_legal_size(graph: Graph, size: int) -> bool:
+    """Return True if the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
+    try:
+        output_size(graph, size)
+        output_size(graph.along_columns, size)
+    except GeometryError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def total_stride(graph: Graph) -> int:
+    """Return the coarsest grid of the network, in input pixels: tiles that start on its multiples see the same
+    pooling."""
+    return lcm(*(max(1, *map(int, scales(each))) for each in (graph, graph.along_columns)))
+
+
+def scales(graph: Graph) -> list[Fraction]:
+    """Return the input pixels a pixel of each tensor."""
+    return graph.fold(Fraction(1), lambda k, inputs: max(inputs) * _step(graph.layers[k]))
+
+
+def _step(layer: Layer) -> Fraction:
+    """Return the input positions a step of the layer's output."""
+    one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
+    if other - one > 1:
+        return Fraction(other - one)
+    if layer.arity > 1 and other > one:
+        return Fraction(1)
+    grown = layer.output_size(*(64,) * layer.arity)
+    return Fraction(64, grown) if grown > 64 and grown % 64 == 0 else Fraction(1)
+
+
+def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:
+    """Return a node after these that brings the tensor `source` to the size of the tensor `like`.
+
+    Raises ConfigError where that is not a whole number of times as large, whatever the input.
+    """
+    graph = Graph(tuple(nodes), tuple(node.name for node in nodes))
+    steps = dict(zip(graph.names, scales(graph), strict=True))
+    factor = steps[source] / steps[like]
+    if factor.denominator > 1:
+        raise ConfigError(
+            f"node '{name}' would resize '{source}' by {factor} to the size of '{like}'; only whole factors fall on "
+            "the ranks' edges"
+        )
+    return Node(name, Upsample(mode, int(factor)) if factor > 1 else Mark(), (source,))
+
+
+class ContextPart(NamedTuple):
+    """The positions `at` of a tile's tensor along one dim, of `size` in the whole image."""
+
+    at: Interval
+    size: int
+
+
+@lru_cache(maxsize=256)
+def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart, ...]:
+    """Return the part of each tensor that a network makes of `context` along rows, where the image is `whole`. For
+    columns give `graph.along_columns`.
+
+    Raises GeometryError where the context does not begin a whole number of coarse pixels after the image.
+    """
+    ahead = context.start - whole.start
+    sizes, own = (
+        graph.fold(dim.size, lambda k, inputs: graph.layers[k].output_size(*inputs)) for dim in (whole, context)
+    )
+    parts = []
+    for name, step, size, count in zip(graph.names, scales(graph), sizes, own, strict=True):
+        start = ahead / step
+        if start.denominator > 1:
+            raise GeometryError(
+                f"a tile begins {ahead} pixels after the image, which is no whole number of pixels of '{name}', each "
+                f"{step} wide; begin tiles at multiples of the network's alignment"
+            )
+        parts.append(ContextPart(Interval(int(start), int(start) + count), size))
+    return tuple(parts)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint, round_up
-from tiledseg.geometry.interval import Interval
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.passes.part_passes import Passes
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.views import Line, View

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tiledseg.geometry.graph import Node
-from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
-from tiledseg.geometry.layers.border import Border
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.norms import Norm
-from tiledseg.geometry.layers.pixelwise import OfOnePixel, Pixelwise
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, OfOnePixel, Pixelwise, Sigmoid
 from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
     AveragePool,
+    Border,
     MaxIndices,
     MaxPool,
     MaxUnpool,
@@ -29,10 +27,10 @@ from tiledseg.geometry.layers.resampling import (
     Upsample,
 )
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers import aligned, border, joins, pooling, upsample
+from tiledseg.models.layers import border, joins, pooling, upsample
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
+from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
-from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
@@ -93,7 +91,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpoolModule(at.layer.kernel),
     Upsample: _upsample,
-    AlignedUpsample: lambda at: aligned.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
+    AlignedUpsample: lambda at: upsample.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),

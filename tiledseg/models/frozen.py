@@ -1,4 +1,4 @@
-"""Weights that are not trained: chosen by patterns of their names, marked in the modules and in the graph.
+"""Weights: lent for a while, of several names, and not trained (chosen by patterns, marked in modules and graph).
 
 A weight whose factor of the learning rate is 0 wants no gradient of autograd. A node is frozen in the graph if none of
 its weights wants a gradient. The rest follows from the graph: no gradient is made of tensors before the first trained
@@ -7,10 +7,12 @@ node, nothing is kept for it, and pipelines send none back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from tiledseg.models.layers.pixelwise import tensors_of
@@ -69,3 +71,39 @@ def still_note(network: GraphNetwork) -> str | None:
 
 def _is_as_drawn(module: Any) -> bool:
     return bool((module.running_mean == 0).all() and (module.running_var == 1).all())
+
+
+class Lending:
+    """The places in the modules of a network's nodes, in their order, of the parameters that are trained."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._nodes = [
+            [(part, name) for part in module.modules() for name, kept in part._parameters.items() if _is_trained(kept)]
+            for module in modules
+        ]
+
+    @contextmanager
+    def lend(self, first: int, stop: int, made: Callable[[nn.Parameter], torch.Tensor]) -> Iterator[None]:
+        """Put what is `made` of each parameter of nodes `first` to `stop` (half-open) into its place for a while."""
+        places = [place for node in self._nodes[first:stop] for place in node]
+        kept = [part._parameters[name] for part, name in places]
+        try:
+            for (part, name), parameter in zip(places, kept, strict=True):
+                part._parameters[name] = made(parameter)  # type: ignore[arg-type, assignment]
+            yield
+        finally:
+            for (part, name), parameter in zip(places, kept, strict=True):
+                part._parameters[name] = parameter
+
+
+def _is_trained(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
+def by_memory(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Return the tensors in groups of those that share memory, in the order of their first names: a head that is
+    called twice, a bias of two layers."""
+    groups: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(tensor.untyped_storage().data_ptr() or id(tensor), {})[name] = tensor
+    return list(groups.values())

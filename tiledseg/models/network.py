@@ -11,11 +11,9 @@ from torch import nn
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import OFFLOAD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import check_policy, keep_all
-from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
-from tiledseg.geometry.receptive_field import total_stride
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.shapes import tensor_channels, total_stride
 from tiledseg.models.blocks import build_module
 from tiledseg.models.layers.block import Places
 

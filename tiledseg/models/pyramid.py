@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.geometry.pyramid import bins_of
-from tiledseg.models.layers.aligned import Resampled, dim_taps
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
+from tiledseg.models.layers.upsample import Resampled, dim_taps
 from tiledseg.models.network import run_nodes
 from tiledseg.models.normalise import Ranks, summed
 from tiledseg.models.sending import sent

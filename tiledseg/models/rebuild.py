@@ -23,9 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import passing
-from tiledseg.geometry.memory_words import OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.memory.saved import Hooks, KeptTensor, check_version, hooks_around, storage_key
 from tiledseg.memory.second_run import SavedHandle, SecondRun
 from tiledseg.models.notes import Notes, still_statistics

@@ -16,8 +16,8 @@ from torch import nn
 
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import Weights

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.retrying import tried
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.sharing.block_exchange import BlockExchange, block_exchange
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.sharing.decomposition import BlockExchange, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows
 from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
 from tiledseg.spatial.halo_exchange import HaloExchanger

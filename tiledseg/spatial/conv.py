@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
-from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger

@@ -15,8 +15,8 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layers.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Activation, Mark, ZeroAtZero
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution

@@ -23,7 +23,7 @@ import torch
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.transports.work import DoneWork, Work, as_bytes
-from tiledseg.geometry.sharing.block_exchange import BlockExchange, ExchangePiece
+from tiledseg.geometry.sharing.decomposition import BlockExchange, ExchangePiece
 from tiledseg.models.notes import Notes, current
 
 

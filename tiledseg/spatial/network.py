@@ -16,7 +16,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.memory_words import KEEP
+from tiledseg.geometry.graph import KEEP
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_windows, settle
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes

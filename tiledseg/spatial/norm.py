@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.norm import (
     StatisticsNorm,

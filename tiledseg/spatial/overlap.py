@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.spatial.halo_exchange import HaloExchanger
 

@@ -8,7 +8,7 @@ import torch
 
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.spatial.halo_exchange import HaloExchanger
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, Pool
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pooling import max_pool, pair

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.synthetic.noise import grid_noise, hash32, uniform
 
 OPEN, ROAD, BUILDING, TREE, WATER = range(5)

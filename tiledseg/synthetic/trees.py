@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.synthetic.land import LOT, MEADOW, METRES, POND, WOOD, BuildingSite, Plan
 from tiledseg.synthetic.noise import uniform
 

@@ -24,8 +24,7 @@ from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.execution.memory import free_memory
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import output_size
-from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.geometry.shapes import output_size, tensor_shapes
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.network import GraphNetwork

@@ -14,7 +14,7 @@ from torch.jit import ScriptModule
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
+from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS

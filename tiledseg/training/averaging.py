@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tiledseg.execution.agreement import own_state
-from tiledseg.models.lending import by_memory
+from tiledseg.models.frozen import by_memory
 
 
 class AveragedWeights:

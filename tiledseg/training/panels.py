@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.samples.dataset import Sample
 
 SIDE = 256

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.kinds import described
+from tiledseg.architecture.presets import described
 from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, WORDS
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
 from tiledseg.planning.walk.items import Item, Walk
 
 

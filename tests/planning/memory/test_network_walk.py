@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.planned_peaks import CONTEXT, allocated_peak, walk_of
-from tiledseg.architecture.kinds import KINDS
-from tiledseg.architecture.network import Network
-from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.network import NORMS, Network
+from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.walk.items import price

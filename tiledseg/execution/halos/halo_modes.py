@@ -27,9 +27,8 @@ from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
-from tiledseg.geometry.sharing.block_exchange import context_exchange
-from tiledseg.geometry.sharing.blocks import exchange_block, layer_blocks
-from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
+from tiledseg.geometry.sharing.layer_windows import exchange_block, layer_blocks
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork, Tensors

@@ -26,7 +26,7 @@ from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import dropouts, set_dropout_key
-from tiledseg.models.lending import Lending
+from tiledseg.models.frozen import Lending
 from tiledseg.models.network import Tensors
 from tiledseg.raster.samples.dataset import Sample
 

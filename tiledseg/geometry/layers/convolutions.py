@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.layer import Layer, Shape
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Interval
 from tiledseg.units.widths import SINGLE_BYTES
 
 Shape = tuple[int, int, int]  # (channels, height, width)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
 
 MOST_WEIGHTED = 3  # layers with weights in a segment: what a block keeps of them is live at once

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.receptive_field import ContextPart, parts
+from tiledseg.geometry.shapes import ContextPart, parts
 from tiledseg.models.normalise import Slices
 
 

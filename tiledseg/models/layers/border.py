@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers import border as geometry
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.normalise import Ranks
 

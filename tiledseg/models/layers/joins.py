@@ -5,12 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from typing import Any
 
 import torch
+from torch.nn import functional
 
 from tiledseg.geometry.layers import joins as geometry
+from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped
-from tiledseg.models.normalise import Ranks
+from tiledseg.models.normalise import Ranks, Slices, summed
 
 
 class JoinModule(BlockModule):
@@ -50,3 +53,143 @@ class MultiplyModule(JoinModule):
 
 def _cropped(x_BCHW: torch.Tensor, crop: int) -> torch.Tensor:
     return cropped(x_BCHW, slice(crop, -crop), slice(crop, -crop)) if crop else x_BCHW
+
+
+class WholeImageMean(BlockModule):
+    """The mean of each channel over the image, or with `total` the sum."""
+
+    def __init__(self, total: bool = False) -> None:
+        super().__init__(ImageMean(total))
+        self.total = total
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return image_mean(x_BCHW, total=self.total)
+
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return image_mean(x_BCHW, place.owned(x_BCHW), None if place.is_whole else ranks, self.total)
+
+
+def image_mean(
+    x_BCHW: torch.Tensor, owned: Slices | None = None, ranks: Ranks | None = None, total: bool = False
+) -> torch.Tensor:
+    """Return the mean, or the sum, of the `owned` pixels (None: all) of all ranks, in each pixel of the tensor at hand.
+
+    Sums are float64. Collective over `ranks`, where given, backward too: one call each, of all ranks of the image, in
+    the order of the nodes, so it cannot deadlock.
+    """
+    result: torch.Tensor = _Mean.apply(x_BCHW, owned, ranks, total)
+    return result
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, owned: Slices | None, ranks: Ranks | None, total: bool) -> torch.Tensor:
+        ctx.owned, ctx.ranks, ctx.shape, ctx.dtype = owned, ranks, x_BCHW.shape, x_BCHW.dtype
+        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        pixels = own_BCHW.new_full((1,), own_BCHW.shape[2] * own_BCHW.shape[3], dtype=torch.float64)
+        sums = torch.cat([own_BCHW.sum((2, 3), dtype=torch.float64).flatten(), pixels])
+        summed(sums, ranks)
+        ctx.pixels = sums.new_ones(()) if total else sums[-1]
+        means_BC = (sums[:-1] / ctx.pixels).view(x_BCHW.shape[:2]).to(x_BCHW.dtype)
+        return means_BC[:, :, None, None].expand(x_BCHW.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        sums_BC = g_BCHW.sum((2, 3), dtype=torch.float64)
+        summed(sums_BC, ctx.ranks)
+        each_BCHW = (sums_BC / ctx.pixels).to(ctx.dtype)[:, :, None, None]
+        if ctx.owned is None:
+            return each_BCHW.expand(ctx.shape), None, None, None
+        dx_BCHW = each_BCHW.new_zeros(ctx.shape)
+        dx_BCHW[ctx.owned] = each_BCHW
+        return dx_BCHW, None, None, None
+
+
+class WholeImageMax(BlockModule):
+    """The maximum of each channel over the image. The first of equal ones takes the gradient, row by row, as
+    `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
+
+    def __init__(self, even: bool = False) -> None:
+        super().__init__(ImageMax(even))
+        self.even = even
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Max.apply(x_BCHW, None, (0, 0), x_BCHW.shape[3], None, self.even)
+        return result
+
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
+        so it cannot deadlock."""
+        if place.is_whole:
+            return self.forward(x_BCHW)
+        start = place.row.owned.start, place.col.owned.start
+        result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], ranks, self.even)
+        return result
+
+
+class _Max(torch.autograd.Function):
+    """The maxima over ranks. Each rank puts its own, the place of the first of each in the image, and their number into
+    its slot of a small tensor. The sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        owned: Slices | None,
+        start: tuple[int, int],
+        width: int,
+        ranks: Ranks | None,
+        even: bool,
+    ) -> torch.Tensor:
+        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        values_BC11, found_BC11 = functional.adaptive_max_pool2d(own_BCHW, 1, return_indices=True)
+        row, col = found_BC11 // own_BCHW.shape[3] + start[0], found_BC11 % own_BCHW.shape[3] + start[1]
+        first_BC11 = row * width + col
+        last = (own_BCHW == values_BC11).sum((2, 3), keepdim=True) if even else first_BC11
+        most_BC11, chosen_BC11 = _chosen(values_BC11, last, ranks, even)
+        ctx.owned, ctx.ranks, ctx.shape, ctx.even = owned, ranks, x_BCHW.shape, even
+        if even:
+            ctx.save_for_backward(x_BCHW, most_BC11, chosen_BC11)
+        else:
+            mine = (chosen_BC11 == first_BC11) & (most_BC11 == values_BC11)
+            ctx.save_for_backward(found_BC11, mine)
+        return most_BC11.expand(x_BCHW.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        sums_BC11 = g_BCHW.sum((2, 3), dtype=torch.float64, keepdim=True)
+        summed(sums_BC11, ctx.ranks)
+        if ctx.even:
+            x_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
+            own_BCHW = x_BCHW if ctx.owned is None else x_BCHW[ctx.owned]
+            own_dx_BCHW = (own_BCHW == most_BC11) * (sums_BC11 / count_BC11).to(g_BCHW.dtype)
+        else:
+            found_BC11, mine_BC11 = ctx.saved_tensors
+            own = ctx.shape[2:] if ctx.owned is None else [part.stop - part.start for part in ctx.owned[2:]]
+            flat = g_BCHW.new_zeros(*ctx.shape[:2], own[0] * own[1])
+            flat.scatter_(2, found_BC11.flatten(2), (sums_BC11 * mine_BC11).to(g_BCHW.dtype).flatten(2))
+            own_dx_BCHW = flat.unflatten(2, tuple(own))
+        if ctx.owned is None:
+            return own_dx_BCHW, None, None, None, None, None
+        dx_BCHW = g_BCHW.new_zeros(ctx.shape)
+        dx_BCHW[ctx.owned] = own_dx_BCHW
+        return dx_BCHW, None, None, None, None, None
+
+
+def _chosen(
+    values: torch.Tensor, last: torch.Tensor, ranks: Ranks | None, even: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest values of all ranks, and of the ranks that have them the count (`even`) or the least place.
+    Float64 holds both without loss."""
+    if ranks is None or ranks.size == 1:
+        return values, last.double()
+    slots = torch.zeros(ranks.size, 2, *values.shape, dtype=torch.float64, device=values.device)
+    slots[ranks.rank, 0], slots[ranks.rank, 1] = values.double(), last.double()
+    summed(slots, ranks)
+    most = slots[:, 0].amax(0)
+    has = slots[:, 0] == most
+    if even:
+        return most.to(values.dtype), (slots[:, 1] * has).sum(0)
+    return most.to(values.dtype), slots[:, 1].masked_fill(~has, float("inf")).amin(0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
 from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled

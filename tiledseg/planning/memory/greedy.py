@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, WORDS
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
 from tiledseg.planning.memory.store import STAYING, staying_bytes
 from tiledseg.planning.walk.items import Walk, Words, price
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tiledseg.geometry.graph import KEEP, MemoryPolicy
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.geometry.memory_words import KEEP, MemoryPolicy
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import kept_of, most_in_flight
 from tiledseg.planning.memory.choice import LevelChoice, MemoryChoice, StepChoices

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tiledseg.geometry.memory_words import OFFLOAD
+from tiledseg.geometry.graph import OFFLOAD
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.walk.items import Speed, Walk
 

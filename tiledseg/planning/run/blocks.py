@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.sharing.blocks import layer_blocks
 from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.modes.mode_cost import fusion_word
 from tiledseg.planning.run.spread import Spread

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.modes.mode_cost import Task
 from tiledseg.planning.run.norms import of_steps

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import output_size
-from tiledseg.geometry.sharing.blocks import layer_blocks
+from tiledseg.geometry.shapes import output_size
 from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import Settings

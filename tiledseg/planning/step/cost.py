@@ -25,12 +25,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
-from tiledseg.geometry.receptive_field import output_size
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.shapes import output_size, tensor_channels
 from tiledseg.planning.step.halo_traffic import area, given_back_in_place, received
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
 from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes

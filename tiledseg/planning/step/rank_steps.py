@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
 

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of, spread
-from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.step.backward_walk import gradients_by_node
 from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, LayerCost, loss_bytes

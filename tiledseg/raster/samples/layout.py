@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.reading.gdal_open import CACHE_BYTES

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.box import Box, Interval
 
 MOST_BLOCKS = 4096
 """Of an image, along rows and along columns."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.receptive_field import parts
+from tiledseg.geometry.shapes import parts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import block_partition
 from tiledseg.geometry.sharing.segments import Segment

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import ContextPart
+from tiledseg.geometry.shapes import ContextPart
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import leaving_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from tiledseg.geometry.layers.activations import Dropout
 from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
-from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import joins
 from tiledseg.spatial.convert import POINTWISE

@@ -9,12 +9,11 @@ from dataclasses import replace
 from torch import nn
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layers.activations import Mark
+from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.pyramid import PooledBranch
 from tiledseg.models import pyramid
-from tiledseg.models.layers.aligned import AlignedUpsampleModule
 from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.models.layers.upsample import UpsampleModule
+from tiledseg.models.layers.upsample import AlignedUpsampleModule, UpsampleModule
 from tiledseg.tracing.functions.views import add_border
 from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value, writing
 

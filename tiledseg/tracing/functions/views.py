@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.border import BorderModule as BorderModule
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from tiledseg.geometry.layers.border import MIRRORED
 from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.norm import InstanceNorm

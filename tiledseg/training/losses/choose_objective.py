@@ -19,7 +19,7 @@ from tiledseg.config.checks import shown
 from tiledseg.config.words import BOUNDARY, CROSS_ENTROPY, EDGES, FOCAL, LOSS_FIELDS, TVERSKY, read_loss
 from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.memory_words import LossBytes
+from tiledseg.geometry.graph import LossBytes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
 from tiledseg.training.losses.objective import (

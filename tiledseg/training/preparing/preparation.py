@@ -21,9 +21,9 @@ from tiledseg.config.memory import ALL, recompute_of
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import USUAL_LOSS, LossBytes
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
