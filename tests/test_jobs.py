@@ -325,6 +325,14 @@ def job_state(job: str, environ: dict[str, str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
 
 
+def wait_for_states(jobs: dict[str, str], states: dict[str, str], environ: dict[str, str]) -> None:
+    wait_until(
+        lambda: {way: job_state(job, environ)["JobState"] for way, job in jobs.items()} == states,
+        f"end of {jobs} as {states}",
+        240,
+    )
+
+
 def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
     """USR1 to the shell of each job, as soon as its run has done three steps."""
     left = dict(jobs)
@@ -342,8 +350,8 @@ def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
 @pytest.mark.timeout(1500)
 def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) -> None:
     """A real slurmctld, 4 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
-    signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Then a wrong
-    configuration, which exits with 2."""
+    signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Before them a
+    wrong configuration, alone on the machine, which exits with 2."""
     (tiny_run / "environment/bin").mkdir(parents=True)
     (tiny_run / "environment/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (tiny_run / "environment/bin/python").chmod(0o755)
@@ -353,7 +361,7 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) 
     staging = {"TILEDSEG_ENVIRONMENT": str(archive), "TILEDSEG_DATA": f"{tiny_run}/data", "TILEDSEG_LOCAL": str(local)}
     tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
     no_doctor = {"TILEDSEG_DOCTOR": "0"}
-    ways = {"srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}, "wrong": no_doctor}
+    ways = {"wrong": no_doctor, "srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}}
     one_node = ["--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
@@ -368,6 +376,8 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) 
                     done = run_job([*submit, "--run.output", str(tiny_run / way), *wrong], 60, environ)
                     assert done.code == 0, done.err
                     submitted[way] = done.out.strip()
+                    if way == "wrong":
+                        wait_for_states(submitted, {"wrong": "FAILED"}, environ)
                 signal_each({tiny_run / way: submitted[way] for way in ("srun", "mpirun")}, environ)
                 ended = {"srun": "COMPLETED", "mpirun": "COMPLETED", "wrong": "FAILED"}
                 wait_until(
