@@ -15,17 +15,16 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
-from tiledseg.execution.input.carrying import sender
+from tiledseg.execution.carrying import sender
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.steps.optimizer import build_optimizer
@@ -78,11 +77,9 @@ def drawn_sample(tile: Tile, bands: int, classes: int, draw: np.random.Generator
     shape = tile.context.shape
     pixels_CHW = draw.integers(0, 256, (bands, *shape), dtype=np.uint8)
     y_HW = draw.integers(0, classes, tile.core.shape, dtype=np.uint8)
-    info = RasterInfo("drawn", *shape, bands, "uint8")
-    rule = Rule(
-        Normalizer(Normalization((127.5,) * bands, (73.9,) * bands), "uint8", "float32"), None, tile.context, info
-    )
-    return Sample(0, tile, pixels_CHW, y_HW, np.ones(tile.core.shape, dtype=bool), rule=rule)
+    normalize = Normalizer(Normalization((127.5,) * bands, (73.9,) * bands), "uint8", "float32")
+    x_CHW = normalize(pixels_CHW, np.ones(shape, dtype=bool))
+    return Sample(0, tile, x_CHW, y_HW, np.ones(tile.core.shape, dtype=bool))
 
 
 def step_flop(unet: UNet, size: int) -> int:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu.part import Part, SkippedError, begin_part
 from benchmarks.gpu.production import ProductionStep, drawn_sample, finish, median_seconds
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.input.carrying import bytes_on_the_way, labels, network_input, sender
+from tiledseg.execution.carrying import labels, network_input, sender
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
@@ -63,7 +63,7 @@ def pageable(side: int, device: torch.device) -> dict[str, float]:
 
 
 def as_stored(side: int, device: torch.device) -> dict[str, float]:
-    """As the trainer brings a tile: copied into pinned memory and sent by `sender`, normalised on the device."""
+    """As the trainer brings a tile: copied into pinned memory and sent by `sender`."""
     sample, send = drawn(side), sender(device)
 
     def bring() -> None:
@@ -71,7 +71,7 @@ def as_stored(side: int, device: torch.device) -> dict[str, float]:
         network_input(there, device)
         labels(there, device)
 
-    return {"ms": 1e3 * median_seconds(bring, device, 10), "bytes": bytes_on_the_way(sample)}
+    return {"ms": 1e3 * median_seconds(bring, device, 10), "bytes": sample.x_CHW.nbytes + sample.x_CHW[0].size}
 
 
 def hidden(part: Part, side: int) -> float:

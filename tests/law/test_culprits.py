@@ -36,11 +36,11 @@ def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     def loaded(*arguments: Any, **options: Any) -> Sample:
         sample = load(*arguments, **options)
         context = sample.tile.context
-        if not holds(sample.tile.core) or not sample.pixels_CHW.size:
+        if not holds(sample.tile.core) or not sample.x_CHW.size:
             return sample
         x_CHW = sample.x_CHW.copy()
         x_CHW[0, PLACE[0] - context.row.start, PLACE[1] - context.col.start] = np.nan
-        return replace(sample, pixels_CHW=x_CHW, rule=None)
+        return replace(sample, x_CHW=x_CHW)
 
     def summed(own: StepLoss, piece: Any, sample: Sample) -> Any:
         loss, weight, *others = sums(own, piece, sample)

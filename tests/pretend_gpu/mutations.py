@@ -8,13 +8,13 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     "a lane does not wait for computing": ("memory/host.py", "lane.wait_stream(stream)", "pass", RUNS),
     "computing does not wait for a copy in": ("memory/host.py", "stream.wait_event(event)", "pass", RUNS),
     "a step does not wait for its input": (
-        "execution/input/carrying.py",
+        "execution/carrying.py",
         "stream.wait_event(self.event)",
         "pass",
         RUNS,
     ),
     "an input's memory is given out early": (
-        "execution/input/carrying.py",
+        "execution/carrying.py",
         "tensor.record_stream(stream)",
         "pass",
         RUNS,
@@ -45,7 +45,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         RUNS,
     ),
     "a reader takes the first GPU": (
-        "execution/input/carrying.py",
+        "execution/carrying.py",
         "torch.cuda.device(stream.device), ",
         "",
         OVER_NCCL,

@@ -106,7 +106,7 @@ def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint
 THREADS = """
 import threading, torch
 from benchmarks.gpu.waiting import drawn
-from tiledseg.execution.input.carrying import network_input, sender
+from tiledseg.execution.carrying import network_input, sender
 device = torch.device("cuda", 1)
 torch.cuda.set_device(device)
 send, sent = sender(device), []

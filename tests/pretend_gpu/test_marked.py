@@ -8,7 +8,6 @@ from tests.pretend_gpu.harness import PretendGpu
 
 FILES = (
     "tests/execution/test_fetching.py",
-    "tests/execution/test_stored_input.py",
     "tests/pipeline/test_devices.py",
     "tests/law/test_devices.py",
     "tests/law/test_device_kinds.py",

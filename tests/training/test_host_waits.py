@@ -15,17 +15,16 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.errors import TiledsegError
+from tiledseg.execution import carrying
 from tiledseg.execution.agreement import check_finite
-from tiledseg.execution.input import carrying
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models import dropout
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.samples.photometry import Photometry
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
@@ -46,13 +45,13 @@ CASES: dict[str, Callable[[], Objective]] = {
 def stored(tile: Any, draw: np.random.Generator) -> Sample:
     """Bytes with holes, to which a draw adds noise."""
     shape = tile.context.shape
-    info = RasterInfo("drawn", SIDE, SIDE, 4, "uint8")
     scale = Normalization((90.0,) * 4, (40.0,) * 4)
     change = Photometry((1.2,) * 4, (0.1,) * 4, (True,) * 4, 0.1, 7)
-    rule = Rule(Normalizer(scale, "uint8", "float32"), draw.random(shape) > 0.1, tile.context, info, change)
-    pixels_CHW = draw.integers(0, 255, (4, *shape), np.uint8)
+    valid_HW, pixels_CHW = draw.random(shape) > 0.1, draw.integers(0, 255, (4, *shape), np.uint8)
+    x_CHW = Normalizer(scale, "uint8", "float32")(pixels_CHW, valid_HW)
+    change.apply(x_CHW, valid_HW, tile.context, (SIDE, SIDE))
     y_HW = draw.integers(0, CLASSES, tile.core.shape, np.uint8)
-    return Sample(0, tile, pixels_CHW, y_HW, np.ones(tile.core.shape, bool), y_HW, tile.core, rule)
+    return Sample(0, tile, x_CHW, y_HW, np.ones(tile.core.shape, bool), y_HW, tile.core)
 
 
 def run(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> HostWaits:

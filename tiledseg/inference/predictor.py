@@ -17,7 +17,7 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.errors import InputError
-from tiledseg.execution.input.carrying import network_input
+from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress

@@ -95,7 +95,7 @@ class Panels:
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Pass the samples on, and keep the image's pixels that a view shows."""
         for sample in samples:
-            if not self._gathered and sample.pixels_CHW.size:
+            if not self._gathered and sample.x_CHW.size:
                 core_CHW = sample.x_CHW[:_BANDS, *sample.tile.core.relative_to(sample.tile.context).slices]
                 for number, to, of in self._parts(sample.image, sample.tile.core):
                     pixels_CHW = core_CHW[:, of[0], of[1]].astype(np.float32)

@@ -204,10 +204,10 @@ class _NoValues:
     """Pixels as if they had been sent to the device."""
 
     def __init__(self, bands: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._pixels_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
+        self._x_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
 
-    def await_all(self) -> tuple[torch.Tensor, None, None]:
-        return self._pixels_CHW, None, None
+    def await_all(self) -> tuple[torch.Tensor, None]:
+        return self._x_CHW, None
 
 
 class _Sum:

@@ -12,7 +12,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.data import IMAGENET
 from tiledseg.errors import LabelError
 from tiledseg.execution.progress import Shown, StepProgress, unseen
-from tiledseg.execution.surveys.survey import survey, survey_content
+from tiledseg.execution.survey import survey, survey_content
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, ContentSampler, square_units, tile_units

@@ -23,8 +23,8 @@ from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
+from tiledseg.execution.carrying import network_input
 from tiledseg.execution.halos.part import Part
-from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES

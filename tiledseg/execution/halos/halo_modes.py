@@ -22,8 +22,8 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.carrying import network_input
 from tiledseg.execution.halos.part import MicroBatch, Part, Shared
-from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes

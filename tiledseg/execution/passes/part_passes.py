@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.watching.doing import doing
+from tiledseg.execution.carrying import sender
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.input.carrying import sender
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.notes import still_statistics

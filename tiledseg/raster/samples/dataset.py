@@ -19,7 +19,7 @@ from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_l
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.layout import check_cut
-from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization, check_alike
 
@@ -28,26 +28,19 @@ OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 102
 
 @dataclass(frozen=True)
 class Sample:
-    """One tile. `pixels_CHW`: the context, as the raster stores it where a `rule` says what the network's input is of
-    it; else the input itself. `y_HW`: the class (uint8) of each core pixel, ignore_index where the label or the image
-    is not valid; None without labels. `valid_HW`: validity of the core. `around_HW`: as `y_HW`, of the box `around`,
-    the core with a margin as far as the raster has one. `carried`: the same on the device, where
-    `execution.input.carrying` has sent it there."""
+    """One tile. `x_CHW`: the network's input on the context, normalised, 0 at invalid pixels. `y_HW`: the class (uint8)
+    of each core pixel, ignore_index where the label or the image is not valid; None without labels. `valid_HW`:
+    validity of the core. `around_HW`: as `y_HW`, of the box `around`, the core with a margin as far as the raster has
+    one. `carried`: input and labels on the device, where `execution.carrying` has sent them there."""
 
     image: int
     tile: Tile
-    pixels_CHW: NDArray
+    x_CHW: NDArray
     y_HW: NDArray[np.uint8] | None
     valid_HW: NDArray[np.bool_]
     around_HW: NDArray[np.uint8] | None = None
     around: Box | None = None
-    rule: Rule | None = None
     carried: Any = None
-
-    @property
-    def x_CHW(self) -> NDArray:
-        """Return the network's input on the context, normalised on the host, 0 at invalid pixels."""
-        return self.pixels_CHW if self.rule is None else self.rule(self.pixels_CHW)
 
     def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
         """Return the classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond
@@ -108,10 +101,11 @@ class Dataset:
         inner = place.context if pixels else place.core
         window = Box(inner.row.hull(around.row), inner.col.hull(around.col))
         pixels_CHW, valid_HW = reader.read(window)
-        sample = Sample(image, place, pixels_CHW[:, :0, :0], None, valid_HW[place.core.relative_to(window).slices])
+        x_CHW = pixels_CHW[:, :0, :0]
         if pixels:
             slices = place.context.relative_to(window).slices
-            sample = self._with_input(sample, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
+            x_CHW = self._input(place.context, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
+        sample = Sample(image, place, x_CHW, None, valid_HW[place.core.relative_to(window).slices])
         if self.labels is None:
             return sample
         label_map = self._maps[source]
@@ -120,15 +114,13 @@ class Dataset:
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
 
-    def _with_input(
-        self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
-    ) -> Sample:
-        """Return the sample with the pixels of its context, or with the input that they make."""
-        valid = None if valid_HW.all() else valid_HW
-        rule = Rule(self._normalize, valid, sample.tile.context, info, None if draw is None else draw.photometry)
-        if self._normalize.leaves_stored(pixels_CHW):
-            return replace(sample, pixels_CHW=pixels_CHW, rule=rule)
-        return replace(sample, pixels_CHW=rule(pixels_CHW))
+    def _input(
+        self, box: Box, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
+    ) -> NDArray:
+        x_CHW = self._normalize(pixels_CHW, valid_HW, (box.row.start, box.col.start), info)
+        if draw is not None and draw.photometry is not None:
+            draw.photometry.apply(x_CHW, valid_HW, box, info.shape)
+        return x_CHW
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):

@@ -18,8 +18,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
 
 _CHUNK = 1 << 14  # pixels that are mixed at a time: they stay in the processor's cache
-GOLDEN = 0x9E3779B9
-MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follow them
+_GOLDEN = 0x9E3779B9
+_MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follow them
 
 
 def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -31,21 +31,23 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
     for first in range(0, bands, 2):
-        words_H = _mixed(_mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(GOLDEN * (first + 1) & 0xFFFFFFFF))
+        words_H = _mixed(
+            _mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(_GOLDEN * (first + 1) & 0xFFFFFFFF)
+        )
         words_W = _mixed(cols.astype(np.uint32) ^ np.uint32(high))
         for start in range(0, rows.size, height):
             part = slice(start, start + height)
             words_HW = _mixed(words_H[part, None] + words_W)
-            quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
+            _quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
             if first + 1 < bands:
                 words_HW >>= np.uint32(16)
-                quantiles().take(words_HW, out=noise_CHW[first + 1, part], mode="wrap")
+                _quantiles().take(words_HW, out=noise_CHW[first + 1, part], mode="wrap")
     return noise_CHW
 
 
 def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
-    for shift, factor in MIXING:
+    for shift, factor in _MIXING:
         words ^= words >> np.uint32(shift)
         words *= np.uint32(factor)
     words ^= words >> np.uint32(16)
@@ -53,7 +55,7 @@ def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 @functools.cache
-def quantiles() -> NDArray[np.float32]:
+def _quantiles() -> NDArray[np.float32]:
     """Return 65536 quantiles of the standard normal distribution, at the middles of as many equal shares."""
     inverse, count = NormalDist().inv_cdf, 1 << 16
     upper = np.array([inverse((2 * i + 1) / (2 * count)) for i in range(count // 2, count)])

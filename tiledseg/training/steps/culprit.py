@@ -149,7 +149,7 @@ class WatchedLoss:
 
 def _input_finite(core: Box, sample: Sample) -> bool:
     """Return True if the pixels of a core are finite, as far as this rank has them."""
-    if not sample.pixels_CHW.size:
+    if not sample.x_CHW.size:
         return True
     context = sample.tile.context
     return bool(np.isfinite(sample.x_CHW[:, *core.clip(context).relative_to(context).slices]).all())

@@ -21,8 +21,8 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import waiting
+from tiledseg.execution.carrying import labels
 from tiledseg.execution.halos.part import Piece
-from tiledseg.execution.input.carrying import labels
 from tiledseg.geometry.box import Box
 from tiledseg.models.sending import sent
 from tiledseg.raster.samples.dataset import Sample
