@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def open_messages(communicator: TorchCommunicator) -> None:
-    communicator.point_to_point().close()
+    communicator.point_to_point()
 
 
 def open_alone(device: torch.device) -> TorchCommunicator:

@@ -106,15 +106,11 @@ def _noise(part: Any) -> Any:
 
 def in_turns(mesh: Mesh) -> Mesh:
     """The same ranks, whose communicators take turns and whose messages count as carried out in order."""
-    from tiledseg.comm.transports.turns import TurnCommunicator, TurnPointToPoint
+    from tiledseg.comm.transports.turns import TurnCommunicator
 
-    class InOrder(TurnCommunicator):
-        def point_to_point(self) -> TurnPointToPoint:
-            messages = super().point_to_point()
-            messages.in_order = True
-            return messages
-
-    return replace(mesh, communicator=InOrder(mesh.communicator))
+    turning = TurnCommunicator(mesh.communicator)
+    turning.in_order = True
+    return replace(mesh, communicator=turning)
 
 
 def measure(given: argparse.Namespace, mesh: Mesh) -> dict[str, Any]:

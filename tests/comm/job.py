@@ -24,6 +24,8 @@ def work(mesh, way: str) -> int | None:
     """Sums tensors until the last rank fails; where it does not, all return 0."""
     import torch
 
+    from tiledseg.comm.transports.point_to_point import Message
+
     x = torch.ones(100_000)
     mesh.communicator.all_reduce_sum(x).wait()
     if mesh.is_root:
@@ -43,10 +45,15 @@ def work(mesh, way: str) -> int | None:
         return first_message(mesh)
     if way in STANDSTILLS:
         return stand_still(mesh, way, x)
+    messages, y = mesh.communicator.point_to_point(), torch.empty_like(x)
+    ring = [Message((mesh.rank + 1) % mesh.size, x)], [Message((mesh.rank - 1) % mesh.size, y)]
     for step in range(10_000_000):
         if last and step == 20:
             fail(way)
-        mesh.communicator.all_reduce_sum(x).wait()
+        if way == "kill in a ring":
+            messages.start(*ring).wait()
+        else:
+            mesh.communicator.all_reduce_sum(x).wait()
     return 0
 
 
@@ -59,7 +66,7 @@ def fail(way: str) -> None:
         raise ValueError("boom")
     if way == "interrupt":
         raise KeyboardInterrupt
-    if way == "kill":
+    if way.startswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

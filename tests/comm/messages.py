@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.point_to_point import Message, PointToPoint, SerialPointToPoint
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
 
 
 def letter(source: int, target: int, count: int, number: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -21,20 +20,11 @@ def blank(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full((count,), 99, dtype=dtype)
 
 
-def staged_messages(mesh: Mesh) -> PointToPoint:
-    """Messages that go through host buffers as a GPU's would. Collective."""
-    if mesh.transport == "gloo":
-        from tiledseg.comm.transports.process_groups import whole_job
-        from tiledseg.comm.transports.transport_torch import TorchPointToPoint
+class StagedMessages(PointToPoint):
+    """Messages that go through host buffers, as a GPU's would."""
 
-        return TorchPointToPoint(whole_job(), channel=1000, stage_all=True)
-    if mesh.transport == "mpi":
-        from mpi4py import MPI
-
-        from tiledseg.comm.transports.transport_mpi import MpiPointToPoint
-
-        return MpiPointToPoint(MPI.COMM_WORLD, stage_all=True)
-    return SerialPointToPoint()
+    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.nbytes, dtype=torch.uint8)
 
 
 def swap_letters(

@@ -37,7 +37,6 @@ def check_messages(part: Communicator) -> None:
     messages = part.point_to_point()
     pairs = [(a, b) for a in range(part.size) for b in range(part.size) if a != b]
     swap_letters(messages, part.rank, pairs, lambda a, b: 10 + a + 2 * b)
-    messages.close()
 
 
 def shapes(size: int) -> Iterator[MeshShape]:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
-from tests.comm.in_order import in_order
-from tests.comm.in_order_queues import Order
+from tests.comm.in_order import Board, Device, End, Operation, Order, in_order
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
-EVERY_ORDER = pytest.mark.parametrize("order", Order, ids=lambda order: order.name)
 SILENCE = 5.0  # seconds without a word from any rank, after which what must hang has hung
+HANGS = "the ranks wait for each other"
 
 
-def ring(mesh: Mesh, turn: int = 1) -> tuple[list[Message], list[Message]]:
+def ring(mesh: Mesh) -> tuple[list[Message], list[Message]]:
     """A send to the rank after this one and a receive from the one before it."""
-    after, before = (mesh.rank + turn) % mesh.size, (mesh.rank - turn) % mesh.size
+    after, before = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
     return [Message(after, torch.full((3,), float(mesh.rank)))], [Message(before, torch.empty(3))]
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    ("order", "turns"), [(Order.QUEUES, False), (Order.QUEUE, False), (Order.QUEUE, True), (Order.ANY, True)]
-)
+@pytest.mark.parametrize(("order", "turns"), [(Order.QUEUE, False), (Order.QUEUE, True), (Order.ANY, True)])
 def test_sums_broadcasts_messages_and_objects_arrive(mesh: Mesh, order: Order, turns: bool) -> None:
     with in_order(mesh, order, turns) as ordered:
         whole = ordered.communicator
@@ -47,96 +48,116 @@ def test_sums_broadcasts_messages_and_objects_arrive(mesh: Mesh, order: Order, t
         assert x.item() == mesh.size - 1, "the parts' order is the given one"
         assert part.gather_objects(mesh.rank) == list(range(mesh.size - 1, -1, -1))
         assert whole.broadcast_object(mesh.rank) == 0
-        assert messages.meter.messages == 1
-        assert messages.meter.bytes == 12
-        messages.close()
+        assert (messages.meter.messages, messages.meter.bytes, messages.in_order) == (1, 12, True)
         part.close()
 
 
-def swapped(mesh: Mesh, ordered: Mesh) -> list[Work]:
-    """A sum over two communicators and a ring of messages; on the last rank the messages come first."""
-    sends, receives = ring(mesh)
-    messages = ordered.communicator.point_to_point()
-    total = torch.ones(2)
-    steps = [lambda: ordered.communicator.all_reduce_sum(total), lambda: messages.start(sends, receives)]
-    return [step() for step in (steps[::-1] if mesh.rank == mesh.size - 1 else steps)]
-
-
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(("order", "turns"), [(Order.QUEUE, False), (Order.ANY, True)])
-def test_two_operations_swapped_on_one_rank_are_a_hang_that_names_what_every_rank_is_at(
-    meshes: dict[str, Mesh], order: Order, turns: bool
+@pytest.mark.parametrize(
+    ("order", "turns", "swaps", "hangs"),
+    [
+        (Order.QUEUE, False, True, True),
+        (Order.ANY, True, True, True),
+        (Order.ANY, False, False, True),  # a gradient sum under way, then a halo: GPUs need not keep the order
+        (Order.ANY, True, False, False),
+    ],
+)
+def test_operations_hang_where_ranks_or_gpus_may_differ(
+    meshes: dict[str, Mesh], order: Order, turns: bool, swaps: bool, hangs: bool
 ) -> None:
+    """A sum and a ring of messages; with `swaps` the messages come first on the last rank. What hangs is named."""
     mesh = meshes["gloo"]
-    begun = time.monotonic()
+    begun, last = time.monotonic(), swaps and mesh.rank == mesh.size - 1
 
-    def hang() -> None:
-        with in_order(mesh, order, turns, SILENCE) as ordered:
-            for work in swapped(mesh, ordered):
+    def sum_and_ring() -> None:
+        with in_order(mesh, order, turns, SILENCE if hangs else 60.0) as ordered:
+            messages, total = ordered.communicator.point_to_point(), torch.ones(2)
+            steps = [lambda: ordered.communicator.all_reduce_sum(total), lambda: messages.start(*ring(mesh))]
+            works = [step() for step in (steps[::-1] if last else steps)]
+            for work in works if swaps else works[::-1]:
                 work.wait()
+            assert total.tolist() == [mesh.size] * 2
 
-    with pytest.raises(CommunicationError, match="the ranks wait for each other") as caught:
-        hang()
+    if not hangs:
+        sum_and_ring()
+        return
+    with pytest.raises(CommunicationError, match=HANGS) as caught:
+        sum_and_ring()
     found = mesh.communicator.gather_objects(mesh.rank)  # before anything that one rank alone may fail
     assert found == list(range(mesh.size)), "the processes go on, and so does what carries the bytes"
-    line = str(caught.value)
-    assert "\n" not in line
-    for rank in range(mesh.size):
-        what = "messages [3] to rank" if rank == mesh.size - 1 else "all-reduce 1 of float32[2] over ranks [0, 1"
-        assert f"rank {rank}: {what}" in line
+    assert "\n" not in str(caught.value)
+    for rank in range(mesh.size if swaps else 0):
+        what = "messages 12 bytes to rank" if rank == mesh.size - 1 else "all-reduce 1 of float32[2] over ranks [0, 1"
+        assert f"rank {rank}: {what}" in str(caught.value)
     assert time.monotonic() - begun < 60, "not by a time limit of the test or of the real transport"
 
 
 @pytest.mark.mpi(min_size=2)
-def test_queues_that_progress_independently_do_not_mind_the_swap(meshes: dict[str, Mesh]) -> None:
-    with in_order(meshes["gloo"], Order.QUEUES) as ordered:
-        for work in swapped(meshes["gloo"], ordered):
-            work.wait()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("turns", [False, True])
-def test_two_communicators_in_flight_hang_unless_they_take_turns(meshes: dict[str, Mesh], turns: bool) -> None:
-    """What backward did: a gradient sum under way, then a halo. All ranks start them in one order; GPUs need not."""
-    mesh = meshes["gloo"]
-
-    def sum_and_halo() -> None:
-        with in_order(mesh, Order.ANY, turns, 60.0 if turns else SILENCE) as ordered:
-            sends, receives = ring(mesh)
-            messages = ordered.communicator.point_to_point()
-            total = torch.ones(2)
-            work = ordered.communicator.all_reduce_sum(total)
-            messages.start(sends, receives).wait()
-            work.wait()
-            assert total.tolist() == [mesh.size] * 2
-
-    if turns:
-        sum_and_halo()
-        return
-    with pytest.raises(CommunicationError, match="the ranks wait for each other"):
-        sum_and_halo()
-
-
-@pytest.mark.mpi(min_size=2)
-@EVERY_ORDER
+@pytest.mark.parametrize("order", Order, ids=lambda order: order.name)
 def test_a_message_waits_until_its_receiver_has_come_to_it(meshes: dict[str, Mesh], order: Order) -> None:
     """However small it is: nothing is buffered. The receive stands after a sum that the sender joins only later."""
     mesh = meshes["gloo"]
     with in_order(mesh, order) as ordered:
         messages = ordered.communicator.point_to_point()
         part = ordered.communicator.split([[0, 1]])
-        if mesh.rank > 1:
-            part.close()
-            return
         x = torch.ones(1)
         if mesh.rank == 0:
             sent = messages.start([Message(1, x)], [])
             time.sleep(0.3)
-            waits = not sent.operation.done.is_set()  # type: ignore[attr-defined]
+            waits = len(ordered.communicator._device._posted) == 1  # type: ignore[attr-defined]
             part.gather_objects(None)
             sent.wait()
             assert waits
-        else:
+        elif mesh.rank == 1:
             part.gather_objects(None)
             messages.start([], [Message(0, x)]).wait()
         part.close()
+
+
+class ComesMeanwhile:
+    """A peer's counter that is 0 when it is read once, and 2 from then on."""
+
+    reads = 0
+
+    def __getitem__(self, _index: object) -> int:
+        self.reads += 1
+        return 0 if self.reads == 1 else 2
+
+
+def test_two_messages_of_a_pair_start_in_order_where_the_peer_comes_to_both_between_two_looks() -> None:
+    started: list[int] = []
+    others = cast("np.ndarray", ComesMeanwhile())
+    ends = [End(np.zeros(1, np.int64), others, n, lambda n=n: started.append(n) or Work()) for n in (1, 2)]  # type: ignore[misc]
+    batch = Operation("messages", "two messages", ends)
+    while not batch.advance():
+        pass
+    assert started == [1, 2]
+
+
+@pytest.mark.parametrize("peer_speaks", [True, False])
+def test_the_limit_is_of_silence(peer_speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that takes far longer than the limit, while its peer says every now and then what it is at."""
+    own, peer = (Board(tmp_path, rank, 2) for rank in range(2))
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda _seconds: None)
+    monkeypatch.setattr("tests.comm.in_order.time", clock)
+
+    class Slow(Operation):
+        looks = 0
+
+        def advance(self) -> bool:
+            nonlocal now
+            self.looks, now = self.looks + 1, now + 8.0
+            if peer_speaks:
+                peer.say(f"look {self.looks}")
+            return self.looks > 9
+
+    slow, device = Slow("whole", "a sum", []), Device(own, Order.QUEUE, 10.0)
+    peer.say("sleeps")
+    if peer_speaks:
+        device.run(slow)
+    else:
+        with pytest.raises(CommunicationError, match=f"{HANGS}: rank 0: nothing; rank 1: sleeps"):
+            device.run(slow)
+        assert slow.looks < 5
+    device.close()

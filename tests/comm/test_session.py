@@ -239,11 +239,8 @@ def test_ranks_without_a_launcher_notice_a_killed_peer() -> None:
     for rank in range(3):
         variables = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"}
         environ = clean_environment({**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-        started.append(
-            subprocess.Popen(
-                [sys.executable, JOB, "kill"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-            )
-        )
+        command, pipes = [sys.executable, JOB, "kill in a ring"], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, **pipes, text=True, env=environ))
     try:
         started[2].wait(timeout=100)
         killed = time.monotonic()
@@ -255,7 +252,7 @@ def test_ranks_without_a_launcher_notice_a_killed_peer() -> None:
     assert [process.returncode for process in started] == [1, 1, -9]
     for rank, (_, err) in enumerate(ends[:2]):
         assert re.search(
-            rf"^error: rank {rank} on \S+: rank 2 on \S+ not answering, last in: .*; all-reduce failed, ",
+            rf"^error: rank {rank} on \S+: rank 2 on \S+ not answering, last in: .*; exchange failed, ",
             err,
             re.MULTILINE,
         )

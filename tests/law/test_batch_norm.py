@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.comm.in_order import in_order
-from tests.comm.in_order_queues import Order
+from tests.comm.in_order import Order, in_order
 from tests.law.cases import IGNORED, KEY, Case
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset

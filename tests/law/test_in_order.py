@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.comm.in_order import in_order
-from tests.comm.in_order_queues import Order
+from tests.comm.in_order import Order, in_order
 from tests.law.cases import IGNORED, KEY, ArrayReader, Case
 from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet
@@ -62,16 +61,6 @@ class Split:
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    def orders(self, ranks: int) -> tuple[Order, ...]:
-        """What is tried on so many ranks.
-
-        What passes one queue a rank cannot hang in a queue a communicator, where each operation waits for fewer others.
-        `QUEUES` shows that several under way at once carry the right sums: one number of ranks shows it.
-        """
-        if ranks not in self.ranks:
-            return ()
-        return tuple(Order) if ranks == (3 if 3 in self.ranks else min(self.ranks)) else (Order.QUEUE, Order.ANY)
 
     @property
     def name(self) -> str:
@@ -204,7 +193,7 @@ SPLITS = [
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
 def test_whole_steps_are_those_of_one_rank(split: Split, order: Order, meshes: dict[str, Mesh]) -> None:
     real = meshes["gloo"]
-    if order not in split.orders(real.size):
+    if real.size not in split.ranks:
         pytest.skip(f"not for {real.size} ranks")
     with in_order(real, order, turns=order is Order.ANY) as mesh:
         found = train(split, mesh)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.comm.in_order import in_order
-from tests.comm.in_order_queues import Order
+from tests.comm.in_order import Order, in_order
 from tests.law.cases import IGNORED, KEY, Case, as_batch, gradients
 from tests.law.test_halo_modes import Setting, difference, steps
 from tests.law.test_pipelines import Strip

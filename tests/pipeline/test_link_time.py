@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports import stopwatch
 from tiledseg.comm.transports.point_to_point import Message, PointToPoint
-from tiledseg.comm.transports.stopwatch import HostClock
 from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.layer_times import MeasuredLink, measure_link, slowest_link
@@ -17,20 +17,17 @@ from tiledseg.pipeline.layer_times import MeasuredLink, measure_link, slowest_li
 DELAY = 0.5
 
 
-class _Slow:
+class _Slow(PointToPoint):
     """Messages whose start takes a while, and longer if they are large, by a clock that knows of nothing else."""
 
     def __init__(self, inner: PointToPoint, per_byte: float) -> None:
-        self._inner, self._per_byte = inner, per_byte
-        self.meter, self.in_order = inner.meter, inner.in_order
+        super().__init__(inner._communicator)
+        self._per_byte = per_byte
         self.now = 0.0
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         self.now += DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends)
-        return self._inner.start(sends, receives)
-
-    def close(self) -> None:
-        self._inner.close()
+        return super().start(sends, receives)
 
 
 def test_seconds_of_a_message() -> None:
@@ -53,9 +50,8 @@ def test_the_parts_of_a_message_are_told_apart(mesh: Mesh, monkeypatch: pytest.M
     if mesh.size < 2:
         pytest.skip("needs 2 ranks")
     messages = _Slow(mesh.communicator.point_to_point(), per_byte=1e-6)
-    monkeypatch.setattr(HostClock, "mark", lambda clock: messages.now)
+    monkeypatch.setattr(stopwatch, "mark", lambda device: messages.now)
     if mesh.rank < 2:
         link = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, torch.device("cpu"))
         assert link.latency == pytest.approx(DELAY, rel=0.01)
         assert link.per_byte == pytest.approx(0.5e-6)
-    messages.close()

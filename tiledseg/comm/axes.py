@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator
-from tiledseg.comm.transports.point_to_point import PointToPoint, SerialPointToPoint
+from tiledseg.comm.transports.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 
@@ -62,9 +62,7 @@ class Axes:
         return self.position
 
     def close(self) -> None:
-        """End messages and the parts of the mesh's communicator; the mesh's own stays. Collective."""
-        self.stage_messages.close()
-        self.point_to_point.close()
+        """End the parts of the mesh's communicator; the mesh's own stays. Collective."""
         if self.shape.stages > 1:  # without stages the weights' communicator is the mesh's own
             self.pipeline.close()
             self.weights.close()
@@ -85,14 +83,15 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
         )
     position = shape.position(mesh.rank)
     image: Communicator = SerialCommunicator()
-    halos: PointToPoint = SerialPointToPoint()
+    alone = SerialCommunicator()
+    halos = alone.point_to_point()
     if shape.ranks_per_image > 1:
         image = mesh.communicator.split(
             [shape.blocks(r, s) for r in range(shape.replicas) for s in range(shape.stages)]
         )
         halos = mesh.communicator.point_to_point()
     if shape.stages == 1:
-        return Axes(shape, position, image, halos, mesh.communicator, SerialCommunicator(), SerialPointToPoint())
+        return Axes(shape, position, image, halos, mesh.communicator, alone, alone.point_to_point())
     weights = mesh.communicator.split([shape.holders(stage) for stage in range(shape.stages)])
     pipeline = mesh.communicator.split([shape.pipeline(first) for first in range(0, shape.ranks, shape.stages)])
     return Axes(shape, position, image, halos, weights, pipeline, mesh.communicator.point_to_point())
@@ -102,6 +101,5 @@ def serial_axes(communicator: Communicator | None = None) -> Axes:
     """Make axes of one rank that owns an image. `communicator`: of ranks with the same weights (None: no other)."""
     alone = SerialCommunicator()
     here = MeshPosition(0, 0, 0)
-    return Axes(
-        MeshShape(1, 1, 1), here, alone, SerialPointToPoint(), communicator or alone, alone, SerialPointToPoint()
-    )
+    messages = alone.point_to_point
+    return Axes(MeshShape(1, 1, 1), here, alone, messages(), communicator or alone, alone, messages())

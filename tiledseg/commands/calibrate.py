@@ -211,7 +211,6 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
             continue
         messages, two = mesh.communicator.point_to_point(), mesh.rank in (0, peer)
         link = measure_link(messages, peer - mesh.rank, mesh.rank == 0, mesh.device) if two else None
-        messages.close()
         latency, per_byte = mesh.communicator.gather_objects(link)[0]
         links[place] = _rounded({"latency": latency, "bandwidth": 1 / max(per_byte, 1e-15)})
     return links

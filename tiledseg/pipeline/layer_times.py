@@ -188,7 +188,6 @@ def slowest_link(communicator: Communicator, shape: MeshShape, device: torch.dev
         if 0 <= other < shape.stages:
             peer = shape.rank_at(position._replace(stage=other))
             found.append(measure_link(messages, peer, stage < other, device))
-    messages.close()
     slowest = MeasuredLink(*map(max, zip(*found, strict=True)))
     return MeasuredLink(*map(max, zip(*communicator.gather_objects(slowest), strict=True)))
 

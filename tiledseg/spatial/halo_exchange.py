@@ -22,7 +22,7 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
-from tiledseg.comm.transports.work import DoneWork, Work, as_bytes
+from tiledseg.comm.transports.work import Work, as_bytes
 from tiledseg.geometry.sharing.decomposition import BlockExchange, ExchangePiece
 from tiledseg.models.notes import Notes, current
 
@@ -86,7 +86,7 @@ class HaloExchanger:
         window_BCHW, notes = _empty(x_BCHW, exchange.window), current()
         if notes is not None and notes.is_read:
             arrived = list(zip(exchange.receives, notes.next(), strict=True))
-            flight = Flight(DoneWork(), window_BCHW, arrived)
+            flight = Flight(Work(), window_BCHW, arrived)
         else:
             flight = self._post("forth", x_BCHW, window_BCHW, exchange.sends, exchange.receives)._replace(notes=notes)
         for piece in exchange.outside:

@@ -13,8 +13,8 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.collectives import SerialCommunicator, sum_dtype
-from tiledseg.comm.transports.point_to_point import Message, SerialPointToPoint
-from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 
 Result = TypeVar("Result")
@@ -47,14 +47,14 @@ class ThreadCommunicator(SerialCommunicator):
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         sum_dtype(tensor)
         tensor.copy_(torch.stack(self._meeting.swap(self.rank, tensor.clone())).sum(0))
-        return DoneWork()
+        return Work()
 
 
-class ThreadMessages(SerialPointToPoint):
+class ThreadMessages(PointToPoint):
     """What is sent and received must be as much, between the same two."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        super().__init__()
+        super().__init__(SerialCommunicator())
         self._meeting, self._rank = meeting, rank
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
@@ -62,7 +62,7 @@ class ThreadMessages(SerialPointToPoint):
         assert {peer for peer, _ in receives} == {peer for peer, own in enumerate(sent) if self._rank in own}
         for peer, tensor in receives:
             tensor.copy_(sent[peer][self._rank])
-        return DoneWork()
+        return Work()
 
 
 def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Result]:
@@ -76,7 +76,7 @@ def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Resul
         here = ThreadCommunicator(sums, rank)
         at = MeshPosition(0, *divmod(rank, cols))
         alone = SerialCommunicator()
-        axes = Axes(shape, at, here, ThreadMessages(messages, rank), here, alone, SerialPointToPoint())
+        axes = Axes(shape, at, here, ThreadMessages(messages, rank), here, alone, alone.point_to_point())
         try:
             found[rank] = work(axes)
         except BaseException as error:

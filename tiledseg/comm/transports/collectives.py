@@ -8,13 +8,14 @@ A rank that fails breaks the rule for all; `session` then ends the job.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from tiledseg.comm.transports.point_to_point import PointToPoint, SerialPointToPoint
-from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
 # Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
@@ -29,17 +30,15 @@ _SUM_DTYPES = {
 }
 
 
-class Communicator(Protocol):
-    """Collective operations over all ranks of a mesh."""
+class Communicator(ABC):
+    """Collective operations over all ranks of a mesh, `size` of them, and messages between two. `rank`: this one's
+    number, from 0. `in_order`: see `PointToPoint.in_order`."""
 
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
+    rank: int
+    size: int
+    in_order: bool = False
 
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
+    @abstractmethod
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         """Start the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
 
@@ -48,18 +47,23 @@ class Communicator(Protocol):
         adjoint. Raises CommunicationError for another dtype or a lost peer.
         """
 
+    @abstractmethod
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; returns when done."""
+        """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; return when done."""
 
+    @abstractmethod
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Return the picklable `value` of rank `source`, on every rank; what the others pass is not looked at."""
+        """Return the picklable `value` of rank `source`, on every rank; the values of the others are not used."""
 
+    @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the picklable values of all ranks in the order of ranks, on every rank."""
 
+    @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has called it."""
 
+    @abstractmethod
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Return the communicator of the group of `groups` that this rank is in, whose ranks count in the group's
         order.
@@ -70,14 +74,28 @@ class Communicator(Protocol):
         that are not so.
         """
 
-    def point_to_point(self) -> PointToPoint:
-        """Return messages among the ranks of this communicator. Collective; close it before the communicator."""
+    @abstractmethod
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
 
+        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
+        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
+        """
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        """Return True if messages of `tensor` go without a host buffer."""
+        return not tensor.is_cuda
+
+    def point_to_point(self) -> PointToPoint:
+        """Return messages among the ranks of this communicator. Collective. All that are opened share its order."""
+        return PointToPoint(self)
+
+    @abstractmethod
     def close(self) -> None:
         """End the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
 
 
-class SerialCommunicator:
+class SerialCommunicator(Communicator):
     """One rank alone: every operation is the identity and no library is needed."""
 
     rank = 0
@@ -86,7 +104,7 @@ class SerialCommunicator:
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         """Do nothing: the tensor is its own sum. Refuse the dtypes that the other communicators refuse."""
         sum_dtype(tensor)
-        return DoneWork()
+        return Work()
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         check_source(source, self.size)
@@ -105,8 +123,8 @@ class SerialCommunicator:
         check_groups(groups, self.size)
         return SerialCommunicator()
 
-    def point_to_point(self) -> PointToPoint:
-        return SerialPointToPoint()
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        raise AssertionError("one rank alone has no peer")
 
     def close(self) -> None:
         """Nothing to end."""
@@ -126,8 +144,11 @@ def check_source(source: int, size: int) -> None:
         raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
 
 
-def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
-    """Raise CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1."""
+def check_groups(groups: Sequence[Sequence[int]], size: int, is_part: bool = False) -> None:
+    """Raise CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1, or are
+    to be made of a part: torch's groups are made by all ranks of the job, the same law for every transport."""
+    if is_part:
+        raise CommunicationError(f"a part of {size} ranks cannot be split: split the whole job's communicator")
     seen: set[int] = set()
     for number, group in enumerate(groups):
         if not group:

@@ -15,25 +15,27 @@ it is waited for. The buffers are pinned, which the GPU copies to fastest. torch
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tiledseg.comm.transports.stopwatch import CPU, Stopwatch
-from tiledseg.comm.transports.work import DoneWork, Work, as_bytes
+from tiledseg.comm.transports.work import Work, as_bytes
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from tiledseg.comm.transports.collectives import Communicator
 
 
 class Message(NamedTuple):
     """A contiguous tensor of any shape and dtype, sent to rank `peer` or received from it.
 
-    `peer` counts as the communicator that opened the PointToPoint does: ranks of the whole job for the mesh's own. Only
-    bytes travel: the two ends agree on shape and dtype.
+    `peer` counts as the communicator does: ranks of the whole job for the mesh's own. Only bytes travel: the two ends
+    agree on shape and dtype.
     """
 
     peer: int
@@ -58,17 +60,18 @@ class MessageMeter:
         self.waits.reset()
 
 
-class PointToPoint(Protocol):
-    """Messages among the ranks of a communicator, by the rule of this module.
+class PointToPoint:
+    """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    `in_order`: the messages of a rank are carried out one by one, in the order in which it started them, so that one
-    that waits for its peer holds up those after it (NCCL).
-    """
-
-    meter: MessageMeter
+    def __init__(self, communicator: Communicator) -> None:
+        self.meter = MessageMeter()
+        self._communicator = communicator
 
     @property
-    def in_order(self) -> bool: ...
+    def in_order(self) -> bool:
+        """True where the messages of a rank are carried out one by one, in the order in which it started them, so that
+        one that waits for its peer holds up those after it (NCCL)."""
+        return self._communicator.in_order
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
@@ -76,26 +79,37 @@ class PointToPoint(Protocol):
         Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
         that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
         """
+        check_messages(sends, receives, self._communicator.rank, self._communicator.size)
+        sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
+        if not sends and not receives:
+            return Work()
+        outgoing, incoming = ([Message(m.peer, self._carried(m.tensor)) for m in each] for each in (sends, receives))
+        for tensor, buffer in _staged(sends, outgoing):
+            buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
+        carried = _Peers([*outgoing, *incoming])  # kept until the transport has read and written them
+        with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
+            finish = self._communicator.post(outgoing, incoming)
+        self.meter.messages += len(outgoing)
+        self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
+        # The device whose work waits.
+        device = next((tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda), CPU)
+        staged = _staged(receives, incoming)
 
-    def close(self) -> None:
-        """End it; every exchange has been waited for. Collective, and before the communicator is closed."""
+        def wait() -> None:
+            with self.meter.waits.running(device):
+                with waiting("messages with %s", carried):
+                    finish()
+                for tensor, buffer in staged:
+                    as_bytes(tensor).copy_(buffer)  # not asynchronous: torch hands the buffer out again
 
+        return Work(wait)
 
-class SerialPointToPoint:
-    """One rank alone, who has nobody to send to."""
-
-    in_order = False
-
-    def __init__(self) -> None:
-        self.meter = MessageMeter()
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Take empty lists only; CommunicationError otherwise."""
-        check_messages(sends, receives, rank=0, size=1)
-        return DoneWork()
-
-    def close(self) -> None:
-        """Do nothing."""
+    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of `tensor`, or a host buffer of as many."""
+        if self._communicator.reads(tensor):
+            return as_bytes(tensor)
+        size = tensor.numel() * tensor.element_size()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
 def check_messages(sends: Sequence[Message], receives: Sequence[Message], rank: int, size: int) -> None:
@@ -121,87 +135,6 @@ class _Peers:
 
     def __str__(self) -> str:
         return name_ranks(sorted({message.peer for message in self._messages}))
-
-
-@dataclass
-class ExchangeWork:
-    """Messages under way.
-
-    `finish` waits for the transport, which reads and writes the `carried` tensors until then; None once it has. The
-    `staged` receives, pairs of tensor and host buffer, are then copied in.
-    """
-
-    finish: Callable[[], None] | None
-    carried: Sequence[Message]
-    staged: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    meter: MessageMeter
-
-    def wait(self) -> None:
-        """Return once every receive's tensor is filled and every send's is free; on a GPU, for its current stream.
-
-        Calling it again does nothing. Raises CommunicationError where a peer was lost.
-        """
-        if self.finish is None:
-            return
-        tensors = [*(tensor for _, tensor in self.carried), *(tensor for tensor, _ in self.staged)]
-        device = next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)  # whose work waits
-        with self.meter.waits.running(device):
-            with waiting("messages with %s", _Peers(self.carried)):
-                self.finish()
-            self.finish = None
-            for tensor, buffer in self.staged:
-                as_bytes(tensor).copy_(buffer)  # not asynchronous: torch hands the buffer out again
-        self.carried = self.staged = ()
-
-
-class BytePointToPoint(ABC):
-    """A PointToPoint over a transport that carries bytes: a subclass says how to post them.
-
-    `reads_gpu`: the transport takes GPU memory as it is. `stage_all`: stage host memory too, so that the copies can be
-    tested without a GPU.
-    """
-
-    in_order = False
-
-    def __init__(self, rank: int, size: int, reads_gpu: bool, stage_all: bool = False) -> None:
-        self.meter = MessageMeter()
-        self._rank, self._size = rank, size
-        self._reads_gpu, self._stage_all = reads_gpu, stage_all
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        check_messages(sends, receives, self._rank, self._size)
-        sends = [message for message in sends if message.tensor.numel()]
-        receives = [message for message in receives if message.tensor.numel()]
-        if not sends and not receives:
-            return DoneWork()
-        outgoing = [Message(peer, self._carried(tensor)) for peer, tensor in sends]
-        incoming = [Message(peer, self._carried(tensor)) for peer, tensor in receives]
-        for tensor, buffer in _staged(sends, outgoing):
-            buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
-        carried = [*outgoing, *incoming]
-        with waiting("messages with %s", _Peers(carried)):  # the first one of a pair connects it, which may take both
-            finish = self._post(outgoing, incoming)
-        self.meter.messages += len(outgoing)
-        self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
-        return ExchangeWork(finish, carried, _staged(receives, incoming), self.meter)
-
-    @abstractmethod
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Post messages of flat uint8 tensors, none empty; return what waits for all of them.
-
-        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End these messages; collective, as in `PointToPoint`."""
-
-    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of `tensor`, or a host buffer of as many."""
-        if not (self._stage_all or (tensor.is_cuda and not self._reads_gpu)):
-            return as_bytes(tensor)
-        size = tensor.numel() * tensor.element_size()
-        return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
 def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tuple[torch.Tensor, torch.Tensor]]:

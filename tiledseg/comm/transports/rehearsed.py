@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator, check_groups
-from tiledseg.comm.transports.point_to_point import Message, MessageMeter, check_messages
-from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.work import Work
 
 
 @dataclass
@@ -24,15 +24,17 @@ class Doings:
     summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
 
-class RehearsedCommunicator:
+class RehearsedCommunicator(Communicator):
     """Rank `rank` of `size`. Every operation ends at once: sums and broadcasts leave their tensors as they are."""
+
+    in_order = True
 
     def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
         self.rank, self.size, self._doings, self._group = rank, size, doings, group
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         self._doings.summed.setdefault(self._group, []).append(tensor.numel() * tensor.element_size())
-        return DoneWork()
+        return Work()
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Nothing comes."""
@@ -55,29 +57,11 @@ class RehearsedCommunicator:
         self._doings.groups.append(own)
         return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
 
-    def point_to_point(self) -> RehearsedMessages:
-        return RehearsedMessages(self.rank, self.size, self._doings)
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class RehearsedMessages:
-    """Messages that are counted, not sent."""
-
-    in_order = True
-
-    def __init__(self, rank: int, size: int, doings: Doings) -> None:
-        self.meter = MessageMeter()
-        self._rank, self._size, self._doings = rank, size, doings
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        check_messages(sends, receives, self._rank, self._size)
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         for messages, lists in ((sends, self._doings.sent), (receives, self._doings.received)):
             for peer, tensor in messages:
-                if tensor.numel():
-                    lists.setdefault(peer, []).append(tensor.numel() * tensor.element_size())
-        return DoneWork()
+                lists.setdefault(peer, []).append(tensor.numel())
+        return lambda: None
 
     def close(self) -> None:
         """Nothing to end."""

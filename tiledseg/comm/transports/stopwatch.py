@@ -11,81 +11,57 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 _MOST_SPANS = 4096  # kept open; more, and the watch reads what it has, so that a long run holds no more events
 
 CPU = torch.device("cpu")
+Mark = Any  # seconds of the clock, or an event of a GPU
 
 
-class Clock(Protocol):
-    """Marks moments of a device's work, in its order."""
-
-    def mark(self) -> Any:
-        """Return the moment at which the device has done all that it was given so far, without waiting."""
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """Return the time from one mark to a later one; wait until the device has come there."""
-
-
-class HostClock:
-    """The clock of a CPU, which has done what it was given."""
-
-    def mark(self) -> float:
+def mark(device: torch.device) -> Mark:
+    """Return the moment at which the device has done all that it was given so far, without waiting."""
+    if device.type != "cuda":
         return time.perf_counter()
-
-    def seconds(self, begin: float, end: float) -> float:
-        return end - begin
-
-
-class GpuClock:
-    """The clock of a GPU's current stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
-        return begin.elapsed_time(end) / 1000
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
-def clock_of(device: torch.device) -> Clock:
-    return GpuClock(device) if device.type == "cuda" else HostClock()
+def between(begin: Mark, end: Mark) -> float:
+    """Return the seconds from one mark to a later one; wait until the device has come there."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 class Stopwatch:
     """A sum of the time of all that runs under `running`; it waits for no device until `seconds` is asked for."""
 
-    def __init__(self, device: torch.device = CPU, clock: Callable[[torch.device], Clock] = clock_of) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
-        self._clock_of = clock
         self.reset()
 
     def reset(self) -> None:
         self._seconds = 0.0
-        self._spans: list[tuple[Clock, Any, Any]] = []
+        self._spans: list[tuple[Mark, Mark]] = []
 
     @contextmanager
     def running(self, device: torch.device | None = None) -> Iterator[None]:
         """Measure what is started inside, on `device` where that is not the watch's own."""
-        clock = self._clock_of(device or self._device)
-        begin = clock.mark()
+        begin = mark(device or self._device)
         yield
-        self._spans.append((clock, begin, clock.mark()))
+        self._spans.append((begin, mark(device or self._device)))
         if len(self._spans) >= _MOST_SPANS:
             self.seconds()
 
     def seconds(self) -> float:
         """Return the seconds so far. Waits for the device."""
-        for clock, begin, end in reversed(self._spans):  # the last first: a device that is there has passed the others
-            self._seconds += clock.seconds(begin, end)
+        for begin, end in reversed(self._spans):  # the last first: a device that is there has passed the others
+            self._seconds += between(begin, end)
         self._spans = []
         return self._seconds
 

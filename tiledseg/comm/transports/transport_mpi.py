@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,8 +16,8 @@ from tiledseg.comm.transports.collectives import (
     sum_dtype,
 )
 from tiledseg.comm.transports.mpi import check_threads
-from tiledseg.comm.transports.point_to_point import BytePointToPoint, Message
-from tiledseg.comm.transports.work import DoneWork, SumWork, Work, as_bytes, copy_back
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.work import Work, as_bytes, copy_back, sum_work
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.errors import CommunicationError
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 _PIECE = 2**30
 
 
-_TURN = threading.RLock()
-
-
 def check_thread_level() -> None:
     """Raise ConfigError where this MPI may be called from the main thread only."""
     from mpi4py import MPI
@@ -40,34 +36,25 @@ def check_thread_level() -> None:
     check_threads(MPI.Query_thread(), MPI.THREAD_SERIALIZED, library)
 
 
-def _turn() -> AbstractContextManager[object]:
-    """Return what a thread holds while it calls MPI: nothing where MPI takes calls from several at once.
-
-    Elsewhere it is one lock, under which a call may wait for peers. Autograd's thread of a GPU calls MPI while the main
-    one waits for it, so no two of a job's threads ever want the lock at the same time.
-    """
-    from mpi4py import MPI
-
-    return nullcontext() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _TURN
-
-
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """Take a turn of calls to MPI; turn mpi4py's exception of a broken collective into CommunicationError."""
+    """Turn mpi4py's exception of a broken collective into CommunicationError."""
     from mpi4py import MPI
 
     try:
-        with _turn():
-            yield
+        yield
     except MPI.Exception as error:
         raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
 
 
-class MpiCommunicator:
+class MpiCommunicator(Communicator):
     """All ranks of an MPI communicator, duplicated so that no other user's messages meet ours.
 
-    GPU tensors are staged through host memory, but for the messages of a point_to_point where the MPI library takes GPU
-    memory (`cuda_aware`). `is_part`: made by `split`.
+    GPU tensors are staged through host memory, but for messages where the MPI library takes pointers to GPU memory
+    (`cuda_aware`). `is_part`: made by `split`. "Messages are non-overtaking" (MPI 4.1, 3.5): those of two ranks, all
+    under one tag, are matched in the order in which they are posted. Open MPI moves large messages only inside its own
+    calls: overlap with computation is then little. No two threads of a rank call MPI at once: autograd's thread of a
+    GPU calls it while the main one waits for that thread.
     """
 
     def __init__(self, communicator: MPI.Intracomm, cuda_aware: bool = False, is_part: bool = False) -> None:
@@ -83,14 +70,14 @@ class MpiCommunicator:
 
         staged = tensor.detach().to(device="cpu", dtype=sum_dtype(tensor)).contiguous()
         if tensor.numel() == 0:
-            return DoneWork()
+            return Work()
         flat = staged.reshape(-1).numpy()
         with peer_errors("all-reduce"):
             requests = [
                 self._communicator.Iallreduce(MPI.IN_PLACE, flat[start : start + _PIECE], op=MPI.SUM)
                 for start in range(0, flat.size, _PIECE)
             ]
-        return SumWork(lambda: _wait(requests, "all-reduce"), staged, tensor)
+        return sum_work(lambda: _wait(requests, "all-reduce"), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         check_source(source, self.size)
@@ -117,9 +104,7 @@ class MpiCommunicator:
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         from mpi4py import MPI
 
-        check_groups(groups, self.size)
-        if self._is_part:  # torch's groups can be made by all ranks of the job only: the same law for every transport
-            raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
+        check_groups(groups, self.size, self._is_part)
         mine = next((number for number, group in enumerate(groups) if self.rank in group and len(group) > 1), None)
         color = MPI.UNDEFINED if mine is None else mine
         with waiting("a split of %d ranks", self.size), peer_errors("split"):
@@ -131,40 +116,21 @@ class MpiCommunicator:
             part.Free()
         return communicator
 
-    def point_to_point(self) -> MpiPointToPoint:
-        return MpiPointToPoint(self._communicator, self._cuda_aware)
+    def reads(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_cuda or self._cuda_aware
 
-    def close(self) -> None:
-        """Wait for all ranks and free the duplicate."""
-        self.barrier()
-        self._communicator.Free()
-
-
-class MpiPointToPoint(BytePointToPoint):
-    """Messages over a duplicate of an MPI communicator, so that no other message can be taken for one of ours.
-
-    "Messages are non-overtaking" (MPI 4.1, 3.5): those of a pair, all under one tag, are matched in the order in which
-    they are posted. Open MPI moves large messages only inside its own calls: overlap with computation is then little.
-    `cuda_aware`: the library takes pointers to GPU memory. Collective over the communicator.
-    """
-
-    def __init__(self, communicator: MPI.Intracomm, cuda_aware: bool = False, stage_all: bool = False) -> None:
-        super().__init__(communicator.rank, communicator.size, cuda_aware, stage_all)
-        with peer_errors("opening of messages"):
-            self._communicator = communicator.Dup()
-
-    def close(self) -> None:
-        """Free the duplicate."""
-        with peer_errors("closing of messages"):
-            self._communicator.Free()
-
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         for device in {tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
         with peer_errors("exchange"):
             requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
             requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
         return lambda: _wait(requests, "exchange")
+
+    def close(self) -> None:
+        """Wait for all ranks and free the duplicate."""
+        self.barrier()
+        self._communicator.Free()
 
 
 def _wait(requests: list[MPI.Request], what: str) -> None:

@@ -21,14 +21,13 @@ from tiledseg.comm.transports.collectives import (
     check_source,
     sum_dtype,
 )
-from tiledseg.comm.transports.point_to_point import BytePointToPoint, Message
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
 from tiledseg.comm.transports.process_groups import ProcessGroups, new_groups, whole_job
-from tiledseg.comm.transports.work import DoneWork, SumWork, Work, as_bytes, copy_back
+from tiledseg.comm.transports.work import Work, as_bytes, copy_back, sum_work
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.errors import CommunicationError, first_line
 
-# A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
-_CHANNELS, _MESSAGES = 2**10, 2**20
+_TAGS = 2**30  # a Gloo tag is a whole number of 31 bits
 
 
 @contextmanager
@@ -53,16 +52,19 @@ def _wait(works: Sequence[Any], what: str) -> None:
             work.wait()
 
 
-class TorchCommunicator:
+class TorchCommunicator(Communicator):
     """All ranks of the process groups; the default group's, without NCCL, unless told otherwise.
 
-    `is_part`: made by `split`. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
+    Messages of two ranks are matched in order: NCCL's by its own law, Gloo's by a running number in the tag. `is_part`:
+    made by `split`. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
     """
 
     def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False, is_guest: bool = False) -> None:
         self._groups = groups or whole_job()
         self._is_part, self._is_guest = is_part, is_guest
-        self._channels = 0
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self.in_order = self._groups.with_nccl
         self.rank = self._groups.ranks.index(dist.get_rank())
         self.size = len(self._groups.ranks)
 
@@ -70,10 +72,10 @@ class TorchCommunicator:
         """Sum over the ranks. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
         staged = tensor.detach().to(sum_dtype(tensor)).contiguous()
         if tensor.numel() == 0:
-            return DoneWork()
+            return Work()
         with peer_errors("all-reduce"):
             work = dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True)
-        return SumWork(lambda: _wait([work], "all-reduce"), staged, tensor)
+        return sum_work(lambda: _wait([work], "all-reduce"), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         check_source(source, self.size)
@@ -105,9 +107,7 @@ class TorchCommunicator:
             dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        check_groups(groups, self.size)
-        if self._is_part:  # a new process group is made by all ranks of the job, or its name differs between ranks
-            raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
+        check_groups(groups, self.size, self._is_part)
         communicator: Communicator = SerialCommunicator()
         for group in groups:
             if len(group) > 1:
@@ -117,53 +117,29 @@ class TorchCommunicator:
                     communicator = TorchCommunicator(made, is_part=True)
         return communicator
 
-    def point_to_point(self) -> TorchPointToPoint:
-        channel, self._channels = self._channels, self._channels + 1
-        return TorchPointToPoint(self._groups, channel)
+    def reads(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_cuda or self._groups.with_nccl
 
-    def close(self) -> None:
-        """Wait for all ranks, since rank 0 may hold the store that the others still talk to, and end the groups."""
-        self.barrier()
-        if self._is_part or self._is_guest:
-            self._groups.destroy()
-        else:
-            dist.destroy_process_group()
-
-
-class TorchPointToPoint(BytePointToPoint):
-    """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's.
-
-    Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
-    its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. With NCCL
-    they take turns with sums and broadcasts (`turns`). Collective over the groups.
-    """
-
-    def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
-        nccl = groups.gpu if groups.with_nccl else None
-        super().__init__(groups.ranks.index(dist.get_rank()), len(groups.ranks), groups.with_nccl, stage_all)
-        self._groups = groups
-        self.in_order = groups.with_nccl
-        self._channel = channel % _CHANNELS
-        self._sent: Counter[int] = Counter()
-        self._received: Counter[int] = Counter()
-        if nccl is not None:
+    def point_to_point(self) -> PointToPoint:
+        if self._groups.with_nccl:
             # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
+            device = torch.device("cuda", torch.cuda.current_device())
             with peer_errors("opening of messages"):
-                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device())), group=nccl)
+                dist.all_reduce(torch.zeros(1, device=device), group=self._groups.gpu)
+        return super().point_to_point()
 
-    def close(self) -> None:
-        """Nothing to end: the groups are their communicator's."""
-
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         with peer_errors("exchange"):
             works = self._post_to_nccl(sends, receives)
             ranks, host = self._groups.ranks, self._groups.host
-            for peer, tensor in receives:
-                if not tensor.is_cuda:
-                    works.append(dist.irecv(tensor, ranks[peer], host, self._next_tag(self._received, peer)))
-            for peer, tensor in sends:
-                if not tensor.is_cuda:
-                    works.append(dist.isend(tensor, ranks[peer], host, self._next_tag(self._sent, peer)))
+            for move, messages, count in (
+                (dist.irecv, receives, self._received),
+                (dist.isend, sends, self._sent),
+            ):
+                for peer, tensor in messages:
+                    if not tensor.is_cuda:
+                        count[peer] += 1
+                        works.append(move(tensor, ranks[peer], host, count[peer] % _TAGS))
         return lambda: _wait(works, "exchange")
 
     def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
@@ -177,6 +153,10 @@ class TorchPointToPoint(BytePointToPoint):
         ]
         return list(dist.batch_isend_irecv(batch)) if batch else []
 
-    def _next_tag(self, count: Counter[int], peer: int) -> int:
-        count[peer] += 1
-        return self._channel * _MESSAGES + count[peer] % _MESSAGES
+    def close(self) -> None:
+        """Wait for all ranks, since rank 0 may hold the store that the others still talk to, and end the groups."""
+        self.barrier()
+        if self._is_part or self._is_guest:
+            self._groups.destroy()
+        else:
+            dist.destroy_process_group()

@@ -17,7 +17,7 @@ between stages with what the stages compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._owner: object = None
-        self._flying: list[_OnceWork] = []
+        self._flying: list[Work] = []
 
     def take(self, owner: object) -> None:
         """Wait, before `owner` starts something, for what another has in flight."""
@@ -43,30 +43,12 @@ class Turns:
 
     def started(self, work: Work) -> Work:
         """Note what the owner has started, to be waited for by whoever comes first: it, or the next owner."""
-        once = _OnceWork(work)
-        self._flying = [*(work for work in self._flying if work.flies), once]
-        return once
+        self._flying = [*(each for each in self._flying if not each.is_waited_for), work]
+        return work
 
 
-class _OnceWork:
-    """Work that two may wait for: the second wait does nothing, since its tensors may have changed by then."""
-
-    def __init__(self, work: Work) -> None:
-        self._work: Work | None = work
-
-    @property
-    def flies(self) -> bool:
-        """Return True if nobody has waited for it."""
-        return self._work is not None
-
-    def wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
-
-class TurnCommunicator:
-    """A communicator that takes turns with the others of its rank: its parts, and their messages.
+class TurnCommunicator(Communicator):
+    """A communicator that takes turns with the others of its rank: its parts, and its messages.
 
     Objects and barriers travel between hosts and take no turn.
     """
@@ -74,8 +56,8 @@ class TurnCommunicator:
     def __init__(self, communicator: Communicator, turns: Turns | None = None) -> None:
         self._communicator = communicator
         self._turns = turns or Turns()
-        self._messages = object()  # those of one communicator are one, whoever has opened them
-        self.rank, self.size = communicator.rank, communicator.size
+        self._messages = object()  # the owner of a turn of messages
+        self.rank, self.size, self.in_order = communicator.rank, communicator.size, communicator.in_order
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         self._turns.take(self)
@@ -100,26 +82,18 @@ class TurnCommunicator:
         part = self._communicator.split(groups)
         return part if isinstance(part, SerialCommunicator) else TurnCommunicator(part, self._turns)
 
-    def point_to_point(self) -> TurnPointToPoint:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        self._turns.take(self._messages)
+        return self._turns.started(Work(self._communicator.post(sends, receives))).wait
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        return self._communicator.reads(tensor)
+
+    def point_to_point(self) -> PointToPoint:
         self._turns.take(None)
-        return TurnPointToPoint(self._communicator.point_to_point(), self._turns, self._messages)
+        self._communicator.point_to_point()
+        return PointToPoint(self)
 
     def close(self) -> None:
         self._turns.take(None)
         self._communicator.close()
-
-
-class TurnPointToPoint:
-    """Messages that take turns with the communicators of their rank, and none with each other."""
-
-    def __init__(self, messages: PointToPoint, turns: Turns, owner: object) -> None:
-        self._messages, self._turns, self._owner = messages, turns, owner
-        self.meter, self.in_order = messages.meter, messages.in_order
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        self._turns.take(self._owner)
-        return self._turns.started(self._messages.start(sends, receives))
-
-    def close(self) -> None:
-        self._turns.take(None)
-        self._messages.close()

@@ -1,43 +1,42 @@
-"""Communication that has been started: what a rank waits for."""
+"""Communication that has been started, and the tensors that carry it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from tiledseg.comm.watching.doing import waiting
 
 
-class Work(Protocol):
-    """A sum, or an exchange of messages, under way."""
+class Work:
+    """A sum, or an exchange of messages, under way. `finish` waits for it; without one there is nothing to wait for."""
+
+    def __init__(self, finish: Callable[[], object] | None = None) -> None:
+        self._finish = finish
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True once somebody has waited for it, or where there was nothing to wait for."""
+        return self._finish is None
 
     def wait(self) -> None:
-        """Return once the tensors hold the result. Raises CommunicationError where a peer was lost."""
+        """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
+        nothing: the tensors may have changed by then. Raises CommunicationError where a peer was lost."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
 
 
-class DoneWork:
-    """Work that needed nothing to be done."""
+def sum_work(finish: Callable[[], object], staged: torch.Tensor, tensor: torch.Tensor) -> Work:
+    """Return the work of a sum under way in `staged`, which is `tensor` itself wherever no copy was needed."""
 
-    def wait(self) -> None:
-        """Return at once."""
-
-
-@dataclass(frozen=True)
-class SumWork:
-    """A sum under way in `staged`, which is `tensor` itself wherever no copy was needed; `finish` waits for it."""
-
-    finish: Callable[[], object]
-    staged: torch.Tensor
-    tensor: torch.Tensor
-
-    def wait(self) -> None:
-        """Return once `tensor` holds the sum; on a GPU, once the current stream will see it."""
+    def wait() -> None:
         with waiting("a sum over ranks"):
-            self.finish()
-        copy_back(self.staged, self.tensor)
+            finish()
+        copy_back(staged, tensor)
+
+    return Work(wait)
 
 
 def copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 from torch import nn
 
-from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import parts
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -79,11 +79,11 @@ class BlockRanks:
         sums = self.turn.sums.forward if forward else self.turn.sums.backward
         if doing in (Doing.COMPUTE, Doing.RETURN):
             tensor.copy_(sums[self.k])  # all blocks have added to it
-            return DoneWork()
+            return Work()
         sums[self.k] = sums[self.k].add_(tensor) if self.k in sums else tensor.clone()
         if doing is Doing.DIFFERENTIATE:
             tensor.zero_()
-        return DoneWork()
+        return Work()
 
 
 class BlockNetwork:
