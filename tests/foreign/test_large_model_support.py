@@ -14,7 +14,7 @@ from tests.foreign.modules import Somebody
 from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
-from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.recomputing import Recomputing
 
 
@@ -88,7 +88,7 @@ def test_parts_of_them_computed_once_more(tmp_path: Path, name: str) -> None:
         return
     x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
     plain = steps(network, x, 2)
-    with Recomputing(again, lambda: FileMover(FileStore(tmp_path, 1 << 26)), 0, 100_000, 1024) as support:
+    with Recomputing(again, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
         found = steps(again, x, 2)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert support.again_bytes > 0

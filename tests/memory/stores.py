@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tiledseg.memory.file_store import Bytes, FileMover, FileStore
+from tiledseg.memory.file_store import Bytes, FileStore
 from tiledseg.memory.host import GpuLanes, HostMover
-from tiledseg.memory.mover import Copying
+from tiledseg.memory.mover import PAGE, Copying, Slot
 from tiledseg.memory.offload import Offload
-from tiledseg.memory.slots import PAGE, Slot
 
 ROOM = 1 << 28
 
 
 class SlowStore(FileStore):
-    """A store each copy of which takes up to `most` seconds longer."""
+    """A store each copy of which takes up to half a millisecond longer."""
 
-    most = 0.0005
-
-    def _move(self, move: Any, slot: Slot, data: Bytes, doing: str) -> None:
-        time.sleep(random.Random(slot.offset + (slot.size if doing == "writing" else 0)).uniform(0, self.most))
-        super()._move(move, slot, data, doing)
+    def _move(self, move: Any, slot: Slot, data: Bytes) -> None:
+        time.sleep(random.Random(slot.offset + (slot.size if move is os.pwritev else 0)).uniform(0, 0.0005))
+        super()._move(move, slot, data)
 
 
 def offload(folder: Path, budget: int, kind: type[FileStore] = FileStore, least: int = 1) -> Offload:
     """Everything of `least` bytes on may be moved."""
-    return Offload(lambda: FileMover(kind(folder, ROOM)), budget, least)
+    return Offload(lambda: kind(folder, ROOM), budget, least)
 
 
 class _Memory(NamedTuple):
@@ -140,6 +138,3 @@ class LateCopy:
 def to_host(budget: int, seed: int = 0, least: int = 1, chunk: int = 3 * PAGE, limit: int = ROOM) -> Offload:
     """The same to the host's memory, by lanes that are late. With small chunks most slots lie in several."""
     return Offload(lambda: HostMover(LateLanes(seed), limit, chunk), budget, least)
-
-
-Making = Callable[[Path], Offload]

@@ -97,7 +97,7 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     assert not sent.copying.done()
     sent.copying.wait()
     flat_P.zero_()
-    brought = mover.bring(sent, len(data))
+    brought = mover.bring(sent)
     brought.copying.wait()
     assert torch.equal(brought.flat_P, expected_P)
     assert mover.stood_still() > 0

@@ -20,7 +20,7 @@ from tests.memory import zoo
 from tests.memory.test_zoo import same
 from tests.memory.zoo import ZOO, Tensors
 from tiledseg.errors import ConfigError
-from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Mover
 from tiledseg.memory.recomputing import Recomputing
 from tiledseg.tracing.allocations import AllocationMeter
@@ -31,7 +31,7 @@ ALL, NONE = 0, 1 << 62  # budgets under which everything is computed once more, 
 def recomputing(model: nn.Module, budget: int, store: Path | None = None) -> Recomputing:
     if store is None:
         return Recomputing(model, Mover, budget, NONE, 1)
-    return Recomputing(model, lambda: FileMover(FileStore(store, 1 << 26)), budget, budget, 1)
+    return Recomputing(model, lambda: FileStore(store, 1 << 26), budget, budget, 1)
 
 
 @pytest.mark.parametrize("to_file", [False, True])

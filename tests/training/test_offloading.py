@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.runs import Material
-from tiledseg.memory import file_store, offload
+from tiledseg.memory import offload
 from tiledseg.planning.memory import store as planned
 from tiledseg.train import main
 from tiledseg.training.run_folder.journal import Journal
@@ -55,14 +55,14 @@ def train(material: Material, folder: Path, store: Path) -> int:
 def test_a_full_disk_is_one_line(
     material: Material, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(descriptor: int, offset: int, size: int) -> None:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(file_store, "_reserve", full)
+    monkeypatch.setattr(os, "pwritev", full)
     assert train(material, tmp_path / "full", store) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
-    assert f"the store in {store}: asking for room" in lines[0]
+    assert f"the store in {store}: full of " in lines[0]
     assert "No space left on device" in lines[0]
 
 

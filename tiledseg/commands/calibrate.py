@@ -33,9 +33,9 @@ from tiledseg.comm.transports.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.graph import Graph
-from tiledseg.memory.file_store import TENSOR, disk_rates
+from tiledseg.memory.file_store import disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates
-from tiledseg.memory.mover import StoreRates
+from tiledseg.memory.mover import TENSOR, StoreRates
 from tiledseg.pipeline.layer_times import measure_link
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices

@@ -1,15 +1,14 @@
-"""A store of bytes in a file on a local disk: for what does not fit memory and is not needed for a while.
+"""A store of a CPU's tensors in a file on a local disk: for what does not fit memory and is not needed for a while.
 
-    with FileStore("/scratch", limit=64 << 30) as store:
-        slot = store.take(array.nbytes)
-        writing = store.write(slot, array)  # returns at once; `array` must stay as it is until `writing.wait()`
-        ...
-        reading = store.read(slot, into)  # waits for the write by itself
-        reading.wait()
-        store.give_back(slot)
+    store = FileStore("/scratch", limit=64 << 30)
+    sent = store.send(flat_P)  # returns at once; `flat_P` must stay as it is until `sent.copying.wait()`
+    ...
+    flat_P, copying = store.bring(sent)  # waits for the copy out by itself
+    copying.wait()
+    store.drop(sent)
 
-The file has no name: it is gone with the process, however that ends. The system is told to drop what was copied from
-its cache, which would take as much memory as the store saves.
+The file has no name: it is gone with the process, however that ends. The system is told to drop copied bytes from its
+cache, which would take as much memory as the store saves.
 """
 
 from __future__ import annotations
@@ -22,20 +21,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, WriteError
-from tiledseg.memory.mover import Brought, Mover, Sent, StoreRates, store_rates
-from tiledseg.memory.slots import Slot, SlotTable
+from tiledseg.memory.mover import TENSOR, Brought, Mover, Sent, Slot, SlotTable, StoreRates, store_rates
 
 Bytes = NDArray[np.uint8]
-TENSOR = 32 << 20
-"""Bytes of the tensors by which a store is measured."""
 
 
 class FileTransfer:
@@ -74,7 +68,7 @@ class FileTransfer:
             return error
 
 
-class FileStore:
+class FileStore(Mover):
     """Slots in an unnamed file of `folder`, `limit` bytes of them at most.
 
     `threads` write, and as many read: a read never queues after a write. All methods may be called from any thread. The
@@ -88,63 +82,36 @@ class FileStore:
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
             raise ConfigError(f"the store cannot be in {folder}: {reason}; give a folder on a local disk") from error
-        self._descriptor = self._file.fileno()
-        self._slots = SlotTable(f"the store in {self.folder}", limit)
-        self.length = 0  # of the file, for which the disk has promised room
-        self._writes: dict[int, FileTransfer] = {}
+        self.slots = SlotTable(f"the store in {self.folder}", limit)
         self._lock = threading.Lock()
         self._writers, self._readers = (_threads(threads, name) for name in ("store-write", "store-read"))
 
-    @property
-    def taken(self) -> int:
-        """Bytes in slots, as whole pages."""
-        return self._slots.taken
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
 
-    def take(self, size: int) -> Slot:
-        """Return a slot of `size` bytes. Raises MemoryLimitError beyond the store's limit, WriteError where the disk
-        has no room for it: it is asked now, before a step has begun to rely on it."""
+    def send(self, flat_P: torch.Tensor) -> Sent:
+        """Begin to copy all bytes of a storage out. Raises MemoryLimitError beyond the store's limit. Waiting raises
+        WriteError where the disk does not take them."""
         with self._lock:
-            slot = self._slots.find(size)
-            if slot.stop > self.length:
-                try:
-                    _reserve(self._descriptor, self.length, slot.stop - self.length)
-                except OSError as error:
-                    raise self._error(f"asking for room up to {slot.stop} bytes", error) from error
-                self.length = slot.stop
-            self._slots.take(slot)
-            return slot
+            slot = self.slots.take(flat_P.numel())
+        return Sent(slot, FileTransfer(self._writers, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy()))
 
-    def give_back(self, slot: Slot) -> None:
-        """Free a slot. A write to it that runs is awaited, one that has not begun never will; reads must have ended."""
-        with self._lock:
-            written = self._writes.pop(slot.offset, None)
-        if written is not None:
-            written.stop()
-        with self._lock:
-            self._slots.give_back(slot)
-
-    def write(self, slot: Slot, array: Bytes) -> FileTransfer:
-        """Begin to copy `array` (uint8, one dim, the slot's size) to the slot. It must not change until that has ended.
-
-        Waiting raises WriteError where the disk does not take it.
-        """
-        transfer = FileTransfer(self._writers, lambda data: self._move(os.pwritev, slot, data, "writing"), array)
-        with self._lock:
-            self._writes[slot.offset] = transfer
-        return transfer
-
-    def read(self, slot: Slot, into: Bytes) -> FileTransfer:
-        """Begin to copy the slot to `into` (as in `write`), after the write to it has ended. Waiting raises that
-        write's error, or WriteError where the disk does not give the bytes."""
-        with self._lock:
-            written = self._writes.get(slot.offset)
+    def bring(self, sent: Sent) -> Brought:
+        """Begin to copy all bytes back. Waiting raises the error of the copy out, or WriteError where the disk does not
+        give the bytes."""
 
         def move(data: Bytes) -> None:
-            if written is not None:
-                written.wait()
-            self._move(os.preadv, slot, data, "reading")
+            sent.copying.wait()
+            self._move(os.preadv, sent.slot, data)
 
-        return FileTransfer(self._readers, move, into)
+        flat_P = torch.empty(sent.slot.size, dtype=torch.uint8)
+        return Brought(flat_P, FileTransfer(self._readers, move, flat_P.numpy()))
+
+    def drop(self, sent: Sent) -> None:
+        """Free a slot. A copy to it that runs is awaited, one that has not begun never will; reads must have ended."""
+        sent.copying.stop()
+        with self._lock:
+            self.slots.give_back(sent.slot)
 
     def close(self) -> None:
         """End the threads and give the file back. Copies not begun never will; again changes nothing."""
@@ -152,32 +119,23 @@ class FileStore:
             pool.shutdown(wait=True, cancel_futures=True)
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _move(self, move: Callable[[int, list[memoryview], int], int], slot: Slot, data: Bytes, doing: str) -> None:
+    def _move(self, move: Callable[[int, list[memoryview], int], int], slot: Slot, data: Bytes) -> None:
         """Move all bytes; the system may move fewer at a time than it is asked for."""
-        assert len(data) == slot.size, f"the slot has {slot.size} bytes, the array {len(data)}"
         rest, offset = data.data, slot.offset
         while len(rest):
             try:
-                moved = move(self._descriptor, [rest], offset)
+                moved = move(self._file.fileno(), [rest], offset)
                 if moved <= 0:
                     raise OSError(errno.EIO, os.strerror(errno.EIO))
             except OSError as error:
-                raise self._error(f"{doing} {len(rest)} bytes at {offset}", error) from error
-            os.posix_fadvise(self._descriptor, offset, moved, os.POSIX_FADV_DONTNEED)
+                raise WriteError(
+                    f"the store in {self.folder}: {move.__name__} of {len(rest)} bytes at {offset} failed: "
+                    f"{os.strerror(error.errno or errno.EIO)}; {free_bytes(self.folder)} bytes are free on its disk, "
+                    f"the store has {self.slots.end}; make room, choose a folder on another disk, or keep more in "
+                    "memory"
+                ) from error
+            os.posix_fadvise(self._file.fileno(), offset, moved, os.POSIX_FADV_DONTNEED)
             rest, offset = rest[moved:], offset + moved
-
-    def _error(self, doing: str, error: OSError) -> WriteError:
-        return WriteError(
-            f"the store in {self.folder}: {doing} failed: {os.strerror(error.errno or errno.EIO)}; "
-            f"{free_bytes(self.folder)} bytes are free on its disk, the store has {self.length}; "
-            "make room, choose a folder on another disk, or keep more in memory"
-        )
 
 
 def _threads(count: int, name: str) -> ThreadPoolExecutor:
@@ -190,16 +148,6 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-def _reserve(descriptor: int, offset: int, size: int) -> None:
-    """Have the disk keep room, where its file system can say so at once."""
-    try:
-        os.posix_fallocate(descriptor, offset, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        os.ftruncate(descriptor, offset + size)
-
-
 def free_bytes(folder: str | Path) -> int:
     """Return the free bytes of the disk that a folder is on; 0 where the system does not say."""
     try:
@@ -209,32 +157,8 @@ def free_bytes(folder: str | Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-class FileMover(Mover):
-    """A mover of CPU tensors to a file. `store` is closed with it."""
-
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu"
-
-    def send(self, flat_P: torch.Tensor) -> Sent:
-        slot = self._store.take(flat_P.numel())
-        return Sent(slot, self._store.write(slot, flat_P.numpy()))
-
-    def bring(self, sent: Sent, size: int) -> Brought:
-        flat_P = torch.empty(size, dtype=torch.uint8)
-        return Brought(flat_P, self._store.read(sent.place, flat_P.numpy()))
-
-    def drop(self, sent: Sent) -> None:
-        self._store.give_back(sent.place)
-
-    def close(self) -> None:
-        self._store.close()
-
-
 def disk_rates(folder: str | Path, size: int, tensor: int = TENSOR) -> StoreRates:
     """Measure the disk of a folder by `size` bytes. Raises ConfigError where the folder takes no file, WriteError or
     MemoryLimitError where the disk has no room."""
     data_P = torch.from_numpy(np.random.default_rng(0).integers(0, 256, tensor, np.uint8))
-    return store_rates(FileMover(FileStore(folder, 2 * size)), size, data_P)
+    return store_rates(FileStore(folder, 2 * size), size, data_P)

@@ -18,9 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
-from tiledseg.memory.file_store import TENSOR
-from tiledseg.memory.mover import Brought, Copying, Mover, Sent, StoreRates, store_rates
-from tiledseg.memory.slots import Slot, SlotTable
+from tiledseg.memory.mover import TENSOR, Brought, Copying, Mover, Sent, Slot, SlotTable, StoreRates, store_rates
 
 CHUNK = 256 << 20
 """Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
@@ -155,10 +153,13 @@ class HostMover(Mover):
         return True
 
     def send(self, flat_P: torch.Tensor) -> Sent:
-        slot = self._slots.find(flat_P.numel())
-        while self._chunk * len(self._host) < slot.stop:
-            self._host.append(self._lanes.host(self._chunk))
-        self._slots.take(slot)
+        slot = self._slots.take(flat_P.numel())
+        try:
+            while self._chunk * len(self._host) < slot.stop:
+                self._host.append(self._lanes.host(self._chunk))
+        except MemoryLimitError:
+            self._slots.give_back(slot)
+            raise
         return Sent(slot, self._lanes.out(flat_P, self._parts(slot)))
 
     def _parts(self, slot: Slot) -> list[torch.Tensor]:
@@ -170,14 +171,14 @@ class HostMover(Mover):
             begin += len(parts[-1])
         return parts
 
-    def bring(self, sent: Sent, size: int) -> Brought:
-        flat_P = torch.empty(size, dtype=torch.uint8, device=self._lanes.device)
+    def bring(self, sent: Sent) -> Brought:
+        flat_P = torch.empty(sent.slot.size, dtype=torch.uint8, device=self._lanes.device)
         unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
-        return Brought(flat_P, self._lanes.back(self._parts(sent.place), unversioned_P, sent.copying))
+        return Brought(flat_P, self._lanes.back(self._parts(sent.slot), unversioned_P, sent.copying))
 
     def drop(self, sent: Sent) -> None:
         sent.copying.stop()
-        self._slots.give_back(sent.place)
+        self._slots.give_back(sent.slot)
 
     def stood_still(self) -> float:
         return self._lanes.stood_still()

@@ -291,7 +291,7 @@ class Ledger:
 
     def _bring(self, entry: StorageEntry) -> Brought:
         assert entry.sent is not None, "its bytes are outside"
-        entry.brought, entry.wanted = self._mover.bring(entry.sent, entry.size), entry.live
+        entry.brought, entry.wanted = self._mover.bring(entry.sent), entry.live
         self.figures.bytes_in += entry.size
         return entry.brought
 

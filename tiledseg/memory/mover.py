@@ -1,4 +1,8 @@
-"""The way of a storage's bytes out of memory and back: the ledger needs no other view of disks, threads and devices."""
+"""The way of a storage's bytes out of memory and back: the ledger needs no other view of disks, threads and devices.
+
+A store's places are slots of whole pages. A slot goes to the lowest place that holds it, so that a store whose slots
+come and go in the same order at every step stays as long as it was at the first.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from tiledseg.errors import MemoryLimitError
+
 HOST = "host"
 """The store that is the host's memory; any other is a folder."""
+PAGE = 4096
+"""Bytes of a page."""
+TENSOR = 32 << 20
+"""Bytes of the tensors by which a store is measured."""
 
 
 class Copying(Protocol):
@@ -27,10 +37,55 @@ class Copying(Protocol):
         """Await its end; the result is unwanted, and both ends may be given to others from here on."""
 
 
-class Sent(NamedTuple):
-    """Bytes outside: `place` is the mover's own name for where."""
+class Slot(NamedTuple):
+    """`size` bytes from `offset` on, which lies at a page's begin. The store holds whole pages, at least one."""
 
-    place: Any
+    offset: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.offset + max(1, -(-self.size // PAGE)) * PAGE
+
+
+class SlotTable:
+    """The slots of one store, `name` in errors, of at most `limit` bytes. Its owner keeps other threads out."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name, self._limit = name, limit
+        self._gaps = [(0, limit)]  # (begin, stop), in order, none touching another
+        self.end = self.taken = 0  # bytes up to the highest slot so far, and in slots
+
+    def take(self, size: int) -> Slot:
+        """Return the lowest slot of `size` bytes that is free. Raises MemoryLimitError beyond the limit."""
+        for number, (begin, stop) in enumerate(self._gaps):
+            slot = Slot(begin, size)
+            if slot.stop <= stop:
+                self._gaps[number : number + 1] = [(slot.stop, stop)] if slot.stop < stop else []
+                self.end, self.taken = max(self.end, slot.stop), self.taken + slot.stop - begin
+                return slot
+        end = self._gaps[-1][0] if self._gaps and self._gaps[-1][1] == self._limit else self._limit
+        raise MemoryLimitError(
+            f"{self._name} may have {self._limit} bytes, of which {self.taken} are taken, but {size} more are asked "
+            f"for; give it at least {Slot(end, size).stop}, or keep more in memory"
+        )
+
+    def give_back(self, slot: Slot) -> None:
+        """Free a slot that has been taken."""
+        self.taken -= slot.stop - slot.offset
+        joined: list[tuple[int, int]] = []
+        for begin, stop in sorted([*self._gaps, (slot.offset, slot.stop)]):
+            if joined and joined[-1][1] == begin:
+                begin = joined.pop()[0]
+            assert not joined or joined[-1][1] < begin, f"{slot} is given back, but was not taken"
+            joined.append((begin, stop))
+        self._gaps = joined
+
+
+class Sent(NamedTuple):
+    """Bytes outside, in `slot`."""
+
+    slot: Slot
     copying: Copying
 
 
@@ -62,8 +117,8 @@ class Mover:
         """
         raise AssertionError("nothing is to leave")
 
-    def bring(self, sent: Sent, size: int) -> Brought:
-        """Begin to copy `size` bytes back to memory of their own."""
+    def bring(self, sent: Sent) -> Brought:
+        """Begin to copy all bytes back to memory of their own, after the copy out has ended."""
         raise AssertionError("nothing has left")
 
     def drop(self, sent: Sent) -> None:
@@ -120,7 +175,7 @@ def store_rates(mover: Mover, size: int, data_P: torch.Tensor) -> StoreRates:
             sent.copying.wait()
         mover.settle()
         out = time.perf_counter()
-        brought = [mover.bring(sent, data_P.numel()) for sent in there]
+        brought = [mover.bring(sent) for sent in there]
         for each in brought:
             each.copying.wait()
         mover.settle()

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tiledseg.memory.exhausted import exhausted, is_exhausted
-from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import GpuLanes, HostMover
 from tiledseg.memory.ledger import Ledger
 from tiledseg.memory.mover import HOST, Figures, Mover
@@ -89,4 +89,4 @@ def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[]
     host's memory, a CPU's to a folder. The caller checks that `device` has a way there."""
     if str(store) == HOST:
         return lambda: HostMover(GpuLanes(device), limit)
-    return lambda: FileMover(FileStore(store, limit))
+    return lambda: FileStore(store, limit)

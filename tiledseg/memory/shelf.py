@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tiledseg.memory.file_store import FileMover, FileStore, free_bytes
+from tiledseg.memory.file_store import FileStore, free_bytes
 from tiledseg.memory.mover import HOST, Brought, Mover, Sent
 from tiledseg.memory.saved import StorageView
 from tiledseg.system.freed_memory import give_back_freed
@@ -26,96 +26,80 @@ class MemoryShelf:
         """Return the name of a tensor for `get` and `free`. It must not change any more."""
         return x if self.is_memory else (x.cpu(), x.device)
 
-    def ahead(self, what: Any) -> None:
-        """Do nothing: it is at hand already."""
-
     def get(self, what: Any) -> torch.Tensor:
         """Return the tensor, bit for bit."""
         x: torch.Tensor = what if self.is_memory else what[0].to(what[1])
         return x
 
+    def ahead(self, what: Any) -> None:
+        """Begin to bring what will be got soon."""
+
     def free(self, what: Any) -> None:
-        """Do nothing: its memory goes with its name."""
+        """Free its place. In memory that goes with its name."""
 
     def rest(self) -> None:
-        """Do nothing: no memory is spared here."""
+        """Give freed memory back to the system, where memory is short."""
 
     def close(self) -> None:
-        """Do nothing: nothing was opened."""
+        """End the store."""
 
 
 class _Filed(NamedTuple):
     """A tensor in a file: `view`, with the strides that it had, sees the bytes of the slot."""
 
     sent: Sent
-    size: int
     view: StorageView
     device: torch.device
 
 
-class FileShelf:
+class FileShelf(MemoryShelf):
     """A shelf in a file; tensors being written stay in memory meanwhile, `MOST_WRITTEN` bytes at most."""
 
-    is_memory = False
-
-    def __init__(self, mover: Mover) -> None:
-        self._mover = mover
+    def __init__(self, store: Mover) -> None:
+        super().__init__(to_host=True)
+        self._store = store
         self._writing: dict[_Filed, None] = {}  # in the order in which they began
         self._reading: dict[_Filed, Brought] = {}
-        self._held = 0
 
     def put(self, x: torch.Tensor) -> _Filed:
         """Begin to write a tensor without gaps, which must not change any more."""
-        data_P = _bytes_of(x)
-        what = _Filed(self._mover.send(data_P), len(data_P), StorageView.of(x)._replace(offset=0), x.device)
+        what = _Filed(self._store.send(_bytes_of(x)), StorageView.of(x)._replace(offset=0), x.device)
         self._writing[what] = None
-        self._held += what.size
         for first in list(self._writing):
-            if self._held <= MOST_WRITTEN and not first.sent.copying.done():
-                break
-            self._no_longer_written(first)
-            first.sent.copying.wait()
+            if first.sent.copying.done() or sum(each.sent.slot.size for each in self._writing) > MOST_WRITTEN:
+                del self._writing[first]
+                first.sent.copying.wait()
         return what
 
     def ahead(self, what: _Filed) -> None:
-        """Begin to read what will be got soon."""
         if what not in self._reading:
-            self._reading[what] = self._mover.bring(what.sent, what.size)
+            self._reading[what] = self._store.bring(what.sent)
 
     def get(self, what: _Filed) -> torch.Tensor:
-        """Return the tensor, bit for bit."""
         self.ahead(what)
         flat_P, reading = self._reading.pop(what)
         reading.wait()
         return what.view.over(flat_P).to(what.device)
 
     def free(self, what: _Filed) -> None:
-        """Free its place in the file."""
         if what in self._reading:
             self._reading.pop(what).copying.stop()
-        if what in self._writing:
-            self._no_longer_written(what)
-        self._mover.drop(what.sent)
+        self._writing.pop(what, None)
+        self._store.drop(what.sent)
 
     def rest(self) -> None:
-        """Give freed memory back to the system: whoever keeps blocks in a file is short of it."""
         give_back_freed()
 
     def close(self) -> None:
-        """End the store."""
-        self._mover.close()
-
-    def _no_longer_written(self, what: _Filed) -> None:
-        del self._writing[what]
-        self._held -= what.size
+        self._store.close()
 
 
-def open_shelf(store: str, device: torch.device | None = None) -> MemoryShelf | FileShelf:
+def open_shelf(store: str, device: torch.device | None = None) -> MemoryShelf:
     """Return the shelf of a store: `host`, or a folder, in which a file is made that has no name. Raises ConfigError
     where the folder takes none."""
     if store == HOST:
         return MemoryShelf(device is not None and device.type != "cpu")
-    return FileShelf(FileMover(FileStore(store, free_bytes(store))))
+    return FileShelf(FileStore(store, free_bytes(store)))
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:

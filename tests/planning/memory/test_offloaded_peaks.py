@@ -11,7 +11,7 @@ from benchmarks.planned_peaks import in_channels_last, module_by, step, weights_
 from tests.memory.stores import ROOM
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all
-from tiledseg.memory.file_store import FileMover, FileStore
+from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.planning.memory import store
 from tiledseg.planning.memory.choice import step_choices
@@ -43,7 +43,7 @@ def test_a_step_takes_at_most_what_is_planned(
     with AllocationMeter(weights_of(kept)):  # who is followed sums weights' gradients in another order
         for _ in range(3):
             step(kept, x_BCHW)
-    with Offload(lambda: FileMover(FileStore(tmp_path, ROOM)), plan.staying, 1, all_kept=False) as moving:
+    with Offload(lambda: FileStore(tmp_path, ROOM), plan.staying, 1, all_kept=False) as moving:
         module = in_channels_last(module_by(unet, found.policy, hooks_of(moving)))
         peaks = []
         for _ in range(3):

@@ -26,6 +26,7 @@ from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
+from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
 from tiledseg.models.notes import still_statistics
@@ -34,7 +35,6 @@ from tiledseg.spatial.blocks.block_pass import BlockPass, Image, ImagePass, Outp
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks
 from tiledseg.spatial.blocks.statistics import Together
-from tiledseg.spatial.blocks.store import Shelf
 
 
 class BlockWork(NamedTuple):
@@ -43,7 +43,7 @@ class BlockWork(NamedTuple):
 
     network: BlockNetwork
     blocks: tuple[int, int]
-    shelf: Shelf
+    shelf: MemoryShelf
     axes: Axes
 
 

@@ -37,7 +37,7 @@ from tiledseg.models.network import Tensors
 from tiledseg.spatial.blocks.network import BlockNetwork, Doing
 from tiledseg.spatial.blocks.program import BlockProgram, BlockRun
 from tiledseg.spatial.blocks.statistics import Cast, ImageStatistics, StepNorms, Together
-from tiledseg.spatial.blocks.store import INPUT, BlockGradients, BlockValues, Bring, Shelf
+from tiledseg.spatial.blocks.store import INPUT, BlockGradients, BlockValues, Bring
 
 Outputs = tuple[torch.Tensor, ...]
 LossOf = Callable[[int, Outputs], torch.Tensor | None]
@@ -66,7 +66,7 @@ class BlockPass:
         self,
         network: BlockNetwork,
         images: Sequence[Image],
-        shelf: Shelf | None = None,
+        shelf: MemoryShelf | None = None,
         input_gradient: bool = False,
         cast: Cast = nullcontext,
         bring: Bring | None = None,
@@ -154,7 +154,7 @@ class ImagePass:
         self,
         network: BlockNetwork,
         image: Image,
-        shelf: Shelf,
+        shelf: MemoryShelf,
         wants: Sequence[bool],
         cast: Cast,
         bring: Bring | None,

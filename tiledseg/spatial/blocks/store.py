@@ -1,6 +1,6 @@
 """The blocks of tensors between segments: values, and gradients that are still being added up.
 
-A block is put somewhere whole and read whole; a `Shelf` says where. The parts that other blocks read of it are thin
+A block is put somewhere whole and read whole, on a `memory.shelf`. The parts that other blocks read of it are thin
 strips. Strips stay in memory where a shelf is slow, and so do gradients of strips until their block is taken. So each
 block goes to the shelf once, and comes back once for each segment that takes it, whatever number of neighbours it has.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,32 +24,12 @@ import torch
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.geometry.box import Box
+from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.spatial.blocks.program import BlockProgram, Strip, Window
 
 Key = tuple[int, int]  # a tensor, and a block of it
 Bring = Callable[[torch.Tensor], torch.Tensor]
 INPUT = 0  # the tensor that is not made
-
-
-class Shelf(Protocol):
-    """A place for tensors. `is_memory`: they are at hand in it as they are, and must not be written over."""
-
-    is_memory: bool
-
-    def put(self, x_BCHW: torch.Tensor) -> Any:
-        """Take a tensor, which must not change any more; return what `get` and `free` know it by."""
-
-    def ahead(self, what: Any) -> None:
-        """Begin to fetch what will be got soon."""
-
-    def get(self, what: Any) -> torch.Tensor: ...
-
-    def free(self, what: Any) -> None: ...
-
-    def rest(self) -> None:
-        """Give freed memory back: tensors of other sizes come next."""
-
-    def close(self) -> None: ...
 
 
 class BlockValues:
@@ -58,7 +38,9 @@ class BlockValues:
     `bring`: makes a window of the input one on the network's device, in its layout.
     """
 
-    def __init__(self, program: BlockProgram, shelf: Shelf, input_BCHW: torch.Tensor, bring: Bring | None) -> None:
+    def __init__(
+        self, program: BlockProgram, shelf: MemoryShelf, input_BCHW: torch.Tensor, bring: Bring | None
+    ) -> None:
         self._program, self._shelf = program, shelf
         self._kept: dict[Key, Any] = {}
         self._strips: dict[tuple[int, Strip], torch.Tensor] = {}
@@ -159,7 +141,7 @@ class BlockGradients:
     """The gradients of stored tensors, as they are added up: of blocks whole, of neighbours in strips. Those of a block
     are summed in one order, wherever they lie."""
 
-    def __init__(self, program: BlockProgram, shelf: Shelf, values: BlockValues) -> None:
+    def __init__(self, program: BlockProgram, shelf: MemoryShelf, values: BlockValues) -> None:
         self._program, self._shelf, self._values = program, shelf, values
         self._kept: dict[Key, Any] = {}
         self._strips: dict[Key, list[tuple[Box, torch.Tensor]]] = {}

@@ -6,9 +6,9 @@ import torch
 
 from tiledseg.comm.transports.stopwatch import least
 from tiledseg.execution.precision import autocast
-from tiledseg.memory.file_store import TENSOR, disk_rates
+from tiledseg.memory.file_store import disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates
-from tiledseg.memory.mover import HOST
+from tiledseg.memory.mover import HOST, TENSOR
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.memory.store import Store, speed_of
 from tiledseg.planning.walk.items import Speed
