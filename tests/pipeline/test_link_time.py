@@ -21,7 +21,7 @@ class _Slow(PointToPoint):
     """Messages whose start takes a while, and longer if they are large, by a clock that knows of nothing else."""
 
     def __init__(self, inner: PointToPoint, per_byte: float) -> None:
-        super().__init__(inner._communicator)
+        super().__init__(inner._carrier)
         self._per_byte = per_byte
         self.now = 0.0
 

@@ -8,13 +8,13 @@ A rank that fails breaks the rule for all; `session` then ends the job.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.point_to_point import Carrier, Message, PointToPoint
 from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
@@ -30,13 +30,8 @@ _SUM_DTYPES = {
 }
 
 
-class Communicator(ABC):
-    """Collective operations over all ranks of a mesh, `size` of them, and messages between two. `rank`: this one's
-    number, from 0. `in_order`: see `PointToPoint.in_order`."""
-
-    rank: int
-    size: int
-    in_order: bool = False
+class Communicator(Carrier):
+    """Collective operations over all ranks of a mesh, and messages between two."""
 
     @abstractmethod
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
@@ -73,18 +68,6 @@ class Communicator(ABC):
         as wanted; close the parts before the whole. Raises CommunicationError, before any communication, for groups
         that are not so.
         """
-
-    @abstractmethod
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
-
-        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
-        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
-        """
-
-    def reads(self, tensor: torch.Tensor) -> bool:
-        """Return True if messages of `tensor` go without a host buffer."""
-        return not tensor.is_cuda
 
     def point_to_point(self) -> PointToPoint:
         """Return messages among the ranks of this communicator. Collective. All that are opened share its order."""

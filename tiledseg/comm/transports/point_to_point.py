@@ -15,9 +15,10 @@ it is waited for. The buffers are pinned, which the GPU copies to fastest. torch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -26,9 +27,6 @@ from tiledseg.comm.transports.work import Work, as_bytes
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from tiledseg.comm.transports.collectives import Communicator
 
 
 class Message(NamedTuple):
@@ -60,18 +58,35 @@ class MessageMeter:
         self.waits.reset()
 
 
+class Carrier(ABC):
+    """The transport of messages among `size` ranks. `rank`: this one's number, from 0. `in_order`: the messages of a
+    rank are carried out one by one, in the order in which it started them, so that one that waits for its peer holds up
+    those after it (NCCL)."""
+
+    rank: int
+    size: int
+    in_order: bool = False
+
+    @abstractmethod
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
+
+        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
+        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
+        """
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        """Return True if messages of `tensor` go without a host buffer."""
+        return not tensor.is_cuda
+
+
 class PointToPoint:
     """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
-        self._communicator = communicator
-
-    @property
-    def in_order(self) -> bool:
-        """True where the messages of a rank are carried out one by one, in the order in which it started them, so that
-        one that waits for its peer holds up those after it (NCCL)."""
-        return self._communicator.in_order
+        self.in_order = carrier.in_order
+        self._carrier = carrier
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
@@ -79,7 +94,7 @@ class PointToPoint:
         Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
         that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
         """
-        check_messages(sends, receives, self._communicator.rank, self._communicator.size)
+        check_messages(sends, receives, self._carrier.rank, self._carrier.size)
         sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
         if not sends and not receives:
             return Work()
@@ -88,7 +103,7 @@ class PointToPoint:
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Peers([*outgoing, *incoming])  # kept until the transport has read and written them
         with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
-            finish = self._communicator.post(outgoing, incoming)
+            finish = self._carrier.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
         # The device whose work waits.
@@ -106,7 +121,7 @@ class PointToPoint:
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the bytes of `tensor`, or a host buffer of as many."""
-        if self._communicator.reads(tensor):
+        if self._carrier.reads(tensor):
             return as_bytes(tensor)
         size = tensor.numel() * tensor.element_size()
         return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
