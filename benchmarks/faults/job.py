@@ -87,10 +87,10 @@ def _countdown(count: int, act: Callable[[], None]) -> Callable[[], None]:
 
 def _in_step(number: int, meet: Callable[[], None]) -> None:
     """Between the forward pass of a tile and its backward pass, in step `number` (from 1)."""
-    from tiledseg.training.losses.objective import ClassObjective
+    from tiledseg.training.losses.objective import PixelTerm
     from tiledseg.training.steps.step import Stepper
 
-    run, sums, now = Stepper.run, ClassObjective.sums, [0]
+    run, sums, now = Stepper.run, PixelTerm.sums, [0]
 
     def noted(self: Stepper, step: int, *arguments: Any) -> Any:
         now[0] = step + 1
@@ -102,7 +102,7 @@ def _in_step(number: int, meet: Callable[[], None]) -> None:
         return sums(*arguments)
 
     Stepper.run = noted  # type: ignore[method-assign, assignment]
-    ClassObjective.sums = met  # type: ignore[method-assign, assignment]
+    PixelTerm.sums = met  # type: ignore[method-assign, assignment]
 
 
 def _at_touches(meet: Callable[[], None]) -> None:

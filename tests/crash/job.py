@@ -52,10 +52,10 @@ def _in_step(meet: Callable[[], None]) -> None:
     """Between the forward pass of a tile and its backward pass."""
     import mpi4py.MPI  # noqa: F401  (before torch)
 
-    from tiledseg.training.losses.objective import ClassObjective
+    from tiledseg.training.losses.objective import PixelTerm
 
-    sums = ClassObjective.sums
-    ClassObjective.sums = lambda *arguments: (meet(), sums(*arguments))[1]  # type: ignore[method-assign]
+    sums = PixelTerm.sums
+    PixelTerm.sums = lambda *arguments: (meet(), sums(*arguments))[1]  # type: ignore[method-assign]
 
 
 def _in_save(meet: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.law.test_training_steps import configuration, run
 from tiledseg.comm.failure import is_agreed
@@ -43,12 +44,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
         return replace(sample, x_CHW=x_CHW)
 
     def summed(own: StepLoss, piece: Any, sample: Sample) -> Any:
-        loss, weight, *others = sums(own, piece, sample)
-        if holds(piece.core):
-            zero = piece.logits_BKHW.double().sum() * 0
-            loss = loss + {"gradient": zero.sqrt(), "output": zero * float("nan"), "large": zero + 1e7}.get(what, zero)
-            weight = weight * float("inf") if what == "weights" else weight
-        return loss, weight, *others
+        found = sums(own, piece, sample)
+        if not holds(piece.core):
+            return found
+        zero = piece.logits_BKHW.double().sum() * 0
+        first = torch.eye(1, len(found), dtype=found.dtype)[0]
+        return found + first * {"gradient": zero.sqrt(), "output": zero * float("nan"), "large": zero + 1e7}[what]
 
     if what == "input":
         monkeypatch.setattr(Dataset, "load", loaded)
@@ -58,7 +59,6 @@ def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 WORDS = {
     "input": "whose input is not finite",
-    "weights": "whose labels have weights that are not finite",
     "output": "what the network makes of it is not",
     "gradient": "whose loss is finite, and its gradient not",
     "large": "above train.largest_loss 1000",

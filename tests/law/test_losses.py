@@ -23,9 +23,8 @@ from tiledseg.config.run import ParallelConfig
 from tiledseg.geometry.box import Box
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.training.losses.choose_objective import JointObjectives
-from tiledseg.training.losses.edge_objective import BoundaryObjective, signed_distances
-from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, PixelTerms, Tversky
+from tiledseg.training.losses.edge_objective import BoundaryTerm, signed_distances
+from tiledseg.training.losses.objective import Objective, OverlapTerm, PixelTerm
 
 WEIGHTS = (0.5, 3.0, 1.5, 0.0)
 K = len(WEIGHTS)
@@ -58,15 +57,15 @@ def both(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
     return 2 * smoothed(scores_PK, target_P) + 0.5 * tversky(scores_PK, target_P, 0.5, 0.5)
 
 
-PIXELS = ClassObjective(IGNORED, weights=WEIGHTS, terms=PixelTerms(0.0, 0.0))
+SMOOTHED = PixelTerm(IGNORED, weights=WEIGHTS, smoothing=0.2)
 LOSSES: dict[str, tuple[Objective, Formula]] = {
-    "smoothed": (replace(PIXELS, terms=PixelTerms(smoothing=0.2)), smoothed),
-    "focal": (replace(PIXELS, terms=PixelTerms(0.0, 1.0, gamma=1.5)), focal),
-    "tversky": (OverlapObjective(PIXELS, K, (Tversky(1.0, 0.2, 0.9),)), lambda x, y: tversky(x, y, 0.2, 0.9)),
-    "both": (
-        OverlapObjective(replace(PIXELS, terms=PixelTerms(2.0, smoothing=0.2)), K, (Tversky(0.5, 0.5, 0.5),)),
-        both,
+    "smoothed": (Objective((SMOOTHED,)), smoothed),
+    "focal": (Objective((PixelTerm(IGNORED, weights=WEIGHTS, gamma=1.5),)), focal),
+    "tversky": (
+        Objective((OverlapTerm(IGNORED, K, 1.0, 0.2, 0.9, WEIGHTS),)),
+        lambda x, y: tversky(x, y, 0.2, 0.9),
     ),
+    "both": (Objective((replace(SMOOTHED, factor=2.0), OverlapTerm(IGNORED, K, 0.5, weights=WEIGHTS))), both),
 }
 
 
@@ -135,7 +134,7 @@ def test_boundaries_are_those_of_the_whole_raster(mode: str, meshes: dict[str, M
     torch.set_num_threads(1)
     mesh, setting = meshes["gloo"], MODES[mode]
     own = replace(setting, case=Near(setting.case.unet, setting.case.grid))
-    objective = JointObjectives((replace(PIXELS, terms=PixelTerms()), BoundaryObjective(IGNORED, 0.3, RADIUS)))
+    objective = Objective((PixelTerm(IGNORED, weights=WEIGHTS), BoundaryTerm(IGNORED, 0.3, RADIUS)))
     y_HW = own.case.dataset((1, 1)).load(0, 0).labels(Box.of_shape(own.case.raster), RADIUS)
     phi_KHW = signed_distances(torch.from_numpy(y_HW)[None], K, RADIUS, IGNORED)[0]
     phi_PK = phi_KHW.permute(1, 2, 0).reshape(-1, K)
@@ -167,8 +166,8 @@ def test_stages_go_forward_once_more(schedule: str, meshes: dict[str, Mesh]) -> 
 
 
 def test_a_step_without_a_pixel_that_counts() -> None:
-    objective = OverlapObjective(replace(PIXELS, terms=PixelTerms()), K, (Tversky(1.0, 0.5, 0.5),))
+    objective = Objective((PixelTerm(IGNORED, weights=WEIGHTS), OverlapTerm(IGNORED, K, weights=WEIGHTS)))
     scores_BKHW = torch.randn(1, K, 3, 3, dtype=torch.float64)
     for target in (IGNORED, 3):  # the weight of class 3 is 0
         sums = objective.sums((scores_BKHW,), torch.full((1, 3, 3), target, dtype=torch.uint8))
-        assert objective.value(torch.cat([part.reshape(-1) for part in sums])) is None
+        assert objective.value(sums) is None

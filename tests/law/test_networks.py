@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,17 +18,17 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.training.losses.choose_objective import JointObjectives
-from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
-from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, Tversky
+from tiledseg.training.losses.edge_objective import BoundaryTerm, EdgesTerm
+from tiledseg.training.losses.objective import Objective, OverlapTerm, PixelTerm
 
-EDGES = EdgeObjective(IGNORED, edge_radius=4)
-WEIGHTED = JointObjectives(
+EDGES = Objective((PixelTerm(IGNORED, attention=1.0), EdgesTerm(IGNORED, radius=4)))
+WEIGHTS = (0.5, 3.0, 1.5)
+WEIGHTED = Objective(
     (
-        OverlapObjective(ClassObjective(IGNORED, weights=(0.5, 3.0, 1.5)), 3, (Tversky(0.5, 0.5, 0.5),)),
-        BoundaryObjective(IGNORED, 0.2, 3),
-        AttentionObjective(IGNORED, 2.0, (0.5, 3.0, 1.5)),
-        replace(EDGES, classes=False),
+        PixelTerm(IGNORED, weights=WEIGHTS, attention=2.0),
+        OverlapTerm(IGNORED, 3, 0.5, weights=WEIGHTS),
+        BoundaryTerm(IGNORED, 0.2, 3),
+        EdgesTerm(IGNORED, radius=4),
     )
 )
 

@@ -15,10 +15,10 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.losses.edge_objective import EdgeObjective
+from tiledseg.training.losses.choose_objective import choose_objective
 
 SIDE, BANDS = 256, 4
-EDGES = EdgeObjective(255)
+EDGES = choose_objective(GatedSCNN(), "cross_entropy", 255)
 
 
 def loss_of(output: Any, labels_BHW: torch.Tensor) -> torch.Tensor:

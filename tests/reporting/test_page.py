@@ -13,13 +13,13 @@ from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.curves import diagrams_of, draw_curves, png_of
+from tiledseg.reporting.curves import draw_curves, png_of
 from tiledseg.reporting.page import render
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.metrics import read_metrics
-from tiledseg.training.run_folder.page import page_of, verdict
+from tiledseg.training.run_folder.page import page_of
 from tiledseg.training.run_folder.validations import read_validations
 
 
@@ -79,26 +79,6 @@ def test_numbers_are_those_of_the_files(made: Path) -> None:
     assert labels[2:] == ["mean", *(one["name"] for one in newest["classes"])]
     mean = curves.axes[1].get_lines()[0].get_xydata()[-1].tolist()
     assert mean == [STEPS, newest["mean_iou"]]
-
-
-def test_the_first_line_says_what_was_good_and_what_was_not(made: Path, tmp_path: Path) -> None:
-    classes = [
-        {"name": name, "iou": iou} for name, iou in (("tree", 0.5), ("road", 0.25), ("pond", 0.75), ("none", None))
-    ]
-    words = "Mean IoU 50.0 %; best class pond (75.0 %), weakest road (25.0 %); 6 tiles seen in training."
-    assert verdict([{"tiles": 4}, {"tiles": 2}, {"val": {}}], {"mean_iou": 0.5, "classes": classes}) == words
-    assert page_of(made)["verdict"] in render(page_of(made))
-    assert page_of(tmp_path)["verdict"] == "No validation; 0 tiles seen in training."
-
-
-def test_diagrams_are_counted_by_hand() -> None:
-    classes = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
-    counts = {"pixels": [[0, 4], [2, 0], [0, 0]], "right": [[0, 3], [1, 0], [0, 0]]}
-    figures = {"classes": classes, "reliability": {**counts, "confidence": [[0, 3.6], [0.8, 0], [0, 0]]}}
-    every, first, second = diagrams_of(figures)
-    assert (every[0], first[0], second[0]) == ("all classes", "a", "b"), "no pixel is mapped as c"
-    assert first[1] == [(0.75, 0.75, pytest.approx(0.9), 4)]
-    assert every[2] == pytest.approx((4 * 0.15 + 2 * 0.1) / 6)
 
 
 def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def walked(legs: list[tuple[int, int]], epochs: int) -> list[tuple[Course, Posit
     """Course and position before each step of a run that starts a new leg at each resume."""
     step, position, marks, found = 0, Position(0, 0), ((0, 0),), []
     for per_epoch, length in legs:
-        course = Course.onward(epochs, per_epoch, marks, step, position)
+        course = Course(epochs, per_epoch).onward(marks, step, position)
         marks = course.marks
         for epoch in range(position.epoch, position.epoch + length):
             for index in range(per_epoch):
@@ -76,7 +76,7 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
     total = per_epoch * epochs
     course = Course(epochs, per_epoch)
     stop = min(stop, total)
-    onward = Course.onward(epochs, per_epoch, ((0, 0),), stop, Position(*divmod(stop, per_epoch)))
+    onward = Course(epochs, per_epoch).onward(((0, 0),), stop, Position(*divmod(stop, per_epoch)))
     assert onward == course
     assert course.total_steps == total
     for step in range(warmup, total):
@@ -97,7 +97,7 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
 def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
     """A quarter of the epochs is done before the change and after it."""
     before = Course(8, 1)
-    after = Course.onward(8, 2, before.marks, 2, Position(2, 0))
+    after = Course(8, 2).onward(before.marks, 2, Position(2, 0))
     assert after.marks == ((0, 0), (2, 2))
     assert after.total_steps == 2 + 6 * 2
     assert before.share_after(2, 0) == after.share_after(2, 0) == 0.25
@@ -108,7 +108,7 @@ def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
 
 def test_a_warm_up_that_is_over_stays_over() -> None:
     """1000 steps an epoch, then 10: the 500 steps of the warm-up were half an epoch, and remain so."""
-    course = Course.onward(10, 10, ((0, 0),), 5000, Position(5, 0))
+    course = Course(10, 10).onward(((0, 0),), 5000, Position(5, 0))
     assert course.epochs_after(500) == pytest.approx(0.5)
     assert course.share_after(5000, 500) == pytest.approx(4.5 / 9.5)
     assert course.total_steps == 5050
@@ -116,7 +116,7 @@ def test_a_warm_up_that_is_over_stays_over() -> None:
 
 def test_a_run_changed_by_a_version_that_left_no_marks_goes_on() -> None:
     """Three epochs of other steps: what they were does not matter, only where they ended."""
-    course = Course.onward(6, 4, ((0, 0),), 8, Position(3, 1))
+    course = Course(6, 4).onward(((0, 0),), 8, Position(3, 1))
     assert course.marks == ((0, 0), (7, 3))
     assert course.total_steps == 7 + 3 * 4
-    assert Course.onward(6, 4, ((0, 0),), 13, Position(3, 1)).marks == ((0, 0),), "12 = 3 x 4: never changed"
+    assert Course(6, 4).onward(((0, 0),), 13, Position(3, 1)).marks == ((0, 0),), "12 = 3 x 4: never changed"

@@ -28,17 +28,18 @@ from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.samples.photometry import Photometry
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, Tversky
+from tiledseg.training.losses.objective import Objective, OverlapTerm, PixelTerm
 from tiledseg.training.steps import step_loss
 from tiledseg.training.steps.step import Stepper, StepRules
 
 SIDE, IGNORED, CLASSES = 48, 255, 3
 CPU = torch.device("cpu")
-WEIGHTED = ClassObjective(IGNORED, weights=(1.0, 2.0, 0.5))
+WEIGHTS = (1.0, 2.0, 0.5)
+WEIGHTED = PixelTerm(IGNORED, weights=WEIGHTS)
 CASES: dict[str, Callable[[], Objective]] = {
-    "plain": lambda: ClassObjective(IGNORED),
-    "weighted": lambda: WEIGHTED,
-    "ratio": lambda: OverlapObjective(WEIGHTED, CLASSES, (Tversky(1.0, 0.5, 0.5),)),
+    "plain": lambda: Objective((PixelTerm(IGNORED),)),
+    "weighted": lambda: Objective((WEIGHTED,)),
+    "ratio": lambda: Objective((WEIGHTED, OverlapTerm(IGNORED, CLASSES, weights=WEIGHTS))),
 }
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tiledseg.training.losses.objective import ClassObjective, cross_entropies, cross_entropy_sums
+from tiledseg.training.losses.objective import PixelTerm, cross_entropies, cross_entropy_sums
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_a_tile_without_a_valid_pixel_is_zero_with_zero_gradient() -> None:
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 9))
 def test_weighted_sums_of_parts_give_torchs_weighted_mean(height: int, width: int, ignored: float, cut: int) -> None:
     logits, target = sample(height, width, 4, ignored)
-    objective, cut = ClassObjective(255, weights=(0.25, 3.0, 0.0, 1.5)), min(cut, height)
+    objective, cut = PixelTerm(255, weights=(0.25, 3.0, 0.0, 1.5)), min(cut, height)
     parts = [objective.sums((logits[:, :, rows],), target[:, rows]) for rows in (slice(0, cut), slice(cut, None))]
     loss, weight = (sum(part[i].item() for part in parts) for i in range(2))
     of_each = torch.tensor([*objective.weights, *[0.0] * 252], dtype=torch.float64)[target.long()]

@@ -17,7 +17,7 @@ from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.preparing.preparation import prepare, record_of
-from tiledseg.training.resuming import EDGE, NAMES, REFUSED, begin, flat
+from tiledseg.training.resuming import NAMES_RUN, OTHER_RUN, RULES, begin, flat
 
 OTHERS: dict[str, Any] = {
     "data.classes": [{"name": "a", "value": 0}, {"name": "b", "value": 1}, {"name": "c", "values": [2, 7]}],
@@ -143,9 +143,8 @@ KEYS = [f"{group.name}.{f.name}" for group in fields(Config) for f in fields(gro
 
 def rule_of(key: str) -> str:
     """Return the rule of a key as docs/reference/resume.md names it."""
-    if key in REFUSED:
-        return "refused"
-    return "between epochs" if key in EDGE else "names the run" if key in NAMES else "may change"
+    rule = RULES.get(key, "may change")
+    return rule if rule in (OTHER_RUN, NAMES_RUN, "may change") else "between epochs"
 
 
 def test_the_documentation_has_the_rule_of_every_key_and_why() -> None:
@@ -153,7 +152,7 @@ def test_the_documentation_has_the_rule_of_every_key_and_why() -> None:
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     rules = [(key.strip("`"), rule) for keys, rule, _ in rows for key in keys.split(", ")]
     assert sorted(rules) == sorted((key, rule_of(key)) for key in KEYS)
-    assert REFUSED | EDGE.keys() | NAMES < set(KEYS)
+    assert RULES.keys() < set(KEYS)
 
 
 def test_every_key_is_tried() -> None:
@@ -177,7 +176,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         group, _, name = changed.partition(".")
         setattr(getattr(config, group), name, value)
     assert flat(record_of(config))[key] != before
-    if key in REFUSED or (key in EDGE and place == "middle"):
+    if rule_of(key) == OTHER_RUN or (rule_of(key) == "between epochs" and place == "middle"):
         with pytest.raises(CheckpointError) as caught:
             changed_by(material, checkpoints[place], config)
         assert name in str(caught.value)
@@ -186,7 +185,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         assert "in this run" in str(caught.value)
         assert "\n" not in str(caught.value)
     else:
-        wanted = {} if key in NAMES else {key: {"from": before, "to": flat(record_of(config))[key]}}
+        wanted = {} if rule_of(key) == NAMES_RUN else {key: {"from": before, "to": flat(record_of(config))[key]}}
         wanted |= {other: {"from": first[other], "to": value} for other, value in beside.items()}
         assert changed_by(material, checkpoints[place], config) == wanted
 

@@ -14,9 +14,9 @@ from tests.crash.runs import Material, lines, train
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config
 from tiledseg.system.writing import write_error
-from tiledseg.training import saving
+from tiledseg.training import saving, trainer
 from tiledseg.training.preparing.preparation import prepare
-from tiledseg.training.saving import CopyPlan, Saver
+from tiledseg.training.saving import Saver
 from tiledseg.training.steps.step import Stepper
 
 SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
@@ -41,7 +41,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
 def test_the_bits_of_a_save_at_once(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is written only once the next step is done, and holds what the run held before it."""
     folder, same = material.root / "same", material.root / "same"
-    monkeypatch.setattr(CopyPlan, "fits", property(lambda plan: False))
+    monkeypatch.setattr(trainer, "why_waiting", lambda *given: "no room")
     assert train(material, folder, *SHORT) == 0
     at_once, its_lines = checkpoints(folder), lines(folder)
     folder.rename(material.root / "at-once")

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tiledseg.errors import ConfigError
+from tiledseg.system.signals import deferring
 from tiledseg.training import stop
 from tiledseg.training.stop import EXIT_CODE, StopFlag, end_of_job
 
@@ -17,7 +18,8 @@ def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
     met: list[int] = []
     former = signal.signal(number, lambda met_number, _: met.append(met_number))
     try:
-        with StopFlag() as flag:
+        with deferring():
+            flag = StopFlag()
             assert not flag.is_set
             os.kill(os.getpid(), number)
             assert flag.is_set
@@ -32,7 +34,7 @@ def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
 
 def test_handlers_come_back_after_an_error_too() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    with pytest.raises(ZeroDivisionError), StopFlag():
+    with pytest.raises(ZeroDivisionError), deferring():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGUSR1) == before
 
@@ -44,17 +46,15 @@ def test_the_code_is_the_one_that_batch_systems_requeue_on() -> None:
 def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(stop.time, "time", lambda: now[0])
-    with StopFlag(end=1200) as flag:
-        seen = []
-        for step in (10, 40, 10, 10, 10, 10):
-            seen.append(flag.is_set)
-            now[0] += step
+    flag, seen = StopFlag(end=1200), []
+    for step in (10, 40, 10, 10, 10, 10):
+        seen.append(flag.is_set)
+        now[0] += step
     # Asked at 0, 10, 50, 60, 70, 80 of 200 seconds: two steps of 40 and 30 spare leave those up to 90.
     assert seen == [False] * 6
     now[0] = 1091
     assert flag.is_set
-    with StopFlag() as flag:
-        assert not flag.is_set, "nobody says when the job ends"
+    assert not StopFlag().is_set, "nobody says when the job ends"
 
 
 def test_who_says_when_the_job_ends() -> None:

@@ -89,12 +89,3 @@ def test_views_show_the_pixels_of_the_undivided_network(
         assert (seen.labels_HW == labels[image, rows, cols].numpy()).all()
         pixels_CHW = data.images[image]._pixels_CHW[:, rows, cols].astype(np.float32)
         assert (seen.image_CHW == pixels_CHW).all()
-
-
-def test_a_second_validation_gathers_maps_only(found: tuple[Findings, Panels], data: Dataset) -> None:
-    findings, panels = found
-    run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
-    again = validate(run.network, data, one_rank(), run.over(data.tilings), 3, IGNORED, 1, 1, panels)
-    for one, two in zip(findings.views, again.views, strict=True):
-        assert all((getattr(one, key) == getattr(two, key)).all() for key in ("image_CHW", "labels_HW", "map_HW"))
-    assert one.image_CHW is two.image_CHW

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiledseg.checkpoint.saved_state import MalformedError, SavedState, parse_state
+from tiledseg.checkpoint.saved_state import SavedState, parse_state
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.system.files import irregular_kind
 
@@ -49,7 +49,7 @@ def verified(path: Path) -> Checkpoint:
         saved = parse_state(manifest["state"])
         checksums, averages = manifest["checksums"], AVERAGE in manifest["checksums"]
         steps = {manifest["step"], saved.step}
-    except (MalformedError, ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is no checkpoint of this program, though its checksums are right: {MANIFEST}: "
             f"{' '.join(str(error).split())[:200]}; use another one, or the version that wrote it"

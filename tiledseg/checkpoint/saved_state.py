@@ -10,7 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from tiledseg.architecture.network import Network
@@ -25,18 +25,6 @@ from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 
 Mark = tuple[int, int]  # steps and epochs that were done
-
-
-class MalformedError(ValueError):
-    """A record that does not fit the model: one line that names the value."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A `Position` as JSON has it."""
-
-    epoch: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,7 @@ class SavedState:
     config: Config
     network: Network
     normalization: Normalization
-    position: Place
+    position: Position
     sampling: dict[str, Any]
     step: int
     marks: tuple[Mark, ...] = ((0, 0),)
@@ -138,43 +126,26 @@ class SavedState:
         data = self.config.data
         return LabelMap.from_config(records_of_map(data.classes), data.ignore_index)
 
-    @property
-    def next_position(self) -> Position:
-        return Position(self.position.epoch, self.position.step)
-
 
 def parse_state(state: Any) -> SavedState:
-    """Return the state of a checkpoint's manifest. Raises MalformedError, ConfigError for a network that cannot be."""
+    """Return the state of a checkpoint's manifest. Raises an error of Python's for what does not fit, and ConfigError
+    for a network that cannot be."""
     words = dict(state["network"])
-    kind = words.pop("kind", FIRST)
-    if kind not in SAVED:
-        raise MalformedError(f"state.network.kind is {kind!r}, not one of {', '.join(SAVED)}")
-    config = without_moved(state["config"])
-    network = _as(SAVED[kind], words, "state.network")
-    saved: SavedState = _as(SavedState, {**state, "config": config, "network": network}, "state")
+    network = _as(SAVED[words.pop("kind", FIRST)], words)
+    saved: SavedState = _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
     return saved
 
 
-def _as(hint: Any, value: Any, name: str) -> Any:
+def _as(hint: Any, value: Any) -> Any:
     """Return a JSON value as its type hint has it: maps as dataclasses, lists as tuples, others as they are."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise MalformedError(f"{name} is {str(value)[:60]!r}, not a map")
+    if (is_dataclass(hint) or hint is Position) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)
-        unknown = sorted(value.keys() - {each.name for each in fields(hint)})
-        if unknown:
-            raise MalformedError(f"{name}.{unknown[0][:60]!r} is unknown")
-        values = {key: _as(hints[key], each, f"{name}.{key}") for key, each in value.items()}
-        try:
-            return hint(**values)  # type: ignore[operator]
-        except TypeError as error:
-            raise MalformedError(f"{name}: {str(error).partition('() ')[2]}") from None
+        return hint(**{key: _as(hints.get(key), each) for key, each in value.items()})  # type: ignore[operator]
     if origin in (typing.Union, types.UnionType) and value is not None:
         nested = [each for each in inner if is_dataclass(each) or typing.get_origin(each) is tuple]
-        return _as(nested[0], value, name) if nested else value
+        return _as(nested[0], value) if nested else value
     if origin is tuple and isinstance(value, list):
-        each = inner[0] if inner[-1] is Ellipsis else None
-        hints_of = [each] * len(value) if each else inner
-        return tuple(_as(one, part, name) for one, part in zip(hints_of, value, strict=True))
+        each_hint = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_as(one, part) for one, part in zip(each_hint, value, strict=True))
     return value

@@ -1,4 +1,4 @@
-"""Learning curves and reliability diagrams, drawn by matplotlib (an extra)."""
+"""Learning curves and a reliability diagram, drawn by matplotlib (an extra)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Lines = Sequence[Mapping[str, Any]]
-_MOST_DIAGRAMS = 12  # all classes together, and those that most pixels are mapped as
 _MOST_NAMES = 24  # in a legend
-_COUNTS = "pixels", "right", "confidence"
 
 
 def can_plot() -> bool:
@@ -66,47 +64,19 @@ def _plain(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def diagrams_of(figures: Mapping[str, Any]) -> list[tuple[str, list[tuple[float, float, float, float]], float]]:
-    """Return a reliability diagram of all classes together, then of each class that a pixel is mapped as.
-
-    A diagram is its name, its bins (middle, share right, mean confidence, pixels), and its expected calibration error.
-    """
-    counts = figures["reliability"]
-    classes = [list(zip(*of_class, strict=True)) for of_class in zip(*map(counts.get, _COUNTS), strict=True)]
-    together = [tuple(map(sum, zip(*of_bin, strict=True))) for of_bin in zip(*classes, strict=True)]
-    diagrams = []
-    names = ["all classes", *(one["name"] for one in figures["classes"])]
-    for name, bins in zip(names, [together, *classes], strict=True):
-        shown = [
-            ((k + 0.5) / len(bins), right / pixels, confidence / pixels, pixels)
-            for k, (pixels, right, confidence) in enumerate(bins)
-            if pixels
-        ]
-        total = sum(each[3] for each in shown)
-        if total:
-            diagrams.append((name, shown, sum(abs(right - mean) * n for _, right, mean, n in shown) / total))
-    return diagrams
-
-
-def draw_reliability(figures: Mapping[str, Any]) -> Figure:
-    """Draw the share of right pixels against confidence, for all classes and the most frequent ones."""
+def draw_reliability(counts: Mapping[str, Any]) -> Figure:
+    """Draw the share of right pixels, and the share of pixels, against confidence; `counts`: of `reliability_json`."""
     from matplotlib.figure import Figure
 
-    together, *classes = diagrams_of(figures) or [("all classes", [], 0.0)]
-    classes.sort(key=lambda diagram: -sum(each[3] for each in diagram[1]))
-    shown = [together, *classes[: _MOST_DIAGRAMS - 1]]
-    rows = -(-len(shown) // 4)
-    figure = Figure(figsize=(10, 2.6 * rows), layout="constrained")
-    grid = figure.subplots(rows, 4, sharex=True, sharey=True, squeeze=False)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_axis_off()
-    for axes, (name, diagram, error) in zip(grid.flat, shown, strict=False):
-        middles, right, _, pixels = zip(*diagram, strict=True) if diagram else ((), (), (), ())
-        axes.bar(middles, right, 0.9 / figures["reliability"]["bins"], color="C0")
-        axes.plot(middles, [n / sum(pixels) for n in pixels], color="0.4", drawstyle="steps-mid")
-        axes.plot((0, 1), (0, 1), "--", color="black", linewidth=1)
-        axes.set_title(_plain(f"{name[:24]}: error {100 * error:.1f} %"), fontsize="small")
-        axes.set(xlim=(0, 1), ylim=(0, 1))
+    pixels, right = ([sum(of_bin) for of_bin in zip(*counts[key], strict=True)] for key in ("pixels", "right"))
+    bins, total = counts["bins"], max(1, sum(pixels))
+    middles = [(k + 0.5) / bins for k in range(bins)]
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(middles, [n / max(1, of) for n, of in zip(right, pixels, strict=True)], 0.9 / bins, color="C0")
+    axes.plot(middles, [n / total for n in pixels], color="0.4", drawstyle="steps-mid")
+    axes.plot((0, 1), (0, 1), "--", color="black", linewidth=1)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence")
     return figure
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiledseg.checkpoint.saved_state import Best
 from tiledseg.config.train import TrainConfig
@@ -49,38 +48,30 @@ class BestSoFar:
     """The best validation of a run by `train.best`; `number`: of the class that it names; `best`: so far."""
 
     def __init__(self, train: TrainConfig, number: int | None, best: Best | None) -> None:
-        self._train, self._number, self._best = train, number, best
-
-    @property
-    def step(self) -> int | None:
-        return self._best.step if self._best else None
-
-    def record(self) -> dict[str, Any] | None:
-        """Return it as JSON has it."""
-        return asdict(self._best) if self._best else None
+        self._train, self._number, self.best = train, number, best
 
     def takes(self, findings: Findings, step: int, epoch: int) -> bool:
         """Return True if a validation is better than the best so far, and keep it as the best."""
         score = self._train.best
         value = None if score == "none" else self._value(findings, score)
-        if value is None or (self._best is not None and not is_better(score, value, self._best.value)):
+        if value is None or (self.best is not None and not is_better(score, value, self.best.value)):
             return False
-        self._best = Best(score, value, step, epoch)
+        self.best = Best(score, value, step, epoch)
         return True
 
     def gives_up(self, position: Position) -> bool:
         """Return True at an epoch's end if the best validation is `train.early_stop` epochs ago."""
         patience, epoch = self._train.early_stop, position.epoch - 1
-        if patience is None or self._best is None or position.step or position.epoch % self._train.validate_every:
+        if patience is None or self.best is None or position.step or position.epoch % self._train.validate_every:
             return False
-        return epoch - self._best.epoch >= patience
+        return epoch - self.best.epoch >= patience
 
     def _value(self, findings: Findings, score: str) -> float | None:
         """Return the score; None if it has no meaning."""
-        if score == LOSS:
-            return findings.loss
         from tiledseg.execution.scores.metrics import scores
 
+        if score == LOSS:
+            return findings.loss
         of_matrix = scores(findings.matrix_KK)
         value = float(of_matrix.iou[self._number] if self._number is not None else getattr(of_matrix, score))
         return None if math.isnan(value) else value

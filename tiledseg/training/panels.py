@@ -22,7 +22,6 @@ SIDE = 256
 """Most pixels a side of a view's picture."""
 _BANDS = 3  # of an image that a picture shows
 _Slices = tuple[slice, slice]
-_Fragment = tuple[str, int, _Slices, NDArray]  # kind, number of the view, place in it, pixels
 
 
 @dataclass(frozen=True)
@@ -84,20 +83,18 @@ class SeenView:
 
 @dataclass
 class Panels:
-    """The views of one run's validations. Images and labels do not change: they are gathered the first time only."""
+    """The views of one run's validations, and this rank's pixels of them: kind, number of the view, place, pixels."""
 
     views: Sequence[PanelView]
     ignore_index: int
-    _fragments: list[_Fragment] = field(default_factory=list)
-    _still: dict[tuple[str, int], NDArray] = field(default_factory=dict)  # on the root: images and labels
-    _gathered: bool = False  # on every rank alike
+    _fragments: list[tuple[str, int, _Slices, NDArray]] = field(default_factory=list)
 
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Pass the samples on, and keep the image's pixels that a view shows."""
         for sample in samples:
-            if not self._gathered and sample.x_CHW.size:
-                core_CHW = sample.x_CHW[:_BANDS, *sample.tile.core.relative_to(sample.tile.context).slices]
+            if sample.x_CHW.size:
                 for number, to, of in self._parts(sample.image, sample.tile.core):
+                    core_CHW = sample.x_CHW[:_BANDS, *sample.tile.core.relative_to(sample.tile.context).slices]
                     pixels_CHW = core_CHW[:, of[0], of[1]].astype(np.float32)
                     pixels_CHW[:, ~sample.valid_HW[of]] = np.nan
                     self._fragments.append(("image", number, to, pixels_CHW))
@@ -108,9 +105,7 @@ class Panels:
         for number, to, of in self._parts(sample.image, core):
             valid_HW = sample.valid_HW[core.relative_to(sample.tile.core).slices][of]
             shown_HW = np.where(valid_HW, map_HW[of], np.uint8(self.ignore_index))
-            self._fragments.append(("map", number, to, shown_HW))
-            if not self._gathered:
-                self._fragments.append(("labels", number, to, labels_HW[of].copy()))
+            self._fragments += [("map", number, to, shown_HW), ("labels", number, to, labels_HW[of].copy())]
 
     def gather(self, mesh: Mesh) -> list[SeenView]:
         """Return the views after a validation, on the root; none elsewhere. Collective: every rank takes part."""
@@ -118,25 +113,16 @@ class Panels:
             return []
         fragments, self._fragments = self._fragments, []
         every = mesh.communicator.gather_objects(fragments)
-        self._gathered = True
         if not mesh.is_root:
             return []
-        maps = {("map", n): np.full(v.shape, self.ignore_index, np.uint8) for n, v in enumerate(self.views)}
+        canvases: dict[tuple[str, int], NDArray] = {}
         for kind, number, to, pixels in (fragment for each in every for fragment in each):
-            canvases = maps if kind == "map" else self._still
-            if (kind, number) not in canvases:
-                canvases[kind, number] = self._blank(kind, number, pixels)
-            canvases[kind, number][..., to[0], to[1]] = pixels
-        return [
-            SeenView(view, self._still["image", n], self._still["labels", n], maps["map", n])
-            for n, view in enumerate(self.views)
-        ]
-
-    def _blank(self, kind: str, number: int, pixels: NDArray) -> NDArray:
-        shape = self.views[number].shape
-        if kind == "image":
-            return np.full((len(pixels), *shape), np.nan, np.float32)
-        return np.full(shape, self.ignore_index, np.uint8)
+            blank = np.nan if kind == "image" else self.ignore_index
+            shape = *pixels.shape[:-2], *self.views[number].shape
+            canvas = canvases.setdefault((kind, number), np.full(shape, blank, pixels.dtype))
+            canvas[..., to[0], to[1]] = pixels
+        kinds = "image", "labels", "map"
+        return [SeenView(view, *(canvases[kind, n] for kind in kinds)) for n, view in enumerate(self.views)]
 
     def _parts(self, image: int, core: Box) -> Iterator[tuple[int, _Slices, _Slices]]:
         for number, view in enumerate(self.views):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from os import PathLike
@@ -18,42 +18,35 @@ from tiledseg.config.words import read_loss, read_policy, split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
-from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.preparing.preparation import Preparation, record_of
 from tiledseg.training.preparing.raster_set import RasterSet
 
-REFUSED = frozenset(
-    f"{group}.{key}"
-    for group, keys in {
-        "data": (
-            *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
-            *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
-        ),
-        "model": (
-            *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
-            *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
-        ),
-        "optimizer": ("name",),
-    }.items()
-    for key in keys
-)
-"""Keys of another run. A key that is named nowhere here may change: speed and memory alone change, or it is said."""
-EDGE = {
-    "data.images": "sources",
-    "data.labels": "sources",
+OTHER_RUN, NAMES_RUN = "refused", "names the run"
+_OTHER_RUN = {
+    "data": (
+        *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
+        *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
+    ),
+    "model": (
+        *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
+        *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
+    ),
+    "optimizer": ("name",),
+}
+RULES = {
+    **{f"{group}.{key}": OTHER_RUN for group, keys in _OTHER_RUN.items() for key in keys},
+    **dict.fromkeys(("data.images", "data.labels"), "sources"),
     "tiling.grid": "grids",
     "train.tiles_per_step": "tiles_per_step",
     "train.images_per_step": "images_per_step",
     "train.seed": "seed",
-    "train.sampling": "windows",
-    "train.window": "windows",
-    "train.windows_per_step": "windows",
-    "train.window_halo": "windows",
-    "train.skip_empty": "content",
-    "train.balance_classes": "content",
+    **{f"train.{key}": "windows" for key in ("sampling", "window", "windows_per_step", "window_halo")},
+    **{f"train.{key}": "content" for key in ("skip_empty", "balance_classes")},
+    **dict.fromkeys(("train.resume", "run.output", "run.verbosity", "run.panels"), NAMES_RUN),
 }
-"""Keys that may change between epochs and their names in `sampling_fingerprint`: they order the steps."""
-NAMES = frozenset({"train.resume", "run.output", "run.verbosity", "run.panels"})
-"""Keys that name the run, or change its words and pictures: they are not compared."""
+"""Rules of keys in a run that goes on. `OTHER_RUN`: must not change. `NAMES_RUN`: is not compared. Others order the
+steps, and may change between epochs; the rule is their name in `sampling_fingerprint`. A key that is not here may
+change: speed and memory alone change, or it is said."""
 _RECOMPUTE = "memory.recompute", "parallel.recompute"
 
 
@@ -139,38 +132,38 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
     """Return the keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raise for one that must
     not change."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
-    there, here = {**flat(saved.record), **sources.before}, {**flat(preparation.record), **sources.now}
-    same_words = {
-        key for key in here if there[key] == here[key] or (there[key] != there[key] and here[key] != here[key])
-    }
-    # The network has been compared as a whole: a preset's keys are its own.
-    same_words |= {key for key in here if key.startswith("model.") and key != "model.pretrained"}
-    for key, read in (("train.loss", read_loss), ("optimizer.policy", read_policy)):
-        if read(there[key]) == read(here[key]):
-            same_words.add(key)
-    if saved.label_map == preparation.label_map:
-        same_words.add("data.classes")
-    if split_recompute(*(there[key] for key in _RECOMPUTE)) == split_recompute(*(here[key] for key in _RECOMPUTE)):
-        same_words.update(_RECOMPUTE)
-    changed = {key: {"from": there[key], "to": here[key]} for key in here.keys() - same_words - NAMES}
-    changed = {key: changed[key] for key in here if key in changed}
-    for key, pair in changed.items():
+    there = {**flat(saved.record), **sources.before}
+    here = {**flat(record_of(preparation.asked)), **sources.now}
+    reads: dict[str, Callable[[Any], Any]] = {"train.loss": read_loss, "optimizer.policy": read_policy}
+    words = [split_recompute(*(values[key] for key in _RECOMPUTE)) for values in (there, here)]
+    same = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
+    same |= {"data.classes"} if saved.label_map == preparation.label_map else set()
+    same |= set(_RECOMPUTE) if words[0] == words[1] else set()
+    changed = {}
+    for key in here:
+        before, now, rule = there[key], here[key], RULES.get(key)
+        # The network has been compared as a whole: a preset's keys are its own.
+        if key.startswith("model.") and key != "model.pretrained":
+            continue
+        if before == now or (before != before and now != now) or key in same or rule == NAMES_RUN:
+            continue
+        changed[key] = {"from": before, "to": now}
         if key == "data.classes" and saved.label_map.agrees(preparation.label_map):
             continue  # other names or colours are said
-        refusal = "is of another run" if key in REFUSED else None
-        if key in EDGE and saved.position.step > 0:
-            moves = not sources.same if EDGE[key] == "sources" else saved.sampling.get(EDGE[key]) != order[EDGE[key]]
+        refusal = "is of another run" if rule == OTHER_RUN else None
+        if rule not in (OTHER_RUN, None) and saved.position.step > 0:
+            moves = not sources.same if rule == "sources" else saved.sampling.get(rule) != order[rule]
             refusal = "stands in the middle of an epoch of other steps" if moves else None
         if refusal:
             raise CheckpointError(
-                f"{checkpoint.path} {refusal}: {key} is {_short(pair['from'])} there and {_short(pair['to'])} in this "
-                "run; use the same, or another run.output"
+                f"{checkpoint.path} {refusal}: {key} is {_short(before)} there and {_short(now)} in this run; use the "
+                "same, or another run.output"
             )
     return changed
 
 
 def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
-    position, epochs = checkpoint.saved.next_position, preparation.epochs
+    position, epochs = checkpoint.saved.position, preparation.epochs
     if position > (epochs, 0):
         done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
         raise CheckpointError(
@@ -196,7 +189,7 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     if saved.judged:
         alike = _judges_the_same(saved.judged, sources_of(preparation.validation))
     else:  # of an older version the keys alone are known
-        there, here = flat(saved.record), flat(preparation.record)
+        there, here = flat(saved.record), flat(record_of(preparation.asked))
         alike = all(there[key] == here[key] for key in ("data.val_images", "data.val_labels"))
     return (best, ()) if alike else (None, (f"{where}, was found on other validation images: the best begins anew",))
 
@@ -236,10 +229,7 @@ def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
 
 def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[str]:
     """Return a note of each file of training or validation that was written to since the run began."""
-    files = [
-        [each for source in sources for each in (source.image, source.labels) if each is not None]
-        for sources in (learnt, judged)
-    ]
+    files = [[each for source in sources for each in _files(source)] for sources in (learnt, judged)]
     said, first = "was written to while the run read it", written_since(files[0])
     notes = [f"{path} {said}, which may have seen old and new values; train anew" for path in first]
     others = [path for path in written_since(files[1]) if path not in first]
@@ -271,14 +261,15 @@ def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint:
         rewritten += [one.path for one, past in pairs if one.is_at(past) and one.changed_since(past)]
     same = len(match) == len(before) == len(now)
     added = tuple(i for i in range(len(now)) if i not in match)
-    paths, own = _paths(before), _paths(now)
-    return Comparison(same, added, tuple(dict.fromkeys(rewritten)), paths, {key: own[key] for key in paths})
-
-
-def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
-    images = {"data.images": [source.image.path for source in sources]} if sources else {}
-    labels = [source.labels.path for source in sources if source.labels is not None]
-    return {**images, "data.labels": labels} if labels else images
+    known, own = (
+        {
+            "data.images": [source.image.path for source in sources],
+            "data.labels": [source.labels.path for source in sources if source.labels is not None],
+        }
+        for sources in (before, now)
+    )
+    known = {key: paths for key, paths in known.items() if paths}
+    return Comparison(same, added, tuple(dict.fromkeys(rewritten)), known, {key: own[key] for key in known})
 
 
 def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
@@ -300,14 +291,12 @@ def _unchanged(one: Identity, other: Identity) -> bool:
 def _judges_the_same(before: Sequence[Source], now: Sequence[Source]) -> bool:
     """Return True if both are the same images with the same labels, in whatever order and wherever they lie."""
     match = _match(before, now)
-    pairs = [(now[new].image, before[old].image) for new, old in match.items()]
-    pairs += [(now[new].labels, before[old].labels) for new, old in match.items()]  # type: ignore[misc]
     return len(match) == len(before) == len(now) and all(
-        one is other or (one is not None and other is not None and (one.holds_what(other) or _equal(one, other)))
-        for one, other in pairs
+        one.holds_what(other) or (one.is_at(other) and one.sample == other.sample)
+        for new, old in match.items()
+        for one, other in zip(_files(now[new]), _files(before[old]), strict=True)
     )
 
 
-def _equal(one: Identity, other: Identity) -> bool:
-    """Compare by path where the content is not known."""
-    return one.is_at(other) and one.sample == other.sample
+def _files(source: Source) -> list[Identity]:
+    return [each for each in (source.image, source.labels) if each is not None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,34 +31,26 @@ _MIB = 2**20
 _LOOK_SECONDS = 1.0
 
 
-class CopyPlan(NamedTuple):
-    """The bytes of a copy of the run's state, and the room for it beside a step."""
-
-    bytes: int
-    room: int
-
-    @property
-    def fits(self) -> bool:
-        return self.bytes <= self.room
-
-    @property
-    def note(self) -> str | None:
-        """The warning of a copy that does not fit; else None."""
-        if self.fits:
-            return None
-        return (
-            f"training waits while a checkpoint is written: a copy of it takes {self.bytes / _MIB:.1f} MiB, and beside "
-            f"a step {max(0, self.room) / _MIB:.1f} MiB are available"
-        )
-
-
-def copy_plan(preparation: Preparation, device: torch.device) -> CopyPlan:
-    """Count weights, their average and the optimizer's values, on the rank that writes; a GPU's go to its host."""
-    train, optimizer, plan = preparation.config.train, preparation.config.optimizer, preparation.plan
+def copy_bytes(preparation: Preparation) -> int:
+    """Return the bytes of a copy of weights, their average and the optimizer's values."""
+    train, optimizer, network = preparation.config.train, preparation.config.optimizer, preparation.plan.network
     values = ADAM_VALUES if optimizer.name == "adamw" else int(optimizer.momentum > 0)
-    parameters = count_parameters(plan.network.graph(), plan.network.bands)
-    needed = parameters * (1 + values + (train.ema > 0)) * wide_bytes(ACTIVATION_BYTES[train.precision])
-    return CopyPlan(needed, preparation.question.memory - plan.memory if device.type == "cpu" else host_memory())
+    copies = 1 + values + (train.ema > 0)
+    parameters = count_parameters(network.graph(), network.bands)
+    return parameters * copies * wide_bytes(ACTIVATION_BYTES[train.precision])
+
+
+def why_waiting(preparation: Preparation, device: torch.device) -> str | None:
+    """Return the warning of a run whose copy has no room beside a step, on the rank that writes; a GPU's goes to its
+    host."""
+    needed = copy_bytes(preparation)
+    room = preparation.question.memory - preparation.plan.memory if device.type == "cpu" else host_memory()
+    if needed <= room:
+        return None
+    return (
+        f"training waits while a checkpoint is written: a copy of it takes {needed / _MIB:.1f} MiB, and beside a step "
+        f"{max(0, room) / _MIB:.1f} MiB are available"
+    )
 
 
 class Saver:
@@ -81,27 +73,20 @@ class Saver:
         """Begin the checkpoint of `state["step"]`; return True if this rank writes it. Collective over a pipeline;
         other replicas need not call it. Raises the error of the checkpoint before."""
         self.wait()
-        contents = collect(self._contents(network, optimizer, average), self._axes)
+        tensors = average.tensors if average is not None else None
+        if self._snapshot is None or (self._axes.position is not None and self._axes.position.stage > 0):
+            own = contents_of(network, optimizer, tensors)  # other stages send theirs at once
+        else:
+            own = contents_of(network, optimizer, tensors, self._snapshot.copy)
+            self._snapshot.finish()
+        contents = collect(own, self._axes)
         if contents is None:
             return False
         folder, keep, step = self._folder, self._keep, state["step"]
-
         self._background.begin(lambda: save_checkpoint(folder, step, contents, state, keep, best))
         if self._snapshot is None:
             self.wait()
         return True
-
-    def _contents(
-        self, network: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None
-    ) -> Contents:
-        """Return this rank's part: a copy if it is written while training goes on. Other stages send theirs at once."""
-        tensors = average.tensors if average is not None else None
-        sends = self._axes.position is not None and self._axes.position.stage > 0
-        if self._snapshot is None or sends:
-            return contents_of(network, optimizer, tensors)
-        contents = contents_of(network, optimizer, tensors, self._snapshot.copy)
-        self._snapshot.finish()
-        return contents
 
     def check(self) -> None:
         """Raise the error that has stopped the last checkpoint; do not wait."""
@@ -111,16 +96,12 @@ class Saver:
         """Wait until the last checkpoint has its name: it makes progress as long as its files grow."""
         if self._background.is_busy(0.0):
             with doing("writing a checkpoint"):
-                self._grow()
+                written = -1
+                while self._background.is_busy(_LOOK_SECONDS):
+                    if (now := unfinished_bytes(self._folder)) != written:
+                        tick()
+                    written = now
         self._background.wait()
-
-    def _grow(self) -> None:
-        written = -1
-        while self._background.is_busy(_LOOK_SECONDS):
-            now = unfinished_bytes(self._folder)
-            if now != written:
-                tick()
-            written = now
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:
@@ -131,9 +112,8 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
     """
     if axes.shape.stages == 1 or axes.position is None:
         return own
-    named = {("weights", name): tensor for name, tensor in own.weights.items()}
-    named |= {("state", name): tensor for name, tensor in own.optimizer.items()}
-    named |= {("average", name): tensor for name, tensor in own.average.items()}
+    parts = {"weights": own.weights, "state": own.optimizer, "average": own.average}
+    named = {(kind, name): tensor for kind, tensors in parts.items() for name, tensor in tensors.items()}
     kinds = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
     if axes.position.stage > 0:
         for tensor in named.values():
@@ -143,8 +123,5 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
         for key, shape, dtype in theirs:
             named[key] = torch.empty(shape, dtype=dtype)
             axes.stage_messages.start([], [Message(axes.rank_of_stage(stage), named[key])]).wait()
-    weights, state, average = (
-        {name: tensor for (kind, name), tensor in named.items() if kind == wanted}
-        for wanted in ("weights", "state", "average")
-    )
+    weights, state, average = ({n: tensor for (k, n), tensor in named.items() if k == kind} for kind in parts)
     return Contents(weights, state, own.groups, average)

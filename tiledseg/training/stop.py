@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 
 from tiledseg.errors import ConfigError
-from tiledseg.system.signals import STOPPED, deferring, is_met
+from tiledseg.system.signals import STOPPED, is_met
 
 EXIT_CODE = STOPPED
 
@@ -27,29 +26,17 @@ def end_of_job(environ: Mapping[str, str]) -> float | None:
 
 
 class StopFlag:
-    """A flag that SIGUSR1, SIGUSR2 and SIGTERM set from the beginning of its block on; no handler does more. So does
-    the job's `end` (Unix seconds), once nearer than two of the longest steps so far, with checkpoint and validation.
+    """A flag that the signals of `system.signals` set, where they are deferred; no handler does more. So does the job's
+    `end` (Unix seconds), once nearer than two of the longest steps so far, with checkpoint and validation.
 
     A run reads it at the beginning of each step. Ranks may see it at different steps: the reader adds up what all see.
     """
 
     def __init__(self, end: float | None = None) -> None:
-        self.end = end
-        self._asked: float | None = None
-        self._longest = 0.0
+        self.end, self._before, self._longest = end, time.time(), 0.0
 
     @property
     def is_set(self) -> bool:
         now = time.time()
-        if self._asked is not None:
-            self._longest = max(self._longest, now - self._asked)
-        self._asked = now
+        self._before, self._longest = now, max(self._longest, now - self._before)
         return is_met() or (self.end is not None and now + 2 * self._longest + _SPARE > self.end)
-
-    def __enter__(self) -> StopFlag:
-        self._stack = ExitStack()
-        self._stack.enter_context(deferring())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()

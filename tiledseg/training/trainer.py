@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.presets import described
-from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.checkpoint.saved_state import LossScale
@@ -34,22 +33,24 @@ from tiledseg.geometry.tiling import Tile
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.raster.samples.sampling import DrawnStep, Position
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
+from tiledseg.system.signals import deferring
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
-from tiledseg.training.offloading import Moved, hooks_of, moved_by_ranks, offload_to
+from tiledseg.training.offloading import hooks_of, moved_by_ranks, offload_to
 from tiledseg.training.panels import Panels, choose_views
-from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.preparing.preparation import Preparation, record_of
 from tiledseg.training.preparing.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.metrics import write_whole
-from tiledseg.training.run_folder.summary import scene_of, seconds_so_far
-from tiledseg.training.saving import Saver, copy_plan
+from tiledseg.training.run_folder.summary import seconds_so_far
+from tiledseg.training.run_folder.validations import ValidatedScene
+from tiledseg.training.saving import Saver, copy_bytes, why_waiting
 from tiledseg.training.steps.optimizer import (
     Course,
     build_optimizer,
@@ -82,9 +83,9 @@ class Trainer:
         config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.network = self._build_network(first_weights)
-        self.copy = copy_plan(preparation, mesh.device)
+        waits = why_waiting(preparation, mesh.device)
         still = still_note(self.network.hold_statistics()) if config.model.freeze_norm else None
-        self.notes = [note for note in (still, self.copy.note) if note]
+        self.notes = [note for note in (still, waits) if note]
         self.offload = offload_to(config.memory.store, plan.offloaded, plan.pipeline is not None, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, self.network.bands, preparation.question.recompute)
@@ -103,21 +104,28 @@ class Trainer:
         self.optimizer = build_optimizer(groups, config.optimizer)
         self.folder = Path(config.run.output)
         self.checkpoints = self.folder / CHECKPOINTS
-        self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes, self.copy.fits)
+        self.copied = None if waits else copy_bytes(preparation)
+        self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes, waits is None)
         self.step, self.position, self.seconds_before = 0, Position(0, 0), 0.0
         self.course = Course(preparation.epochs, self.sampler.steps_per_epoch)
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
+        scale = LossScale()
+        average: Iterable[tuple[str, torch.Tensor]] = ()
         if checkpoint is not None:
-            self._resume(checkpoint)
+            load_optimizer(checkpoint, self.optimizer, mesh)
+            saved, scale = checkpoint.saved, checkpoint.saved.loss_scale or scale
+            self.step, self.position, self.saved_in = saved.step, saved.position, checkpoint.path.parent.resolve()
+            self.course = self.course.onward(saved.marks, self.step, self.position)
+            if mesh.is_root and self.saved_in == self.checkpoints.resolve():
+                self.seconds_before = seconds_so_far(self.folder)
+            average = load_average(checkpoint, mesh) if train.ema else ()
         self.best = BestSoFar(train, preparation.score_class, beginning.best)
-        average = load_average(checkpoint, mesh) if checkpoint is not None and train.ema else ()
         self.average = AveragedWeights(self.network, train.ema, average) if train.ema else None
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
         ignored, clip, objective = preparation.label_map.ignore_index, config.optimizer.clip_norm, preparation.objective
         rules = StepRules(ignored, train.seed, clip, train.deterministic, objective, train.largest_loss)
-        scale = checkpoint.saved.loss_scale if checkpoint is not None else None
-        scale = (scale or LossScale()) if train.precision == "fp16" else None
-        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scale)
+        scaled = scale if train.precision == "fp16" else None
+        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scaled)
         shapes = [tiling.raster for tiling in preparation.validation.tilings] if preparation.validation else []
         self.panels = Panels(choose_views(shapes, config.run.panels, train.seed) if shapes else (), ignored)
         self.journal: Journal | None = None  # on the root, while the run goes on
@@ -140,55 +148,65 @@ class Trainer:
         self.unverified = None if not verifies else copy.deepcopy(built) if kept else built
         return network
 
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        load_optimizer(checkpoint, self.optimizer, self.mesh)
-        saved, course = checkpoint.saved, self.course
-        self.step, self.position, self.saved_in = saved.step, saved.next_position, checkpoint.path.parent.resolve()
-        self.course = Course.onward(course.epochs, course.steps_per_epoch, saved.marks, self.step, self.position)
-        if self.mesh.is_root and self.saved_in == self.checkpoints.resolve():
-            self.seconds_before = seconds_so_far(self.folder)
-
     def run(self, end: float | None = None) -> int:
         """Train to the end, to a wall-time signal, or until the job's `end` (Unix seconds) is near; return the exit
         code, 0 or 75. Collective."""
         begun = time.perf_counter()
-        with StopFlag(end) as flag, contextlib.ExitStack() as stack:
+        with deferring(), contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
             stack.callback(self.saver.wait)
             if self.mesh.is_root:
                 self.journal = self._open_journal(stack)
-            training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
-            held_out = None
-            if self.preparation.validation is not None:
-                held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
+            training, held_out = (
+                stack.enter_context(contextlib.closing(self._dataset(rasters))) if rasters is not None else None
+                for rasters in (self.preparation.training, self.preparation.validation)
+            )
+            assert training is not None, "a run has images"
             if self.offload is not None:
                 stack.enter_context(self.offload)
-            stopped = self._loop(training, held_out, flag)
+            stopped = self._loop(training, held_out, StopFlag(end))
             moved = moved_by_ranks(self.offload, self.config.memory.store, self.mesh)
-            self._say(moved.in_words if moved else "")
-            if stopped:
-                self._say(
-                    f"stopped early after step {self.step}, by a signal or because the job's time ends; its checkpoint "
-                    "is written: run the command again to go on"
-                )
-            if self.mesh.is_root:
-                notes = rewritten_notes(self.beginning.sources, self.judged)
-                self.started["warnings"] += notes
-                for note in notes:
-                    self._say(f"warning: {note}")
+            notes = rewritten_notes(self.beginning.sources, self.judged) if self.mesh.is_root else []
+            self.started["warnings"] = [*self.started.get("warnings", ()), *notes]
+            early = (
+                f"stopped early after step {self.step}, by a signal or because the job's time ends; its checkpoint is "
+                "written: run the command again to go on"
+            )
+            for line in (moved.in_words if moved else "", early if stopped else "", *(f"warning: {o}" for o in notes)):
+                self._say(line)
         self.parallel.close()
         if self.journal is not None:
-            seconds = self.seconds_before + time.perf_counter() - begun
-            self._summarise(seconds, stopped, self.journal.last_validation, moved)
+            summary = {
+                **self.started,
+                "offloaded": moved and moved._asdict(),
+                "steps": self.step,
+                "epochs": self.position.epoch,
+                "finished": not stopped,
+                "checkpoint_copy_bytes": self.copied,
+                "stopped_early": self.best.gives_up(self.position),
+                "seconds": self.seconds_before + time.perf_counter() - begun,
+                "val": self.journal.last_validation,
+                **self._history(),
+            }
+            write_whole(self.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
             self.journal.draw(now=True)
-            self.journal.say(self._written())
+            page, best = self.folder / PAGE, self.best.best
+            files = [f"report {page}"] if page.is_file() else []
+            files.append(f"checkpoint {self.checkpoints / name_of(self.step)}")
+            if best is not None:
+                files.append(f"best {self.checkpoints / name_of(best.step)} ({best.score} {best.value:.4f})")
+            self.journal.say(f"wrote {', '.join(files)}")
         return EXIT_CODE if stopped else 0
 
     def _open_journal(self, stack: contextlib.ExitStack) -> Journal:
         """Begin the records of the run, and say what is known before the first step."""
         self.started["warnings"] = [*self.started["warnings"], *self.notes]
         facts = {**self.started, "seconds_before": self.seconds_before}
-        scene, total = scene_of(self.preparation, self.normalization), self.course.total_steps
+        held_out, labels, scene = self.preparation.validation, self.preparation.label_map, None
+        if held_out is not None:
+            dtype = held_out.infos[0].dtype
+            scene = ValidatedScene(labels.classes, labels.ignore_index, held_out.images, dtype, self.normalization)
+        total = self.course.total_steps
         journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines, scene)
         stack.enter_context(contextlib.closing(journal))
         for note in self.notes:
@@ -201,28 +219,20 @@ class Trainer:
             journal.say(f"{done}, and {why}")
         return journal
 
-    def _written(self) -> str:
-        """Return the line on the places of the run's results."""
-        page, best = self.folder / PAGE, self.best.record()
-        files = [f"report {page}"] if page.is_file() else []
-        files.append(f"checkpoint {self.checkpoints / name_of(self.step)}")
-        if best is not None:
-            files.append(f"best {self.checkpoints / name_of(best['step'])} ({best['score']} {best['value']:.4f})")
-        return f"wrote {', '.join(files)}"
-
     def _say(self, line: str) -> None:
         if self.journal is not None:
             self.journal.say(line)
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
         """Do all steps from the position on; return True if a signal ended them early."""
-        config = self.config
+        config, tilings = self.config, self.plan.tilings
         steps, ahead = itertools.tee(
             (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, self.course.epochs)
         )
         mine = (part for _, _, parts in ahead for _ in range(self.stepper.rounds(parts)) for part in parts)
         samples = read_ahead(self.passes, training, mine, config.data.workers, config.data.prefetch)
+        heaviest = max((1.0, *self.preparation.class_weights))
         self.network.train()
         if self.best.gives_up(self.position):
             steps = iter(())
@@ -234,8 +244,9 @@ class Trainer:
                 self.saver.check()
                 rate = learning_rate(config.optimizer, self.step, self.course)
                 set_learning_rate(self.optimizer, rate)
+                tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
+                weight = heaviest * sum(tile.core.area for tile in tiles)
                 with doing("step %d", self.step + 1):
-                    weight = self._weight(step)
                     result = self.stepper.run(self.step, samples, parts, flag.is_set, weight, training)
                 agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
                 self.step, self.position, self.saved_in = self.step + 1, self.course.after(position), None
@@ -264,12 +275,6 @@ class Trainer:
         if last or better or stop or self.step % train.checkpoint_every == 0:
             self._checkpoint()
         return last
-
-    def _weight(self, step: DrawnStep) -> float:
-        """Return a bound of the weight of a step's pixels, on all ranks."""
-        tilings = self.plan.tilings
-        tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
-        return sum(tile.core.area for tile in tiles) * max((1.0, *self.preparation.class_weights))
 
     def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
         """Compare a traced network with its module on the root's first part, backward too. Collective."""
@@ -306,24 +311,19 @@ class Trainer:
         return self.best.takes(findings, self.step, epoch)
 
     def _checkpoint(self) -> None:
-        axes = self.parallel.axes
+        """Write a checkpoint. Its JSON part has no random state: draws are counted by seed and step."""
+        axes, found, best = self.parallel.axes, self.preparation.found, self.best.best
         check_finite(self.network, self.optimizer, self.mesh, self.step)
         check_agreement(self.network, self.mesh, axes.weights)
         self.saved_in = self.checkpoints.resolve()
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
-        written = self.saver.save(self.network, self.optimizer, self.average, self._state(), self.best.step)
-        if written and self.journal is not None:
-            self.journal.draw()
-
-    def _state(self) -> dict[str, Any]:
-        """Return the JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
-        return {
-            "config": self.preparation.record,
+        state = {
+            "config": record_of(self.preparation.asked),
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
-            "found": self.preparation.found and asdict(self.preparation.found),
+            "found": found and asdict(found),
             "position": self.position._asdict(),
             "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
@@ -334,13 +334,16 @@ class Trainer:
             "loss_scale": self.stepper.scale and asdict(self.stepper.scale),
             **self._history(),
         }
+        written = self.saver.save(self.network, self.optimizer, self.average, state, best.step if best else None)
+        if written and self.journal is not None:
+            self.journal.draw()
 
     def _history(self) -> dict[str, Any]:
         """Return the beginning and the best validation, as checkpoint and summary have them."""
         return {
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self.beginning.pretrained and asdict(self.beginning.pretrained),
-            "best": self.best.record(),
+            "best": self.best.best and asdict(self.best.best),
         }
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
@@ -354,18 +357,3 @@ class Trainer:
             INPUT_DTYPES[self.config.train.precision],
             self.preparation.objective.margin,
         )
-
-    def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None, moved: Moved | None) -> None:
-        summary = {
-            **self.started,
-            "offloaded": moved and moved._asdict(),
-            "steps": self.step,
-            "epochs": self.position.epoch,
-            "finished": not stopped,
-            "checkpoint_copy_bytes": self.copy.bytes if self.copy.fits else None,
-            "stopped_early": self.best.gives_up(self.position),
-            "seconds": seconds,
-            "val": validation,
-            **self._history(),
-        }
-        write_whole(self.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")

@@ -68,7 +68,7 @@ def validate(
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
     parts = passes.mode.share(references)
     totals = torch.zeros(2, dtype=torch.float64)
-    counted = _Counted(np.zeros((classes, classes), np.int64), empty_counts(classes))
+    matrix_KK, reliability = torch.zeros(classes, classes, dtype=torch.int64), torch.from_numpy(empty_counts(classes))
     network.eval()
     with torch.no_grad(), doing("validation"):
         samples = panels.looking(read_ahead(passes, dataset, parts, threads, depth))
@@ -77,58 +77,42 @@ def validate(
             samples = shown(samples, len(parts), "validation, reading")
         outputs = ticking(passes.outputs(samples, parts))
         for sample, piece in shown(outputs, pieces, "validation") if pieces else outputs:
-            totals += _measure(piece, sample, mesh, ignore_index, counted, panels)
+            sums, map_HW, confidence_HW = _measured(piece, sample, mesh.device, ignore_index)
+            y_HW = _labels(piece, sample)
+            valid_HW = y_HW != ignore_index
+            mapped_P, right_P = map_HW[valid_HW], (map_HW == y_HW)[valid_HW]
+            totals += sums
+            matrix_KK += torch.from_numpy(confusion_matrix(y_HW, map_HW, classes, ignore_index))
+            reliability += torch.from_numpy(reliability_counts(confidence_HW[valid_HW], mapped_P, right_P, classes))
+            panels.keep(sample, piece.core, y_HW, map_HW)
     network.train()
-    totals, counts = totals.to(mesh.device), counted.flat().to(mesh.device)
-    works = [mesh.communicator.all_reduce_sum(totals), mesh.communicator.all_reduce_sum(counts)]
-    for work in works:
+    counts = [tensor.to(mesh.device) for tensor in (totals, matrix_KK, reliability)]
+    for work in [mesh.communicator.all_reduce_sum(tensor) for tensor in counts]:
         work.wait()
+    loss_sum, pixels = counts[0].tolist()
+    loss = loss_sum / pixels if pixels and math.isfinite(loss_sum) else None
+    matrix, of_bins = (tensor.cpu().numpy() for tensor in counts[1:])
     views = panels.gather(mesh)
-    loss_sum, pixels = totals.tolist()
-    loss = loss_sum / pixels if pixels else math.nan
-    matrix_KK, reliability = counted.split(counts)
-    seconds = time.perf_counter() - begun
-    return Findings(loss if math.isfinite(loss) else None, matrix_KK, reliability, seconds, views)
+    return Findings(loss, matrix, of_bins, time.perf_counter() - begun, views)
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """Whole numbers, which add up exactly over tiles and ranks."""
-
-    matrix_KK: NDArray[np.int64]
-    reliability: NDArray[np.int64]
-
-    def flat(self) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([self.matrix_KK.ravel(), self.reliability.ravel()]))
-
-    def split(self, flat: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split the numbers that `flat` has joined."""
-        first, second = np.split(flat.cpu().numpy(), [self.matrix_KK.size])
-        return first.reshape(self.matrix_KK.shape), second.reshape(self.reliability.shape)
-
-
-def _measure(
-    piece: Piece, sample: Sample, mesh: Mesh, ignore_index: int, counted: _Counted, panels: Panels
-) -> torch.Tensor:
-    """Return (sum of losses, number of valid pixels) of a piece, float64; add its counts to `counted`, and keep the
-    pixels that the panels show."""
-    core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
+def _labels(piece: Piece, sample: Sample) -> NDArray[np.uint8]:
     assert sample.y_HW is not None, "validation needs labels"
-    y_HW = sample.y_HW[piece.in_part.slices]
-    target_BHW = sent(torch.from_numpy(y_HW), mesh.device)[None]
+    return sample.y_HW[piece.in_part.slices]
+
+
+def _measured(
+    piece: Piece, sample: Sample, device: torch.device, ignore_index: int
+) -> tuple[torch.Tensor, NDArray[np.uint8], NDArray[np.floating]]:
+    """Return (sum of losses, number of valid pixels) of a piece, float64, its map and the confidence of each pixel."""
+    core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
+    target_BHW = sent(torch.from_numpy(_labels(piece, sample)), device)[None]
     made = core_BKHW[0].argmax(0).to(torch.uint8), _confidence(core_BKHW[0])
-    sums = torch.stack(cross_entropy_sums(core_BKHW, target_BHW, ignore_index))
-    found = [asked_back(tensor) for tensor in (*made, sums)]
-    if mesh.device.type == "cuda":
-        torch.cuda.current_stream(mesh.device).synchronize()  # once for all
-    map_HW, confidence_HW = found[0].numpy(), found[1].numpy()
-    classes = len(counted.matrix_KK)
-    counted.matrix_KK[:] += confusion_matrix(y_HW, map_HW, classes, ignore_index)
-    valid_HW = y_HW != ignore_index
-    mapped_P = map_HW[valid_HW]
-    counted.reliability[:] += reliability_counts(confidence_HW[valid_HW], mapped_P, mapped_P == y_HW[valid_HW], classes)
-    panels.keep(sample, piece.core, y_HW, map_HW)
-    return found[2]
+    sums = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
+    map_HW, confidence_HW, sums = (asked_back(tensor) for tensor in (*made, sums))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # once for all
+    return sums, map_HW.numpy(), confidence_HW.numpy()
 
 
 def _confidence(logits_KHW: torch.Tensor) -> torch.Tensor:

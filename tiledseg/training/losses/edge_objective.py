@@ -4,13 +4,13 @@ A network that gives edges beside classes learns by the loss of G-SCNN (Takikawa
 each a sum over pixels, so that tiles and ranks add up:
 
 - the cross-entropy of the classes;
-- `edge_weight` times the cross-entropy of the edges, in which an edge pixel counts `edge_balance`, another the rest;
-- `attention_weight` times the cross-entropy of the classes again, where the network is sure of an edge (above 0.8);
-- `dual_weight` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
+- `factor` times the cross-entropy of the edges, in which an edge pixel counts `balance`, another the rest;
+- `attention` times the cross-entropy of the classes again, where the network is sure of an edge (above 0.8);
+- `dual` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
   probabilities, z' that of the labels.
 
-All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
-sum of these pixels' weights (`AttentionObjective`). The published code divides each by the number of pixels in which it
+All are divided by the number of valid pixels of the step; where classes have weights, the first and the third
+(`PixelTerm`) by the sum of these pixels' weights. The published code divides each by the number of pixels in which it
 is not zero, or weighs edges by their share in the image. It draws noise for the probabilities, and divides gradients by
 their largest. Such numbers are known when all tiles are done, and are then too late for the gradients.
 
@@ -27,99 +27,59 @@ from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
 from tiledseg.models.sending import sent
-from tiledseg.training.losses.objective import Sums, class_weighted, counted, cross_entropies, weights_of
+from tiledseg.training.losses.objective import MeanTerm, Outputs, counted, inner
 
-SURE = 0.8  # of an edge
 _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
 
 
 @dataclass(frozen=True)
-class EdgeObjective:
-    """The loss of G-SCNN. `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the
-    terms of classes, the first and the third; else these are objectives of their own."""
+class EdgesTerm(MeanTerm):
+    """The terms of G-SCNN that look at edges. `radius`: an edge pixel has another class within so many pixels."""
 
     ignore_index: int
-    edge_weight: float = 20.0
-    edge_balance: float = 0.9
-    edge_radius: int = 2
-    attention_weight: float = 1.0
-    dual_weight: float = 1.0
-    classes: bool = True
+    factor: float = 20.0
+    balance: float = 0.9
+    radius: int = 2
+    dual: float = 1.0
+    weights: tuple[float, ...] = ()
 
     @property
     def margin(self) -> int:
-        return max(self.edge_radius, REACH)
+        return max(self.radius, REACH)
 
     @property
     def in_words(self) -> str:
-        terms = [(self.edge_weight, "edges"), (self.dual_weight, "dual")]
-        if self.classes:
-            terms = [(1.0, "cross-entropy"), terms[0], (self.attention_weight, "attention"), terms[1]]
-        return " + ".join(counted(factor, name) for factor, name in terms if factor)
+        return " + ".join(counted(f, name) for f, name in ((self.factor, "edges"), (self.dual, "dual")) if f)
 
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        scores_BKHW, edges_BCHW, gradients_BCHW = outputs_BKHW
-        own_BHW = _inner(target_BHW, self.margin)
-        valid_P = (own_BHW != self.ignore_index).reshape(-1)
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
+        _, edges_BCHW, gradients_BCHW = outputs_BKHW
+        valid_P = (inner(target_BHW, self.margin) != self.ignore_index).reshape(-1)
         scores_P = edges_BCHW.reshape(-1)
-        losses_P = torch.zeros_like(scores_P)
-        if self.classes:
-            classes_P = cross_entropies(scores_BKHW, own_BHW, self.ignore_index)
-            losses_P = classes_P + self.attention_weight * sure_of_edge(edges_BCHW) * classes_P
-        edge_P = edges_of(target_BHW, self.edge_radius, self.ignore_index, self.margin).reshape(-1)
-        weights_P = torch.where(edge_P, self.edge_balance, 1 - self.edge_balance) * valid_P
+        edge_P = edges_of(target_BHW, self.radius, self.ignore_index, self.margin).reshape(-1)
+        weights_P = torch.where(edge_P, self.balance, 1 - self.balance) * valid_P
         bce_P = functional.binary_cross_entropy_with_logits(scores_P, edge_P.to(scores_P.dtype), reduction="none")
-        losses_P = losses_P + self.edge_weight * weights_P.to(scores_P.dtype) * bce_P
         dual_P = _dual(gradients_BCHW, target_BHW, self.ignore_index, self.margin).reshape(-1)
-        losses_P = losses_P + self.dual_weight * dual_P
-        return losses_P.sum(dtype=torch.float64), valid_P.sum(dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class AttentionObjective:
-    """The cross-entropy of the classes, by their `weights`, where the network is sure of an edge; the mean is over all
-    valid pixels, by their weights."""
-
-    ignore_index: int
-    factor: float
-    weights: tuple[float, ...] = ()
-    margin: int = 0
-
-    @property
-    def in_words(self) -> str:
-        return class_weighted(counted(self.factor, "attention"), self.weights)
-
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        classes_P = cross_entropies(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights)
-        losses_P = self.factor * sure_of_edge(outputs_BKHW[1]) * classes_P
-        return losses_P.sum(dtype=torch.float64), weights_of(target_BHW, self.ignore_index, self.weights)
-
-
-def sure_of_edge(edges_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return True for each pixel, row by row, whose score says an edge by more than `SURE`."""
-    return torch.sigmoid(edges_BCHW.detach().reshape(-1)) > SURE
+        losses_P = self.factor * weights_P.to(scores_P.dtype) * bce_P + self.dual * dual_P
+        return torch.stack([losses_P.sum(dtype=torch.float64), valid_P.sum(dtype=torch.float64)])
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:
     """Return True for valid pixels with another class within `radius`; without `margin` pixels around."""
-    valid_BHW = _valid(target_BHW, ignore_index)
+    valid_BHW = (target_BHW >= 0) & (target_BHW != ignore_index)
     height, width = (size - 2 * margin for size in target_BHW.shape[1:])
-    own_BHW, found_BHW = _inner(target_BHW, margin), _inner(torch.zeros_like(valid_BHW), margin)
+    own_BHW, found_BHW = inner(target_BHW, margin), inner(torch.zeros_like(valid_BHW), margin)
     for row in range(-radius, radius + 1):
         for col in range(-radius, radius + 1):
             if row**2 + col**2 <= radius**2:
-                part = (
-                    slice(None),
-                    slice(margin + row, margin + row + height),
-                    slice(margin + col, margin + col + width),
-                )
+                top, left = margin + row, margin + col
+                part = slice(None), slice(top, top + height), slice(left, left + width)
                 found_BHW = found_BHW | (valid_BHW[part] & (target_BHW[part] != own_BHW))
-    return found_BHW & _inner(valid_BHW, margin)
+    return found_BHW & inner(valid_BHW, margin)
 
 
 def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, margin: int) -> torch.Tensor:
     """Return |z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel without a class."""
-    near_BHW = _inner(target_BHW, margin - REACH)
+    near_BHW = inner(target_BHW, margin - REACH)
     classes, dtype = gradients_BCHW.shape[1] // len(GRADIENTS), gradients_BCHW.dtype
     filters = sent(torch.tensor(GRADIENTS, dtype=dtype), gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
     # Beyond the raster there is no class: zeros, as around the probabilities.
@@ -135,29 +95,21 @@ def _lengths(gradients_BCHW: torch.Tensor) -> torch.Tensor:
     return (gradients_BCHW.unflatten(1, (-1, 2)).square().sum(2) + _LEAST).sqrt()
 
 
-def _valid(target_BHW: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    return (target_BHW >= 0) & (target_BHW != ignore_index)
-
-
-def _inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
-    height, width = values_BHW.shape[1:]
-    return values_BHW[:, margin : height - margin, margin : width - margin]
-
-
 @dataclass(frozen=True)
-class BoundaryObjective:
+class BoundaryTerm(MeanTerm):
     """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
 
     It sums p_k phi_k over classes, of each valid pixel. phi_k is the distance in pixels to the nearest pixel of class
     k. For the pixel's own class it is 1 minus the distance to the nearest pixel of another class, as in the published
     code. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a tile give them to
     the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is the mean over its
-    valid pixels; weights of classes do not enter. `factor`: weight of the loss beside others.
+    valid pixels; weights of classes do not enter.
     """
 
     ignore_index: int
     factor: float = 1.0
     radius: int = 8
+    weights: tuple[float, ...] = ()
 
     @property
     def margin(self) -> int:
@@ -167,13 +119,12 @@ class BoundaryObjective:
     def in_words(self) -> str:
         return counted(self.factor, "boundary")
 
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
         shares_BKHW = outputs_BKHW[0].softmax(1)
         phi_BKHW = signed_distances(target_BHW, shares_BKHW.shape[1], self.radius, self.ignore_index)
-        own_BHW = target_BHW[:, self.radius : -self.radius, self.radius : -self.radius]
-        valid_BHW = own_BHW != self.ignore_index
+        valid_BHW = inner(target_BHW, self.radius) != self.ignore_index
         losses_BHW = (shares_BKHW * phi_BKHW.to(shares_BKHW.dtype)).sum(1) * valid_BHW
-        return self.factor * losses_BHW.sum(dtype=torch.float64), valid_BHW.sum(dtype=torch.float64)
+        return torch.stack([self.factor * losses_BHW.sum(dtype=torch.float64), valid_BHW.sum(dtype=torch.float64)])
 
 
 def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore_index: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The loss of a step, from sums over the valid pixels of the cores of its tiles.
+"""The loss of a step: terms, each a function of sums over the valid pixels of the cores of the step's tiles.
 
 Kept apart, sums add up over tiles and ranks to those of the whole raster; an average of averages would not. A tile
 without a valid pixel gives zeros, not NaN.
@@ -6,126 +6,152 @@ without a valid pixel gives zeros, not NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from tiledseg.models.sending import fixed
 
-Sums = tuple[torch.Tensor, ...]
+Outputs = tuple[torch.Tensor, ...]
+SURE = 0.8  # of an edge
 
 
-class Objective(Protocol):
-    """The loss that a network is trained by."""
+class Term(Protocol):
+    """A loss that an objective adds to others. `weights`: of the classes, none where all are 1; `size`: of its sums;
+    `margin`: pixels around a tile's core whose labels it looks at; `mean`: True if it is one sum over another, which
+    depends on labels and `weights` alone."""
 
     @property
-    def margin(self) -> int:
-        """Pixels around a tile's core whose labels it looks at."""
+    def weights(self) -> tuple[float, ...]: ...
+
+    @property
+    def mean(self) -> bool: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def margin(self) -> int: ...
 
     @property
     def in_words(self) -> str:
-        """The terms and their factors, for the labels of curves."""
+        """The loss and its factor, for the labels of curves."""
 
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """Return (sum of losses, sum of weights, ...), float64, of a network's outputs, float, on some pixels; the
-        first two are scalars.
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
+        """Return the sums, float64, of a network's outputs, float, on some pixels.
 
-        The loss of a step is the one over the other, of all its tiles, unless it is a `Ratios`. Without class weights a
-        valid pixel has weight 1. `target_BHW`: integer classes of these and of `margin` pixels around; -1 beyond the
-        raster.
+        `target_BHW`: integer classes of these and of `margin` pixels around; -1 beyond the raster.
         """
 
+    def value(self, totals: torch.Tensor) -> torch.Tensor | None:
+        """Return the loss of a step from its sums over all tiles, differentiable; None if no pixel counts."""
 
-@runtime_checkable
-class Ratios(Objective, Protocol):
-    """An objective whose loss is no single sum over another."""
 
-    @property
-    def size(self) -> int:
-        """The number of values that `sums` returns."""
+class MeanTerm:
+    """A loss that is the sum of pixels' losses over the sum of their weights."""
+
+    mean, size = True, 2
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
-        """Return the loss of a step from the values of `sums`, float64, summed over its tiles; differentiable. None if
-        the step has no pixel that counts."""
+        return totals[0] / totals[1] if bool(totals[1] > 0) else None
 
 
 @dataclass(frozen=True)
-class PixelTerms:
-    """Losses of single pixels and what each counts; `gamma` of the focal loss, `smoothing` of the cross-entropy."""
+class Objective:
+    """The loss that a network is trained by: the sum of its terms."""
 
-    cross_entropy: float = 1.0
-    focal: float = 0.0
-    gamma: float = 2.0
+    terms: tuple[Term, ...]
+
+    @property
+    def single(self) -> bool:
+        """True if the loss is one sum over another, which depends on labels alone."""
+        return all(term.mean for term in self.terms) and len({term.weights for term in self.terms}) == 1
+
+    @property
+    def size(self) -> int:
+        return 2 if self.single else sum(term.size for term in self.terms)
+
+    @property
+    def margin(self) -> int:
+        return max(term.margin for term in self.terms)
+
+    @property
+    def in_words(self) -> str:
+        return " + ".join(term.in_words for term in self.terms)
+
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
+        """Return (sum of losses, sum of weights) of a `single` objective, else the sums of the first term, of the
+        second, ...: see `Term`."""
+        each = [term.sums(outputs_BKHW, inner(target_BHW, self.margin - term.margin)) for term in self.terms]
+        if self.single and len(each) > 1:
+            return torch.stack([torch.stack([sums[0] for sums in each]).sum(), each[0][1]])
+        return each[0] if len(each) == 1 else torch.cat(each)
+
+    def value(self, totals: torch.Tensor) -> torch.Tensor | None:
+        """Return the loss of a step from its sums over all tiles; None if no pixel counts. A term whose pixels do not
+        count adds nothing."""
+        if self.single:
+            return self.terms[0].value(totals)
+        parts = totals.split([term.size for term in self.terms])
+        values = [term.value(part) for term, part in zip(self.terms, parts, strict=True)]
+        counting = [value for value in values if value is not None]
+        return torch.stack(counting).sum() if counting else None
+
+
+def inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
+    """Return the values without a margin."""
+    height, width = values_BHW.shape[1:]
+    return values_BHW[:, margin : height - margin, margin : width - margin]
+
+
+def counted(factor: float, name: str) -> str:
+    """Return the words for a loss with its factor."""
+    return name if factor == 1 else f"{factor:g} {name}"
+
+
+@dataclass(frozen=True)
+class PixelTerm(MeanTerm):
+    """The cross-entropy of single pixels, its labels smoothed; or the focal loss where there is a `gamma`.
+
+    `ignore_index`: class of pixels that count nowhere. `attention`: further factor where the network is sure of an
+    edge, which is its second output.
+    """
+
+    ignore_index: int
+    factor: float = 1.0
+    weights: tuple[float, ...] = ()
+    gamma: float | None = None
     smoothing: float = 0.0
+    attention: float = 0.0
+    margin = 0
 
     @property
     def in_words(self) -> str:
         smoothed = f" (labels smoothed by {self.smoothing:g})" if self.smoothing else ""
-        terms = ((self.cross_entropy, f"cross-entropy{smoothed}"), (self.focal, f"focal (gamma {self.gamma:g})"))
-        return " + ".join(counted(factor, name) for factor, name in terms if factor)
+        name = f"cross-entropy{smoothed}" if self.gamma is None else f"focal (gamma {self.gamma:g})"
+        prefix = "class-weighted " if self.weights else ""
+        terms = (self.factor, name), (self.attention, "attention")
+        return " + ".join(counted(factor, prefix + name) for factor, name in terms if factor)
+
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
+        logits_BKHW, factor = outputs_BKHW[0], self.factor
+        if self.gamma is not None:
+            losses_P = focal_losses(logits_BKHW, target_BHW, self.ignore_index, self.weights, self.gamma)
+        else:
+            losses_P = cross_entropies(logits_BKHW, target_BHW, self.ignore_index, self.weights, self.smoothing)
+        if self.attention:
+            sure_P = torch.sigmoid(outputs_BKHW[1].detach().reshape(-1)) > SURE
+            losses_P, factor = losses_P * (self.factor + self.attention * sure_P), 1.0
+        total = losses_P.sum(dtype=torch.float64)
+        weight = weights_of(target_BHW, self.ignore_index, self.weights)
+        return torch.stack([total if factor == 1 else factor * total, weight])
 
 
-@dataclass(frozen=True)
-class ClassObjective:
-    """Losses of classes, pixel by pixel; `ignore_index` where a pixel counts nowhere; `weights` of the classes, all 1
-    where there are none."""
-
-    ignore_index: int
-    margin: int = 0
-    weights: tuple[float, ...] = ()
-    terms: PixelTerms = field(default_factory=PixelTerms)
-
-    @property
-    def in_words(self) -> str:
-        return class_weighted(self.terms.in_words, self.weights)
-
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        return pixel_sums(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights, self.terms)
-
-
-def counted(factor: float, name: str) -> str:
-    """Return the words for a term of a loss with its factor."""
-    return name if factor == 1 else f"{factor:g} {name}"
-
-
-def class_weighted(terms: str, weights: Sequence[float]) -> str:
-    """Return the words for terms of a loss in which classes have weights, or have none."""
-    if not weights:
-        return terms
-    return f"class-weighted ({terms})" if " + " in terms else f"class-weighted {terms}"
-
-
-def pixel_sums(
-    logits_BKHW: torch.Tensor,
-    target_BHW: torch.Tensor,
-    ignore_index: int,
-    weights: tuple[float, ...] = (),
-    terms: PixelTerms | None = None,
-) -> Sums:
-    """Return (sum of w * loss, sum of w), both float64 scalars: w is the weight of a valid pixel's class, or 1.
-
-    `logits_BKHW` float; `target_BHW` integer classes, `ignore_index` where a pixel counts nowhere. The sum is taken in
-    float64 so that the loss line does not depend on how the raster was cut.
-    """
-    parts, terms = [], terms or PixelTerms()
-    if terms.cross_entropy:
-        losses_P = cross_entropies(logits_BKHW, target_BHW, ignore_index, weights, terms.smoothing)
-        parts.append((terms.cross_entropy, losses_P))
-    if terms.focal:
-        parts.append((terms.focal, focal_losses(logits_BKHW, target_BHW, ignore_index, weights, terms.gamma)))
-    total = logits_BKHW.new_zeros((), dtype=torch.float64)
-    for factor, losses_P in parts:
-        summed = losses_P.sum(dtype=torch.float64)
-        total = total + (summed if factor == 1 else factor * summed)
-    return total, weights_of(target_BHW, ignore_index, weights)
-
-
-def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> Sums:
-    """Return (sum of cross-entropies, number of valid pixels): see `pixel_sums`."""
-    return pixel_sums(logits_BKHW, target_BHW, ignore_index)
+def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return (sum of cross-entropies, number of valid pixels), float64."""
+    return PixelTerm(ignore_index).sums((logits_BKHW,), target_BHW)
 
 
 _FEW = 8  # classes up to which a CPU is two to six times as fast by planes (2.13)
@@ -146,7 +172,11 @@ def cross_entropies(
     section 7). Each class's part has its own weight, as in torch.
     """
     by_planes = logits_BKHW.device.type == "cpu" and logits_BKHW.shape[1] <= _FEW
-    logits, target = (_planes if by_planes else _rows)(logits_BKHW, target_BHW)
+    if by_planes:
+        logits, target = _planes(logits_BKHW, target_BHW)
+    else:  # rows: the two-dim form of the loss has deterministic kernels on every device
+        logits = logits_BKHW.permute(0, 2, 3, 1).reshape(-1, logits_BKHW.shape[1])
+        target = target_BHW.reshape(-1).long()
     weights_K = fixed(weights, logits.dtype, logits.device) if weights else None
     losses = functional.cross_entropy(
         logits, target, weights_K, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
@@ -174,14 +204,9 @@ def weights_of(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float
 
 def _table(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...]) -> torch.Tensor:
     """Return the weight of every uint8 class number, float64."""
-    counted = [*weights, *(0.0,) * (256 - len(weights))]
-    counted[ignore_index] = 0.0
-    return fixed(tuple(counted), torch.float64, target_BHW.device)
-
-
-def _rows(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pixels as rows: the two-dim form of the loss has deterministic kernels on every device."""
-    return logits_BKHW.permute(0, 2, 3, 1).reshape(-1, logits_BKHW.shape[1]), target_BHW.reshape(-1).long()
+    of_class = [*weights, *(0.0,) * (256 - len(weights))]
+    of_class[ignore_index] = 0.0
+    return fixed(tuple(of_class), torch.float64, target_BHW.device)
 
 
 def _planes(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,22 +223,9 @@ DICE = 0.5
 """Both weights of the Tversky index with which it is Dice's."""
 
 
-class Tversky(NamedTuple):
-    """A term of the loss: how much it counts, and the weights of pixels wrongly in a class, and wrongly not in it."""
-
-    factor: float
-    alpha: float
-    beta: float
-
-    @property
-    def in_words(self) -> str:
-        return "Dice" if self.alpha == self.beta == DICE else f"Tversky ({self.alpha:g}, {self.beta:g})"
-
-
 @dataclass(frozen=True)
-class OverlapObjective:
-    """Losses of the overlap of classes, `overlaps`, beside those of single pixels, `pixelwise`, whose class weights
-    hold for both. They are ratios of sums over all valid pixels of a step, as if it were one image.
+class OverlapTerm:
+    """A loss of the overlap of classes: ratios of sums over all valid pixels of a step, as if it were one image.
 
     Let T be the pixels of class k, P the sum of its probabilities, and I that sum over its pixels. The Tversky index of
     k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)). With alpha = beta = 1/2 it is Dice's, 2 I / (P +
@@ -222,48 +234,38 @@ class OverlapObjective:
     these the loss is linear in each pixel's part, so tiles and ranks add up to the gradient of the whole.
     """
 
-    pixelwise: ClassObjective
+    ignore_index: int
     classes: int
-    overlaps: tuple[Tversky, ...]
-
-    @property
-    def margin(self) -> int:
-        return self.pixelwise.margin
-
-    @property
-    def in_words(self) -> str:
-        pixels = [self.pixelwise.terms.in_words] if self.pixelwise.terms.in_words else []
-        terms = " + ".join([*pixels, *(counted(o.factor, o.in_words) for o in self.overlaps)])
-        return class_weighted(terms, self.pixelwise.weights)
+    factor: float = 1.0
+    alpha: float = DICE
+    beta: float = DICE
+    weights: tuple[float, ...] = ()
+    margin, mean = 0, False
 
     @property
     def size(self) -> int:
-        return 2 + 3 * self.classes
+        return 3 * self.classes
 
-    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """Return (sum of losses, sum of weights, I_K, P_K, T_K)."""
+    @property
+    def in_words(self) -> str:
+        name = "Dice" if self.alpha == self.beta == DICE else f"Tversky ({self.alpha:g}, {self.beta:g})"
+        return counted(self.factor, f"class-weighted {name}" if self.weights else name)
+
+    def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
+        """Return I, P and T of all classes."""
         logits_PK = outputs_BKHW[0].permute(0, 2, 3, 1).reshape(-1, self.classes)
         target_P = target_BHW.reshape(-1).long()
-        valid_P = target_P != self.pixelwise.ignore_index
-        shares_PK = logits_PK.softmax(1) * valid_P[:, None]
+        shares_PK = logits_PK.softmax(1) * (target_P != self.ignore_index)[:, None]
         labels_PK = target_P[:, None] == torch.arange(self.classes, device=target_P.device)
-        return (
-            *self.pixelwise.sums(outputs_BKHW, target_BHW),
-            (shares_PK * labels_PK).sum(0, dtype=torch.float64),
-            shares_PK.sum(0, dtype=torch.float64),
-            labels_PK.sum(0, dtype=torch.float64),
-        )
+        each = shares_PK * labels_PK, shares_PK, labels_PK
+        return torch.cat([values_PK.sum(0, dtype=torch.float64) for values_PK in each])
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
-        loss, weight = totals[:2]
-        inside_K, shares_K, labels_K = totals[2:].view(3, self.classes)
+        inside_K, shares_K, labels_K = totals.view(3, self.classes)
         present_K = labels_K.detach() > 0
-        weights_K = present_K * labels_K.new_tensor(self.pixelwise.weights or (1.0,) * self.classes)
+        weights_K = present_K * labels_K.new_tensor(self.weights or (1.0,) * self.classes)
         if not bool(weights_K.sum() > 0):
             return None
-        total = loss / weight if bool(weight > 0) else loss
-        for factor, alpha, beta in self.overlaps:
-            below_K = inside_K + alpha * (shares_K - inside_K) + beta * (labels_K - inside_K)
-            index_K = inside_K / torch.where(present_K, below_K, torch.ones_like(below_K))
-            total = total + factor * (1 - (weights_K * index_K).sum() / weights_K.sum())
-        return total
+        below_K = inside_K + self.alpha * (shares_K - inside_K) + self.beta * (labels_K - inside_K)
+        index_K = inside_K / torch.where(present_K, below_K, torch.ones_like(below_K))
+        return self.factor * (1 - (weights_K * index_K).sum() / weights_K.sum())

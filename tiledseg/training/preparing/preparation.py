@@ -91,11 +91,6 @@ class Preparation:
     chosen: bool = False
 
     @property
-    def record(self) -> dict[str, Any]:
-        """Every key of the configuration as JSON has it, for the checkpoint."""
-        return record_of(self.asked)
-
-    @property
     def epochs(self) -> int:
         assert isinstance(self.config.train.epochs, int), "auto is settled"
         return self.config.train.epochs

@@ -1,7 +1,10 @@
-"""Lines of metrics, progress for a person, `progress.png` and the page of a run, by rank 0 while it trains."""
+"""The records of a run while it trains, by rank 0: lines of metrics, the same numbers as TensorBoard events, progress
+for a person, `progress.png` and the page."""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.system.outputs import METRICS, PAGE, PROGRESS, STARTED
-from tiledseg.system.writing import replacing
-from tiledseg.training.run_folder.metrics import MetricsLog, read_metrics, write_whole
+from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED
+from tiledseg.system.run_lock import is_at
+from tiledseg.system.writing import replacing, writing
+from tiledseg.training.run_folder.metrics import read_metrics, write_whole
 from tiledseg.training.run_folder.validations import ValidatedScene, read_validations, write_validation
 from tiledseg.training.steps.step import StepResult
 
@@ -21,6 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
+_SCALARS = "loss", "lr", "pixels_per_second", "data_seconds", "communication_seconds"
+_OF_A_STEP = (
+    *("loss", "pixels", "seconds", "data_seconds", "communication_seconds", "halo_bytes", "halo_messages"),
+    "memory_bytes",
+)
 
 
 class Journal:
@@ -38,16 +47,21 @@ class Journal:
         lines: Sequence[Mapping[str, Any]],
         scene: ValidatedScene | None,
     ) -> None:
-        self._folder, self._started, self._scene = folder, started, scene
-        self._log = MetricsLog(folder, step, lines)
+        self._folder, self._started, self._scene, self._step = folder, started, scene, step
+        self.path, kept = folder / METRICS, [line for line in lines if line["step"] <= step]
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        with writing(self.path):
+            self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
         write_whole(folder / STARTED, json.dumps(started, indent=1) + "\n")
-        self.last_validation = last_validation([line for line in lines if line["step"] <= step])
+        self.last_validation: dict[str, Any] | None = next((o["val"] for o in reversed(kept) if "val" in o), None)
+        self._events: Any = None
+        self._writes_events = importlib.util.find_spec("tensorboard") is not None
         self._progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()
 
     def step(self, line: dict[str, Any]) -> None:
         """Write one line of metrics: see `step_line`."""
-        self._log.write(line)
+        self._write(line, {f"train/{key}": line[key] for key in _SCALARS if line[key] is not None})
         self._progress.step(line)
 
     def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
@@ -59,11 +73,32 @@ class Journal:
         assert self._scene is not None, "a run that validates says what its validations are of"
         self.last_validation = scores = findings.line()
         panel = write_validation(self._folder, step, epoch, findings, self._scene)
-        self._log.write({"step": step, "epoch": epoch, "val": scores})
-        if panel is not None:
-            self._log.picture("val/panel", panel.picture, step)
+        numbers = {f"val/{key}": value for key, value in scores.items() if isinstance(value, float)}
+        self._write({"step": step, "epoch": epoch, "val": scores}, numbers)
+        if panel is not None and self._events is not None:
+            with writing(self._folder / EVENTS):
+                self._events.add_image("val/panel", panel.picture, step, dataformats="HWC")
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
+
+    def _write(self, line: dict[str, Any], numbers: Mapping[str, float]) -> None:
+        """Write a line, and its numbers as events. Raises WriteError where the disk refuses it, or the file was moved
+        away, so that the run would go on unseen; earlier lines stay."""
+        with writing(self.path):
+            if not is_at(self._file.fileno(), self.path):
+                raise FileNotFoundError(errno.ENOENT, "moved away")
+            text = memoryview((json.dumps(line) + "\n").encode())
+            while text:
+                text = text[self._file.write(text) :]
+        if not self._writes_events:
+            return
+        with writing(self._folder / EVENTS):
+            if self._events is None:  # with the first line: no step waits for TensorBoard's import
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._events = SummaryWriter(str(self._folder / EVENTS), purge_step=self._step + 1)
+            for tag, value in numbers.items():
+                self._events.add_scalar(tag, value, line["step"])
 
     def say(self, words: str) -> None:
         """Say one line to the user; nothing if it is empty."""
@@ -71,34 +106,29 @@ class Journal:
             self._progress.say(words)
 
     def draw(self, now: bool = False) -> None:
-        """Draw the progress and the page; unless `now`, only if the last ones are some time ago."""
-        if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
-            plot_progress(self._folder, self._started["title"], self._started["loss"])
-            self._write_page(now)
-            self._drawn = time.monotonic()
-
-    def _write_page(self, last: bool) -> None:
-        """Write the page. A fault stops no run, and is said with the last page."""
+        """Draw the progress and the page; unless `now`, only if the last ones are some time ago. A fault of the page
+        stops no run, and is said with the last one."""
+        if not now and time.monotonic() - self._drawn <= _DRAW_SECONDS:
+            return
         from tiledseg.reporting.page import REMEDY
         from tiledseg.training.run_folder.page import write_report
 
+        plot_progress(self._folder, self._started["title"], self._started["loss"])
         try:
-            written = write_report(self._folder, self._folder / PAGE, None if last else self._started)
-            reason = None if written else f"jinja2 or matplotlib is not installed: {REMEDY}"
+            written = write_report(self._folder, self._folder / PAGE, None if now else self._started)
+            reason = "" if written else f"jinja2 or matplotlib is not installed: {REMEDY}"
         except OutputError as error:
             reason = str(error)
-        if reason is not None and last:
+        if reason and now:
             self._progress.say(f"warning: no {PAGE}: {reason}")
+        self._drawn = time.monotonic()
 
     def close(self) -> None:
         self._progress.close()
-        self._log.close()
-
-
-_OF_A_STEP = (
-    *("loss", "pixels", "seconds", "data_seconds", "communication_seconds", "halo_bytes", "halo_messages"),
-    "memory_bytes",
-)
+        self._file.close()
+        if self._events is not None:
+            with writing(self._folder / EVENTS):
+                self._events.close()
 
 
 def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult) -> dict[str, Any]:
@@ -112,11 +142,6 @@ def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult
         line |= {"pipeline_bytes": stages.bytes, "pipeline_messages": stages.messages}
         line |= {"stage_seconds": list(stages.stage_seconds), "bubble_share": stages.bubble_share}
     return line
-
-
-def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the scores of the last validation among the lines of a metrics file."""
-    return next((line["val"] for line in reversed(lines) if "val" in line), None)
 
 
 def plot_progress(folder: Path, title: str, loss: str) -> bool:

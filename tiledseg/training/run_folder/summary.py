@@ -15,12 +15,10 @@ from tiledseg.comm.diagnosis import report_rank
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.plan import RunPlan
-from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
 from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.run_folder.validations import ValidatedScene
 
 
 def facts_of(
@@ -55,16 +53,6 @@ def facts_of(
         "found": settings and {"ranks": settings.ranks, "keys": found_keys(settings), "reason": settings.reason},
         "classes": [record._asdict() for record in preparation.label_map.classes],
     }
-
-
-def scene_of(preparation: Preparation, normalization: Normalization) -> ValidatedScene | None:
-    """Return the material of the run's validations; None if it has none."""
-    held_out, label_map = preparation.validation, preparation.label_map
-    if held_out is None:
-        return None
-    return ValidatedScene(
-        label_map.classes, label_map.ignore_index, held_out.images, held_out.infos[0].dtype, normalization
-    )
 
 
 def run_title(preparation: Preparation, weights: int, ranks: int) -> str:

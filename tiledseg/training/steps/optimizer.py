@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
@@ -129,14 +129,13 @@ class Course:
     steps_per_epoch: int
     marks: tuple[Mark, ...] = ((0, 0),)
 
-    @staticmethod
-    def onward(epochs: int, steps_per_epoch: int, marks: Sequence[Mark], step: int, position: Position) -> Course:
+    def onward(self, marks: Sequence[Mark], step: int, position: Position) -> Course:
         """Return the course of a run that stands at `position` after `step` steps; with one more mark if that does not
         follow from `marks` with as many steps an epoch as now."""
         begun = (step - position.step, position.epoch)  # of the epoch that goes on
         last_step, last_epoch = marks[-1]
-        straight = begun == (last_step + (position.epoch - last_epoch) * steps_per_epoch, position.epoch)
-        return Course(epochs, steps_per_epoch, tuple(marks) if straight else (*marks, begun))
+        straight = begun == (last_step + (position.epoch - last_epoch) * self.steps_per_epoch, position.epoch)
+        return replace(self, marks=tuple(marks) if straight else (*marks, begun))
 
     @property
     def total_steps(self) -> int:

@@ -15,16 +15,15 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.watching.doing import waiting
-from tiledseg.errors import TiledsegError
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
+from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.training.losses.objective import ClassObjective, Objective
-from tiledseg.training.steps.culprit import DivergedError, WatchedLoss, named
+from tiledseg.training.losses.objective import Objective, PixelTerm
+from tiledseg.training.steps.culprit import TileFigures, WatchedLoss, diverged, error_of
 from tiledseg.training.steps.step_loss import StepLoss
 
 
@@ -88,7 +87,7 @@ class Stepper:
         self._axes = axes
         self._halos = axes.point_to_point.meter
         self._rules = rules
-        objective = rules.objective or ClassObjective(rules.ignore_index)
+        objective = rules.objective or Objective((PixelTerm(rules.ignore_index),))
         self._loss = StepLoss(objective, rules.ignore_index, mesh)
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
@@ -125,8 +124,8 @@ class Stepper:
             whole = math.isfinite(loss) and divided and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
                 known = scale.value if scale else None
-                error = DivergedError(step, loss, divided and (finite or skipped), largest, known)
-                raise error if dataset is None else self._named(error, step, dataset, parts, weight) from None
+                what = diverged(step, loss, divided and (finite or skipped), largest, known)
+                raise error_of(what, self._look_again(step, dataset, parts, weight) if dataset is not None else ())
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 self._update(factor)
@@ -155,26 +154,22 @@ class Stepper:
         """Sum the gradients of a step over its tiles and all ranks; return the seconds waited for samples."""
         self._reducer.zero()
         self._loss.reset(self.scale.value if self.scale else 1.0, weight)
-        waited = self._passes.train(samples, parts, self._key(step), loss, self._reducer)
+        seed = self._rules.seed
+        waited = self._passes.train(samples, parts, lambda image: DropoutKey(seed, step, image), loss, self._reducer)
         loss.agree()  # where this rank had no piece
         with self._waits.running():
             self._reducer.finish()
         return waited
 
-    def _named(
-        self, error: DivergedError, step: int, dataset: Dataset, parts: Sequence[Part], weight: float
-    ) -> TiledsegError:
-        """Run the passes of a step that went wrong once more, and name its tile. Collective."""
+    def _look_again(self, step: int, dataset: Dataset, parts: Sequence[Part], weight: float) -> Sequence[TileFigures]:
+        """Run the passes of a step that went wrong once more; return the figures of its tiles. Collective."""
         watched = WatchedLoss(self._loss, dataset, parts)
         again = [part for _ in range(self.rounds(parts)) for part in parts]
         samples = read_ahead(self._passes, dataset, again, 0, 1)
         if not self._passes.pieces(parts):
             samples = watched.reading(samples)
         self._differentiate(step, samples, parts, weight, watched)
-        return named(error, watched.gather(self._mesh))
-
-    def _key(self, step: int) -> Key:
-        return lambda image: DropoutKey(self._rules.seed, step, image)
+        return watched.gather(self._mesh)
 
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""
