@@ -23,10 +23,10 @@ def seal(step: Path, change: Callable[[Manifest], object]) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "step-of-another-folder": (lambda m: m["state"].update(step=7), "state.step 7"),
-    "network-unknown-key": (lambda m: m["state"]["network"].update(colour=1), "state.network.'colour' is unknown"),
+    "network-unknown-key": (lambda m: m["state"]["network"].update(colour=1), "colour"),
     "network-impossible": (lambda m: m["state"]["network"].update(levels=0), "model.levels is 0"),
     "network-a-list": (lambda m: m["state"].update(network=[3]), "is no checkpoint of this program"),
-    "config-unknown-key": (lambda m: m["state"]["config"]["train"].update(colour=1), "is unknown"),
+    "config-unknown-key": (lambda m: m["state"]["config"]["train"].update(colour=1), "colour"),
     "config-null": (lambda m: m["state"].update(config=None), "is no checkpoint of this program"),
     "position-gone": (lambda m: m["state"].pop("position"), "'position'"),
     "state-gone": (lambda m: m.pop("state"), "is no checkpoint of this program"),

@@ -11,7 +11,7 @@ import pytest
 from tiledseg import train
 from tiledseg.architecture.presets import KINDS, described
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.checkpoint.saved_state import MalformedError, parse_state
+from tiledseg.checkpoint.saved_state import parse_state
 from tiledseg.config.words import read_loss, read_policy
 
 FORMER = Path(__file__).with_name("former")
@@ -42,7 +42,7 @@ def test_a_checkpoint_can_be_of_any_kind_of_network(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["alexnet", 3])
 def test_an_unknown_kind_of_network_is_refused(kind: object) -> None:
     state = find_checkpoint(FORMER / "run").state
-    with pytest.raises(MalformedError, match=r"state.network.kind is .*, not one of unet, "):
+    with pytest.raises(KeyError):
         parse_state({**state, "network": {"kind": kind}})
 
 
