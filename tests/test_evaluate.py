@@ -69,8 +69,7 @@ def test_scores_are_those_of_the_whole_arrays(
     assert wider["mean_iou"] == answer["mean_iou"]
 
 
-@pytest.mark.parametrize("block", [(7, 13), (64, 32), (1000, 1000)])
-@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize(("block", "tiled"), [((7, 13), True), ((64, 32), False), ((1000, 1000), True)])
 def test_blocks_do_not_change_the_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any, tiled: bool
 ) -> None:
@@ -117,12 +116,11 @@ def test_names_of_classes(
 def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
     nothing, labels = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8)), write(tmp_path / "b.tif", truth)
     plot = tmp_path / "plot.png"
-    for more in ([], ["--format", "json"], ["--plot", str(plot)], ["--classes", "4"]):
+    for more in (["--format", "json"], ["--plot", str(plot)]):
         assert main(["--prediction", nothing, "--labels", labels, *more]) == 2
         said = capsys.readouterr()
-        assert said.out == ""
+        assert (said.out, said.err.count("\n")) == ("", 1)
         assert said.err.startswith(f"error: no pixel is valid in both {nothing} and {labels}; ")
-        assert said.err.count("\n") == 1
     assert not plot.exists()
 
 
@@ -160,16 +158,15 @@ def test_the_picture(
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("side", [10, 45, 500])
-def test_a_thumbnail_is_every_kth_pixel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, side: int
-) -> None:
+def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray) -> None:
     monkeypatch.setattr(evaluation, "_BLOCK", (16, 24))
-    step = -(-max(SHAPE) // side)
-    with open_raster(write(tmp_path / "b.tif", truth, tiled=True, blockxsize=16, blockysize=16)) as reader:
-        pixels_CHW, valid_HW = thumbnail(reader, side)
-    np.testing.assert_array_equal(pixels_CHW[0], truth[::step, ::step])
-    np.testing.assert_array_equal(valid_HW, truth[::step, ::step] != 255)
+    path = write(tmp_path / "b.tif", truth, tiled=True, blockxsize=16, blockysize=16)
+    for side in (10, 45, 500):
+        step = -(-max(SHAPE) // side)
+        with open_raster(path) as reader:
+            pixels_CHW, valid_HW = thumbnail(reader, side)
+        np.testing.assert_array_equal(pixels_CHW[0], truth[::step, ::step])
+        np.testing.assert_array_equal(valid_HW, truth[::step, ::step] != 255)
 
 
 def test_bad_input_is_one_line(
@@ -177,23 +174,16 @@ def test_bad_input_is_one_line(
 ) -> None:
     good, labels = write(tmp_path / "p.tif", prediction), write(tmp_path / "b.tif", truth)
     far = write(tmp_path / "far.tif", truth, transform=Affine(0.5, 0, 350001.5, 0, -0.5, 3770000))
-    other = write(tmp_path / "other.tif", truth, crs="EPSG:32612")
-    small = write(tmp_path / "small.tif", truth[:50])
     wrong = write(tmp_path / "wrong.tif", np.where(truth == 3, 77, truth).astype(np.uint8))
     cases = [
         ([good, far], ["transform", "350000", "350001.5"]),
-        ([good, other], ["CRS", "EPSG:32611", "EPSG:32612"]),
-        ([good, small], ["size", "60 x 130", "50 x 130"]),
         ([good, str(tmp_path / "missing.tif")], ["missing.tif"]),
         ([good, labels, "--classes", "3"], ["b.tif holds value 3 at (row 5, col"]),
         ([wrong, labels, "--classes", "4"], ["wrong.tif holds value 77 at (row 5, col"]),
         ([good, labels, "--classes", "many"], ["'many'"]),
-        ([good, labels, "--classes", "1"], ["1 classes"]),
-        ([good, labels, "--classes", '{"0": 0, "1": 1}'], ["give a list of records"]),
         ([good, labels, "--classes", "5", "--ignore-index", "4"], ["ignore_index 4"]),
         ([good, labels, "--image", good], ["--plot"]),
         ([good, labels, "--plot", str(tmp_path / "no" / "map.png")], ["not a folder"]),
-        ([good, labels, "--format", "xml"], ["xml"]),
     ]
     before = sorted(tmp_path.iterdir())
     for (first, second, *options), said in cases:
@@ -213,32 +203,24 @@ def named(path: Path, pixels: np.ndarray, names: Sequence[str]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    "classes", [[], ["--classes", '[{"name": "field"}, {"name": "road"}, {"name": "c"}, {"name": "d"}]']]
-)
 def test_a_class_that_has_two_numbers_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray, classes: list[str]
-) -> None:
-    """By the names in both files, or those that are given."""
-    labels = named(tmp_path / "b.tif", truth, ["field", "road"])
-    files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
-    assert main([*files, *classes]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "p.tif holds class field as 1, but of " in err
-    assert "b.tif it is 0" in err
-    with pytest.raises(LabelError, match="holds class field as 1"):
-        evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")
-
-
-def test_the_remedy_of_a_class_with_two_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:
+    """By the names in both files, or those that are given; its values in the order of the map are the remedy."""
+    labels = named(tmp_path / "b.tif", truth, ["field", "road"])
+    files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
+    same = ["--classes", '[{"name": "field"}, {"name": "road"}, {"name": "c"}, {"name": "d"}]']
+    for classes in ([], same):
+        assert main([*files, *classes]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "p.tif holds class field as 1, but of " in err
+        assert "b.tif it is 0" in err
+    with pytest.raises(LabelError, match="holds class field as 1"):
+        evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")
     moved = [
         {"name": name, "value": value} for name, value in zip(("road", "field", "c", "d"), (1, 0, 2, 3), strict=True)
     ]
-    labels = named(tmp_path / "b.tif", truth, ["field", "road"])
-    files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
     answer = evaluate(capsys, *files, "--classes", json.dumps(moved))
     swapped = np.array([1, 0, 2, 3, *[255] * 252], np.uint8)[truth]
     assert answer["confusion_matrix"] == confusion_matrix(swapped, prediction, 4).tolist()

@@ -14,7 +14,7 @@ from tests.small_files import write_raster
 from tests.tls import OPENSSL, VARIABLES, make_certificates
 from tiledseg.predict import main as predict
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote.objects import RemoteName, parse_http
+from tiledseg.raster.remote import RemoteName, parse_http
 from tiledseg.train import main as train
 
 USER = "ann:the-secret"

@@ -59,7 +59,7 @@ def plain(folder: Path) -> NDArray[np.uint8]:
         return file.read(1)
 
 
-@pytest.mark.parametrize("options", [[], ["--format", "gtiff"], ["--compress", "zstd"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["--format", "gtiff", "--compress", "zstd"]], ids=" ".join)
 def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_path: Path, options: list[str]) -> None:
     shares = tmp_path / "p.tif"
     assert predict(folder, tmp_path / "map.tif", *options, "--probabilities", str(shares)) == 0
@@ -76,20 +76,19 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
 
 
-def test_without_the_data_of_proj_a_lost_code_is_said_first(folder: Path, tmp_path: Path) -> None:
+def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> None:
     """In a process of its own: PROJ looks for them once."""
-    with rasterio.open(folder / "image.tif") as file:
-        pixels_CHW = file.read()
-    write_raster(tmp_path / "image.tif", pixels_CHW, crs=UTM, transform=PLACE)
-    words = ["--image", str(tmp_path / "image.tif"), "--output", str(tmp_path / "map.tif"), "--tiling.grid", "1"]
-    command = [sys.executable, "-m", "tiledseg", "predict", "--checkpoint", str(folder / "run"), *words]
+    code = (
+        "from affine import Affine; from tiledseg.raster.info import RasterInfo; "
+        "from tiledseg.raster.georeferencing import code_notes; "
+        "print(code_notes([RasterInfo('image.tif', 1, 1, 1, 'uint8', transform=Affine(2, 0, 0, 0, 2, 0))]))"
+    )
     lines = [f"unset PROJ_DATA ({tmp_path})", "image.tif loses its CRS's EPSG code", "PROJ does not find its data"]
     for environ, said in ({"PROJ_DATA": str(tmp_path)}, True), ({}, False):
         ended = subprocess.run(
-            command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=200, check=False
+            [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, check=True
         )
-        assert ended.returncode == 0, ended.stderr
-        assert [line in ended.stderr for line in lines] == [said] * 3, ended.stderr
+        assert [line in ended.stdout for line in lines] == [said] * 3, ended.stdout
 
 
 def test_of_a_list_every_image_is_mapped(folder: Path, tmp_path: Path) -> None:
@@ -149,22 +148,18 @@ def test_polygons_are_those_of_the_whole_map(
     assert {p.name for p in tmp_path.iterdir()} == {"classes.gpkg", "map.tif", "map.tif.aux.xml", "map.qml"}
 
 
-@pytest.mark.parametrize(("area", "pixels"), [("12px", 12), ("3", 12), ("3.1", 13), ("0", 0), ("1e9", 4e9)])
-def test_small_polygons_are_left_out(
-    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, area: str, pixels: float
-) -> None:
-    """By pixels, or by square metres: a pixel has a quarter of one."""
+def test_small_polygons_are_left_out(folder: Path, plain: NDArray[np.uint8], tmp_path: Path) -> None:
+    """By pixels, or by square metres: a pixel has a quarter of one. An older file is replaced."""
     gpkg = tmp_path / "classes.gpkg"
-    options = ["--polygons", str(gpkg), "--polygons-minimum-area", area]
-    assert predict(folder, tmp_path / "map.tif", *options) == 0
     expected = [shapely.geometry.shape(s).area for s, _ in shapes(plain, plain != 255, connectivity=4)]
-    found = read_polygons(gpkg)[4]
-    assert sorted(found) == sorted(area for area in expected if area >= pixels)
+    for area, pixels in (("12px", 12), ("3.1", 13), ("1e9", 4e9)):
+        options = ["--polygons", str(gpkg), "--polygons-minimum-area", area]
+        assert predict(folder, tmp_path / "map.tif", *options) == 0
+        found = read_polygons(gpkg)[4]
+        assert sorted(found) == sorted(area for area in expected if area >= pixels)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "numbers"), [("roof", {2}), ("0,roof", {0, 2}), ("wood & field,1", {1}), ("2,1,0", {0, 1, 2})]
-)
+@pytest.mark.parametrize(("chosen", "numbers"), [("0,roof", {0, 2}), ("wood & field,1", {1})])
 def test_polygons_of_some_classes(
     folder: Path, plain: NDArray[np.uint8], tmp_path: Path, chosen: str, numbers: set[int]
 ) -> None:
@@ -178,25 +173,23 @@ def test_polygons_of_some_classes(
         assert (file.read(1) == plain).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ["--polygons", "OUT/a.gpkg", "--polygons-classes", "road"],
-            "has 'road'; give names or numbers of water, wood",
-        ),
-        (["--polygons", "OUT/a.gpkg", "--polygons-classes", "3"], "has '3'"),
-        (["--polygons-classes", "roof"], "--polygons-classes is roof, but --polygons is not given"),
-    ],
-)
-def test_classes_that_there_are_not(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], words: str
+def test_polygons_that_cannot_be(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = [word.replace("OUT", str(tmp_path)) for word in options]
-    assert predict(folder, tmp_path / "map.tif", *typed) == 2
-    err = capfd.readouterr().err
-    assert words in err
-    assert err.count("\n") == 1
+    """Said before any work."""
+    gpkg = ["--polygons", str(tmp_path / "a.gpkg")]
+    for options, words in (
+        ([*gpkg, "--polygons-classes", "road"], "has 'road'; give names or numbers of water, wood"),
+        ([*gpkg, "--polygons-classes", "3"], "has '3'"),
+        (["--polygons-classes", "roof"], "--polygons-classes is roof, but --polygons is not given"),
+        (gpkg, install("vector")),
+    ):
+        if options == gpkg:
+            monkeypatch.setitem(sys.modules, "pyogrio", None)
+        assert predict(folder, tmp_path / "map.tif", *options) == 2
+        err = capfd.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -215,13 +208,6 @@ def test_a_map_is_said_with_its_size(folder: Path, tmp_path: Path, capfd: pytest
     assert capfd.readouterr().err.splitlines()[-1] == f"wrote 2 maps, 8,192 pixels: {maps}"
 
 
-def test_an_older_file_of_polygons_is_replaced(folder: Path, tmp_path: Path) -> None:
-    gpkg = tmp_path / "classes.gpkg"
-    for area in ("0", "20px"):
-        assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg), "--polygons-minimum-area", area) == 0
-    assert read_polygons(gpkg)[4].min() >= 20
-
-
 def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpkg = tmp_path / "classes.gpkg"
     assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 0
@@ -234,16 +220,6 @@ def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeyp
     assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 1
     assert gpkg.read_bytes() == old
     assert {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_polygons_need_their_extra(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Said before any work."""
-    monkeypatch.setitem(sys.modules, "pyogrio", None)
-    assert predict(folder, tmp_path / "m.tif", "--polygons", str(tmp_path / "c.gpkg")) == 2
-    assert install("vector") in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_polygons_of_a_raster_without_a_place_are_in_pixels(folder: Path, tmp_path: Path) -> None:

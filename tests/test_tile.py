@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import rasterio
 
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
+from tests.comm.launching import MPIRUN, mpirun
 from tiledseg.errors import ConfigError
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
@@ -83,11 +79,6 @@ def test_a_store_is_not_that_of_other_files_beside(
     assert "was cut from another state of" in capsys.readouterr().err
 
 
-def test_a_halo_is_one_number(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*flags, "--halo", "[32,48]", "--output", str(tmp_path / "tiles.h5")]) == 2
-    assert "--halo is [32, 48]; give a whole number" in capsys.readouterr().err
-
-
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -121,50 +112,6 @@ def test_three_ranks_write_the_same_bytes_as_one(tmp_path: Path, flags: list[str
     assert digest(tmp_path / "three.h5") == digest(tmp_path / "one.h5")
 
 
-@needs_mpirun
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_job_and_leaves_no_store(tmp_path: Path, flags: list[str]) -> None:
-    """SIGKILL of one of two ranks while tiles are being written, then one run alone."""
-    flags[flags.index("--grid") + 1 : flags.index("--grid") + 3] = ["20", "25"]
-    assert main([*flags, "--output", str(tmp_path / "whole.h5")]) == 0
-    output = tmp_path / "tiles.h5"
-    part = tmp_path / ".tiles.h5.part"
-    command = [str(MPIRUN), "--oversubscribe", "-n", "2", sys.executable, "-m", "tiledseg.tile", *flags]
-    with subprocess.Popen(
-        [*command, "--output", str(output)],
-        env=clean_environment(),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as job:
-        deadline = time.monotonic() + 60
-        while not part.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(0.05)
-        ranks = _children(job.pid)
-        assert len(ranks) == 2
-        os.kill(max(ranks), signal.SIGKILL)
-        assert job.wait(timeout=60) != 0
-    assert not output.exists()
-    assert main([*flags, "--output", str(output)]) == 0
-    assert digest(output) == digest(tmp_path / "whole.h5")
-    assert not part.exists()
-
-
-def _children(parent: int) -> list[int]:
-    """Return the ranks of a job: the Python processes below its mpirun."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-                if int(fields[1]) == parent and b"tiledseg.tile" in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-            except OSError:  # it has just ended
-                continue
-    return found
-
-
 def test_a_configuration_brings_data_tiling_and_model(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(
@@ -182,32 +129,31 @@ def test_a_configuration_brings_data_tiling_and_model(tmp_path: Path) -> None:
     assert (config.model.levels, config.model.upsampling) == (4, "bilinear")
 
 
-@pytest.mark.parametrize("text", [["3", "4"], ["[3,4]"], ["3,4"], ["[3,", "4]"]])
-def test_a_grid_may_be_written_as_in_every_other_place(text: list[str]) -> None:
-    flags = ["--images", "a.tif", "--output", "t.h5", "--grid", *text]
-    assert resolve(build_parser().parse_args(flags)).tiling.grid_shape() == (3, 4)
+def test_a_grid_may_be_written_as_in_every_other_place() -> None:
+    def grid(*text: str) -> tuple[int, int] | None:
+        flags = ["--images", "a.tif", "--output", "t.h5", "--grid", *text]
+        return resolve(build_parser().parse_args(flags)).tiling.grid_shape()
 
-
-@pytest.mark.parametrize("text", [["auto"], ["0"], ["1", "2", "3"], ["two"], ["-1"]])
-def test_a_grid_that_is_none_is_refused(text: list[str]) -> None:
-    with pytest.raises(ConfigError, match="grid"):
-        resolve(build_parser().parse_args(["--images", "a.tif", "--output", "t.h5", "--grid", *text]))
+    for text in (["3", "4"], ["[3,4]"], ["3,4"], ["[3,", "4]"]):
+        assert grid(*text) == (3, 4)
+    for text in (["auto"], ["0"], ["1", "2", "3"], ["two"], ["-1"]):
+        with pytest.raises(ConfigError, match="grid"):
+            grid(*text)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"--images": ["none.tif"]}, "none.tif does not exist"),
-        ({"--images": []}, "--images"),
         ({"--labels": ["{0}/labels0.tif"]}, "--images has 2 rasters but --labels has 1"),
         ({"--labels": ["{0}/labels0.tif", "{0}/small.tif"]}, "differ in size"),
         ({"--grid": ["100"]}, "finer than the alignment of 4 pixels"),
         ({"--halo": ["7"]}, "halo 7 is less than the 22 pixels"),
+        ({"--halo": ["[32,48]"]}, "--halo is [32, 48]; give a whole number"),
         ({"--bands": ["[1,9]"]}, "asks for band 9"),
         ({"--nodata": ["-1"]}, "data.nodata is -1.0, which uint8 pixels"),
         ({"--config": ["none.yaml"]}, "none.yaml"),
         ({"--levels": ["0"]}, "levels"),
-        ({"--kernel": ["4"]}, "kernel"),
         ({"--output": ["{0}/no/tiles.h5"]}, "no is not a folder; make it first"),
         ({"--output": ["{0}/image0.tif"]}, "image0.tif: it is the input"),
         ({"--classes": ["5"]}, "--classes is given, but no labels are polygons"),

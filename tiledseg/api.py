@@ -200,7 +200,7 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from tiledseg.comm.failure import mark_agreed
     from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
     from tiledseg.inference.trained import Trained, find_named
-    from tiledseg.raster.finding.sources import EVERY, expand_sources
+    from tiledseg.raster.finding import EVERY, expand_sources
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 

@@ -22,14 +22,13 @@ from tiledseg.commands.parser import Parser, json_list, run
 from tiledseg.config.checks import Range
 from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
 from tiledseg.config.memory import NONE
-from tiledseg.config.run import Config, ParallelConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from tiledseg.checkpoint.folder import Checkpoint
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.raster.statistics import Normalization
 
 KEYS = (
@@ -184,7 +183,7 @@ def check_own(options: Namespace) -> None:
 
 def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization]:
     """Return the network that --build makes, and the normalisation of its input."""
-    from tiledseg.raster.finding.sources import EVERY, expand_sources
+    from tiledseg.raster.finding import EVERY, expand_sources
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
@@ -207,14 +206,6 @@ def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
     return f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
 
 
-def _parallelism(parallel: ParallelConfig) -> Parallelism:
-    """Return the parallelism. A mesh of auto may leave ranks idle, as some images are small."""
-    from tiledseg.planning.run.parallelism import parallelism
-
-    asked = parallelism(parallel)
-    return replace(asked, idle_ranks=True) if asked.mesh is None and asked.stages == 1 else asked
-
-
 def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
@@ -222,8 +213,11 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.blocks import BlocksAsked
+    from tiledseg.planning.run.parallelism import parallelism
 
-    network_line, memory = None, config.memory
+    network_line, memory, asked = None, config.memory, parallelism(config.parallel)
+    if asked.mesh is None and asked.stages == 1:  # a mesh of auto may leave ranks idle, as some images are small
+        asked = replace(asked, idle_ranks=True)
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
         mapper = checkpoint_mapper(checkpoint)
@@ -236,7 +230,7 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         output="",
         grid=config.tiling.grid_shape(),
         precision=config.train.precision,
-        parallel=_parallelism(config.parallel),
+        parallel=asked,
         machine=config.parallel.machine,
         references=config.data.references,
         packing=Packing(options.format, options.compress),

@@ -21,7 +21,7 @@ from tiledseg.commands.options import add_keys, config_of, parse_config, value_o
 from tiledseg.commands.parser import Parser, run, warn
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs
@@ -93,54 +93,42 @@ def resolve(options: argparse.Namespace) -> Config:
 
 
 def plan_store(config: Config, from_flags: bool = True, classes_given: bool = False) -> tuple[StorePlan, PairReading]:
-    """Plan the store before a pixel is read, and return how pixels are read.
+    """Plan the store before a pixel is read, and return how pixels are read: polygons become class numbers, rasters
+    keep their values.
 
     `from_flags`: messages name flags, not keys. `classes_given`: a flag names the classes, so some label must need
     them. Raises an InputError.
     """
-    from tiledseg.raster.finding.sources import as_list, find_sources, pair_sources
-    from tiledseg.raster.labels.pair_reading import check_used
+    from tiledseg.raster.finding import as_list, find_sources, pair_sources
+    from tiledseg.raster.labels.label_map import LabelMap
+    from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, check_used
     from tiledseg.raster.names import is_vector
     from tiledseg.raster.tile_store.writer import StorePlan
+    from tiledseg.tracing.build import known
 
-    data, keys = config.data, ("--images", "--labels")
-    found = find_sources(as_list(data.images), keys[0], references=data.references)
+    data, keys, images = config.data, ("--images", "--labels"), as_list(config.data.images)
+    found = find_sources(images, keys[0], references=data.references)
+    image_paths = tuple(source.path for source in found)
+    label_paths: tuple[str, ...] = ()
     if data.labels or any(source.labels for source in found):
-        pairs = pair_sources(as_list(data.images), as_list(data.labels), keys, references=data.references)
-        image_paths, label_paths = pairs
-    else:
-        image_paths, label_paths = tuple(source.path for source in found), ()
-    reading = _reading(config, any(map(is_vector, label_paths)), from_flags)
-    check_used(reading.labels, label_paths)
-    if classes_given and not any(map(is_vector, label_paths)):
+        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, references=data.references)
+    draws = any(map(is_vector, label_paths))
+    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
+    more = data.references, data.label_layer, data.label_attribute, data.background, data.warp
+    label_reading = LabelReading(label_map, *more, key="--{}" if from_flags else "data.{}")
+    check_used(label_reading, label_paths)
+    if classes_given and not draws:
         raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
     if data.warp and not label_paths:
         raise ConfigError(f"{'--warp' if from_flags else 'data.warp'} is given, but no labels are; leave it out")
-    images, labels = reading.inspect(image_paths, label_paths)
-    grid, footprint = config.tiling.grid_shape(), _footprint(config, images[0].bands)
+    reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
+    infos, labels = reading.inspect(image_paths, label_paths)
+    # The footprint does not depend on the number of classes.
+    network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
+    footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
+    grid = config.tiling.grid_shape()
     assert grid is not None, "the command asks for a grid before it plans"
-    tilings = tuple(make_tiling(info.shape, grid, footprint) for info in images)
-    return StorePlan(images, labels or None, tilings), reading
-
-
-def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
-    """Return how images and labels are read. `draws`: polygons become class numbers; rasters keep their values."""
-    from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
-
-    data = config.data
-    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
-    more = data.references, data.label_layer, data.label_attribute, data.background, data.warp
-    labels = LabelReading(label_map, *more, key="--{}" if from_flags else "data.{}")
-    return PairReading(data.bands, data.nodata, data.references, labels, data.warp_images)
-
-
-def _footprint(config: Config, bands: int) -> Footprint:
-    """Return the network's footprint, which does not depend on the number of classes."""
-    from tiledseg.tracing.build import known
-
-    network = known(build_network(config.model, bands, classes=2), config.model.freeze_norm)
-    return network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
+    return StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos)), reading
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
@@ -162,7 +150,7 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -> None:
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.finding.sources import as_list, left_out
+    from tiledseg.raster.finding import as_list, left_out
     from tiledseg.raster.georeferencing import code_notes
     from tiledseg.raster.info import reference_notes
     from tiledseg.raster.tile_store.writer import write_store

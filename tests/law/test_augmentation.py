@@ -17,10 +17,10 @@ from tests.small_files import write_raster
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.augmentation import augmentation
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
+from tiledseg.raster.places import View
 from tiledseg.raster.samples.draws import Draw, Drawer
 from tiledseg.raster.samples.photometry import pixel_noise
 from tiledseg.raster.samples.sampling import Sampler
-from tiledseg.raster.samples.views import View
 from tiledseg.tile import main as cut
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -66,13 +66,7 @@ def changed(image_CHW: NDArray, labels_HW: NDArray, draw: Draw) -> tuple[NDArray
 
 def places(view: View) -> NDArray:
     """Row and column in the raster of each pixel of the changed one."""
-    at = np.indices((SIZE, SIZE)).astype(float)
-    if view.rotation is not None:
-        cos, sin, *point = view.rotation
-        point_211 = np.array(point)[:, None, None]
-        at = np.einsum("ab,bhw->ahw", [[cos, -sin], [sin, cos]], at - point_211) + point_211
-    at = at[::-1] if view.transposed else at
-    return np.stack([line.start + line.step * along for line, along in zip((view.row, view.col), at, strict=True)])
+    return np.stack(view.to_raster @ np.indices((SIZE, SIZE)).astype(float))
 
 
 def square(folder: Path, name: str, augment: list[Any], **train: Any) -> Config:
@@ -135,7 +129,8 @@ def test_an_oblong_image_is_turned_with_its_grid(tmp_path: Path) -> None:
 
 def quarters_of(view: View) -> int:
     """How often it is turned counter-clockwise, by where its first pixel lies."""
-    return [(1, 1), (1, -1), (-1, -1), (-1, 1)].index((int(view.row.step), int(view.col.step)))
+    a, b, _, d, e, _ = view.to_raster[:6]
+    return [(1, 1), (1, -1), (-1, -1), (-1, 1)].index((a + b, d + e))
 
 
 def still(folder: Path, name: str, augment: list[Any], grid: list[int], **train: Any) -> list[float]:
@@ -159,7 +154,7 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
     found = still(square(tmp_path, "own", augment, augment_each="tile", tiles_per_step=1))
     drawer = Drawer(augmentation(augment), ((SIZE, SIZE),), BANDS)
     expected = []
-    for step, ((_, tile),) in enumerate(Sampler((4,), 0, 1).steps(0)):
+    for step, ((_, tile, _),) in enumerate(Sampler((4,), 0, 1).steps(0)):
         disk = tmp_path / f"disk-{tile}"
         draw = drawer.draw(f"tiledseg.augmentation 0 0 0 {tile}", 0)
         assert draw is not None

@@ -28,7 +28,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.samples.drawn_steps import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import DrawnTile, Position, TileReference
+from tiledseg.raster.samples.sampling import Position, TileReference
 from tiledseg.tracing.build import known, network_modules
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -60,20 +60,14 @@ def network_of(config: Config) -> Network:
     return known(build_network(config.model, BANDS, 3))
 
 
-def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference | DrawnTile) -> tuple[NDArray, NDArray]:
+def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference) -> tuple[NDArray, NDArray]:
     """What a reference's draw shows, whole, by numpy."""
     draw = reference.draw
     if draw is None:
         return pixels_CHW, labels_HW
     if draw.view is not None:
-        rows, cols = (
-            np.clip(line.start + line.step * np.arange(max(H, W)), -1, max(H, W)).astype(int)
-            for line in (draw.view.row, draw.view.col)
-        )
-        rows, cols = (at[: draw.view.shape[dim ^ draw.view.transposed]] for dim, at in enumerate((rows, cols)))
-        pixels_CHW, labels_HW = pixels_CHW[:, *np.ix_(rows, cols)], labels_HW[np.ix_(rows, cols)]
-        if draw.view.transposed:
-            pixels_CHW, labels_HW = pixels_CHW.swapaxes(1, 2), labels_HW.T
+        rows, cols = (at.astype(int) for at in draw.view.to_raster @ np.indices(draw.view.shape).astype(float))
+        pixels_CHW, labels_HW = pixels_CHW[:, rows, cols], labels_HW[rows, cols]
     if draw.photometry is not None:
         factors, offsets = (np.array(v)[:, None, None] for v in (draw.photometry.factors, draw.photometry.offsets))
         pixels_CHW = pixels_CHW * factors + offsets

@@ -304,7 +304,7 @@ FAULTS = (
     Fault(
         "a map's pixels without data get a class",
         "inference/mapping.py",
-        "classes_HW[nothing_HW] = self.ignore_index",
+        "classes_HW[nothing_HW] = ignore_index",
         "pass",
         "tests/test_predict.py",
     ),

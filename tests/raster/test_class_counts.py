@@ -23,17 +23,6 @@ def test_an_even_number_of_classes_and_one_that_no_image_has() -> None:
     assert median_frequency_weights(np.zeros((2, 3), np.int64)) == (1.0, 1.0, 1.0)
 
 
-def test_as_loops_count_it() -> None:
-    draw = np.random.default_rng(2)
-    counts = draw.integers(0, 10**9, (7, 6)) * (draw.random((7, 6)) < 0.6)
-    frequencies = []
-    for k in range(6):
-        images = [i for i in range(7) if counts[i, k]]
-        frequencies.append(sum(counts[i, k] for i in images) / sum(counts[i].sum() for i in images))
-    expected = [np.median(frequencies) / frequency for frequency in frequencies]
-    assert median_frequency_weights(counts) == pytest.approx(expected, rel=1e-14)
-
-
 def test_pixels_that_are_not_valid_and_numbers_of_no_class_do_not_count() -> None:
     classes_HW = np.array([[0, 1, 1], [2, 255, 7]], np.uint8)
     valid_HW = np.array([[True, True, False], [True, True, True]])

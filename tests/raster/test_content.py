@@ -78,7 +78,9 @@ def test_a_label_counts_where_the_image_is_valid() -> None:
 def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
     found = content(ByContent(True, 0.0))
     filled = {
-        (region.image, region.tile) for region, counts in zip(found.regions, found.counts, strict=True) if counts.any()
+        (region.image, region.tile, None)
+        for region, counts in zip(found.regions, found.counts, strict=True)
+        if counts.any()
     }
     assert 30 < len(filled) < 40
     sampler = ContentSampler(Sampler((20, 20), 3, 4), found)
@@ -100,17 +102,17 @@ def test_classes_are_drawn_alike() -> None:
     """Tiles with a rare class make its third of the draws, each by its share of the class's pixels."""
     found = content(ByContent(False, 1.0))
     sampler = ContentSampler(Sampler((20, 20), 0, 40), found)
-    drawn = Counter(tile for epoch in range(200) for step in sampler.steps(epoch) for tile in step)
+    drawn = Counter(tile for epoch in range(100) for step in sampler.steps(epoch) for tile in step)
     total = sum(drawn.values())
-    assert total == 200 * 40
-    numbers = {(region.image, region.tile): i for i, region in enumerate(found.regions)}
+    assert total == 100 * 40
+    numbers = {(region.image, region.tile, None): i for i, region in enumerate(found.regions)}
     expected = (found.counts[:, :3] / found.counts[:, :3].sum(0)).mean(1)
     for tile, number in numbers.items():
-        assert drawn[tile] / total == pytest.approx(expected[number], abs=0.012)
+        assert drawn[tile] / total == pytest.approx(expected[number], abs=0.02)
     half = ContentSampler(Sampler((20, 20), 0, 40), content(ByContent(False, 0.5)))
-    drawn = Counter(tile for epoch in range(200) for step in half.steps(epoch) for tile in step)
+    drawn = Counter(tile for epoch in range(100) for step in half.steps(epoch) for tile in step)
     for tile, number in numbers.items():
-        assert drawn[tile] / total == pytest.approx((expected[number] + 1 / 40) / 2, abs=0.012)
+        assert drawn[tile] / total == pytest.approx((expected[number] + 1 / 40) / 2, abs=0.02)
 
 
 def test_a_changed_raster_shows_the_drawn_place() -> None:
@@ -119,13 +121,10 @@ def test_a_changed_raster_shows_the_drawn_place() -> None:
     tilings = tuple(make_tiling(shape, (3, 3), FOOTPRINT) for shape in SHAPES)
     drawer = Drawer(Augmentation(reflect=(True, True), turn=180), SHAPES, 1)
     steps = DrawnTiles(ContentSampler(Sampler((9, 9), 0, 18), found), drawer, "image", tilings)
-    moved = 0
-    for _, step in steps.steps_from(Position(0, 0), 6):
+    drawn = [step for _, step in steps.steps_from(Position(0, 0), 6)]
+    for step in drawn:
         assert sorted((image, tile) for image, tile, _ in step) == [(i, t) for i in range(2) for t in range(9)]
-        for _, tile, draw in step:
-            assert isinstance(tile, int)
-            moved += draw is not None and draw.view is not None
-    assert moved > 0
+    assert any(draw is not None and draw.view is not None for step in drawn for *_, draw in step)
 
 
 @pytest.mark.parametrize("footprint", [None, FOOTPRINT])
@@ -136,22 +135,14 @@ def test_windows_are_drawn_by_class_and_not_where_nothing_is(
     side, shown = 24, Counter[int]()
     drawer = Drawer(changes, SHAPES, 1)
     sampler = DrawnWindows(drawer, side, 5, 0, footprint, content(ByContent(True, 0.75), side // 3))
-    steps = 200
+    steps = 100
     for number in range(steps):
         for image, tile, draw in sampler.step(Position(0, number)):
             source = draw.source if draw is not None and draw.source is not None else image
             part_HW = labels()[source]
             if draw is not None and draw.view is not None:
-                rows, cols = (
-                    (line.start + line.step * np.arange(size)).astype(int)
-                    for line, size in zip(
-                        (draw.view.row, draw.view.col),
-                        draw.view.shape[:: -1 if draw.view.transposed else 1],
-                        strict=True,
-                    )
-                )
-                part_HW = part_HW[np.ix_(rows, cols)]
-                part_HW = part_HW.T if draw.view.transposed else part_HW
+                rows, cols = (at.astype(int) for at in draw.view.to_raster @ np.indices(draw.view.shape).astype(float))
+                part_HW = part_HW[rows, cols]
             if isinstance(tile, Tile):
                 part_HW = part_HW[tile.core.slices]
             assert part_HW.shape == (side, side)

@@ -17,7 +17,6 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reading.reader import RasterReader, open_raster
 from tiledseg.raster.samples import dataset as dataset_module
 from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.statistics import Normalization
 
 SHAPE = (70, 90)
@@ -121,49 +120,24 @@ def test_loads_the_same_through_prefetch_threads_and_few_open_files(
     data.close()
 
 
-def test_huge_nodata_values_leave_no_trace_and_no_warning() -> None:
-    lowest = np.finfo(np.float32).min
-    pixels_CHW = np.array([[[lowest, np.nan, np.inf, 7]]], np.float32)
-    normalize = Normalizer(Normalization((5.0,), (0.01,)), "float32", "float32")
-    x_CHW = normalize(pixels_CHW, np.array([[False, False, False, True]]))
-    np.testing.assert_allclose(x_CHW, [[[0, 0, 0, 200]]])
-
-
-class TestRefuses:
-    def test_a_tiling_of_another_size(self, tmp_path: Path) -> None:
-        reader, _ = open_pair(tmp_path)
-        with pytest.raises(RasterError, match=r"\(70, 90\) but its tiling is of \(64, 90\)"):
-            Dataset([reader], None, [tiling(shape=(64, 90))], None, NORMALIZATION)
-
-    def test_other_bands_than_the_statistics(self, tmp_path: Path) -> None:
-        open_pair(tmp_path)
-        with pytest.raises(RasterError, match=r"normalisation has 3 bands but .*image.tif has 2"):
-            Dataset([open_raster(str(tmp_path / "image.tif"), [1, 2])], None, [tiling()], None, NORMALIZATION)
-
-    def test_counts_that_differ(self, tmp_path: Path) -> None:
-        pair = open_pair(tmp_path)
-        with pytest.raises(RasterError, match="2 images, 1 tilings, 1 labels"):
-            Dataset([pair[0]] * 2, [pair[1]], [tiling()], CLASSES, NORMALIZATION)
-        with pytest.raises(RasterError, match="without images"):
-            Dataset([], None, [], None, NORMALIZATION)
-
-    def test_labels_without_classes(self, tmp_path: Path) -> None:
-        pair = open_pair(tmp_path)
-        with pytest.raises(RasterError, match="go together"):
-            Dataset([pair[0]], [pair[1]], [tiling()], None, NORMALIZATION)
-
-    def test_labels_of_another_size(self, tmp_path: Path) -> None:
-        reader, _ = open_pair(tmp_path)
-        small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
-        with pytest.raises(RasterError, match="differ in size: 70 x 90 px against 60 x 90 px"):
-            Dataset([reader], [small], [tiling()], CLASSES, NORMALIZATION)
-
-    def test_a_label_outside_the_classes_with_its_place_in_the_raster(self, tmp_path: Path) -> None:
-        reader, _ = open_pair(tmp_path)
-        wrong = labels()
-        wrong[0, 50, 60] = 9
-        data = Dataset(
-            [reader], [open_raster(write(tmp_path / "wrong.tif", wrong))], [tiling()], CLASSES, NORMALIZATION
-        )
-        with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
-            [data.load(0, tile) for tile in range(6)]
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    pair = open_pair(tmp_path)
+    two_bands = open_raster(str(tmp_path / "image.tif"), [1, 2])
+    small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
+    cases: list[tuple[Any, Any, Any, Any, str]] = [
+        (pair[:1], None, [tiling(shape=(64, 90))], None, r"\(70, 90\) but its tiling is of \(64, 90\)"),
+        ([two_bands], None, [tiling()], None, r"normalisation has 3 bands but .*image.tif has 2"),
+        ([pair[0]] * 2, [pair[1]], [tiling()], CLASSES, "2 images, 1 tilings, 1 labels"),
+        ([], None, [], None, "without images"),
+        (pair[:1], pair[1:], [tiling()], None, "go together"),
+        (pair[:1], [small], [tiling()], CLASSES, "differ in size: 70 x 90 px against 60 x 90 px"),
+    ]
+    for *given, words in cases:
+        with pytest.raises(RasterError, match=words):
+            Dataset(*given, NORMALIZATION)
+    wrong = labels()
+    wrong[0, 50, 60] = 9
+    reader = open_raster(write(tmp_path / "wrong.tif", wrong))
+    data = Dataset(pair[:1], [reader], [tiling()], CLASSES, NORMALIZATION)
+    with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
+        [data.load(0, tile) for tile in range(6)]

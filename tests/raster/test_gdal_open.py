@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,10 @@ import pytest
 import rasterio
 from affine import Affine
 
+from tests.raster.conftest import Listener
+from tests.raster.range_server import __file__ as RANGE_SERVER  # noqa: N812
+from tests.raster.range_server import running
 from tests.raster.referring import overview_elsewhere, raw_vrt, tile_map, vrt
-from tests.raster.requests_seen import Requests, requests_seen
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
@@ -23,14 +22,6 @@ from tiledseg.raster.reading.reader import open_raster
 
 SIDE = 8
 WHOLE = Box.of_shape((SIDE, SIDE))
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with requests_seen() as requests:
-        yield requests
 
 
 @pytest.fixture
@@ -45,12 +36,12 @@ def read(path: Path | str, **options: Any) -> Any:
         return reader.read(WHOLE)
 
 
-def referring(name: str, image: Path, seen: Requests) -> str:
+def referring(name: str, image: Path, listener: Listener) -> str:
     return {
         "a vrt over a file": vrt(str(image), SIDE),
-        "a vrt over a URL": vrt(f"/vsicurl/http://{seen.address}/a.tif", SIDE),
+        "a vrt over a URL": vrt(f"/vsicurl/http://{listener.address}/a.tif", SIDE),
         "a raw vrt": raw_vrt("/etc/passwd", SIDE),
-        "a web map": tile_map(seen.address),
+        "a web map": tile_map(listener.address),
     }[name]
 
 
@@ -58,83 +49,68 @@ KINDS = ("a vrt over a file", "a vrt over a URL", "a raw vrt", "a web map")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_named_tif_reads_nothing_but_itself(image: Path, seen: Requests, kind: str) -> None:
+def test_a_file_named_tif_reads_nothing_but_itself(image: Path, listener: Listener, kind: str) -> None:
     path = image.with_name("harmless.tif")
-    path.write_text(referring(kind, image, seen))
+    path.write_text(referring(kind, image, listener))
     with pytest.raises(RasterError, match=r"cannot open .*harmless.tif: .*allow them with data.references") as error:
         read(path)
     assert "\n" not in str(error.value)
-    assert seen.paths == []
+    assert listener.calls() == 0
 
 
 @pytest.mark.parametrize("end", [".msk", ".ovr"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_beside_it_reads_nothing_else(image: Path, seen: Requests, kind: str, end: str) -> None:
+def test_a_mask_beside_it_reads_nothing_else(image: Path, listener: Listener, kind: str, end: str) -> None:
     beside = Path(f"{image}{end}")
-    beside.write_text(referring(kind, image, seen))
+    beside.write_text(referring(kind, image, listener))
     with pytest.raises(RasterError, match=rf"image.tif{end}, which goes with .*image.tif, is no TIFF"):
         read(image)
-    assert seen.paths == []
+    assert listener.calls() == 0
     with open_raster(str(image), references=True) as reader:
         assert reader.info.shape == (SIDE, SIDE)
 
 
-def test_a_mask_of_a_url_reads_nothing_else(image: Path, seen: Requests) -> None:
+def test_a_mask_of_a_url_reads_nothing_else(image: Path, listener: Listener) -> None:
     """The mask of a URL is asked of the same server; a VRT in its place is refused before it is followed."""
-    Path(f"{image}.msk").write_text(vrt(f"/vsicurl/http://{seen.address}/inner.tif", SIDE))
-    handler = functools.partial(_Quiet, directory=str(image.parent))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/image.tif"
-        try:
-            with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .* is no TIFF"):
-                read(url)
-            Path(f"{image}.msk").unlink()
-            np.testing.assert_array_equal(read(f"{url}?2")[0], read(image)[0])
-        finally:
-            server.shutdown()
-    assert seen.paths == []
+    Path(f"{image}.msk").write_text(vrt(f"/vsicurl/http://{listener.address}/inner.tif", SIDE))
+    with running(RANGE_SERVER, str(image.parent)) as server:
+        url = f"http://{server}/image.tif"
+        with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .* is no TIFF"):
+            read(url)
+        Path(f"{image}.msk").unlink()
+        np.testing.assert_array_equal(read(f"{url}?2")[0], read(image)[0])
+    assert listener.calls() == 0
 
 
-def test_a_mask_by_an_odd_name_is_none(image: Path, seen: Requests) -> None:
+def test_a_mask_by_an_odd_name_is_none(image: Path, listener: Listener) -> None:
     expected = read(image)
     for end in (".Msk", ".mSK", ".Ovr"):
-        Path(f"{image}{end}").write_text(referring("a vrt over a URL", image, seen))
+        Path(f"{image}{end}").write_text(referring("a vrt over a URL", image, listener))
     for found, wanted in zip(read(image), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-    assert seen.paths == []
+    assert listener.calls() == 0
 
 
-def test_an_overview_elsewhere_is_never_asked_for(image: Path, seen: Requests) -> None:
-    Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{seen.address}/o.tif"))
+def test_an_overview_elsewhere_is_never_asked_for(image: Path, listener: Listener) -> None:
+    Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{listener.address}/o.tif"))
     pixels_CHW, valid_HW = read(image)
     assert pixels_CHW[0, 0].tolist() == list(range(SIDE))
     assert valid_HW.sum() == SIDE * SIDE - 1
-    assert seen.paths == []
+    assert listener.calls() == 0
 
 
-def test_a_page_of_a_tiff_is_as_safe(image: Path, seen: Requests) -> None:
+def test_a_page_of_a_tiff_is_as_safe(image: Path, listener: Listener) -> None:
     page = f"GTIFF_DIR:1:{image}"
     for found, wanted in zip(read(page), read(image), strict=True):
         np.testing.assert_array_equal(found, wanted)
     with open_raster(page) as reader:
         assert reader.info.files == (str(image),)
-    Path(f"{image}.msk").write_text(referring("a vrt over a URL", image, seen))
+    Path(f"{image}.msk").write_text(referring("a vrt over a URL", image, listener))
     with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .*image.tif, is no TIFF"):
         read(page)
     with open_raster(str(image), references=True) as reader:
         assert reader.info.files == (str(image), f"{image}.msk")
-    assert seen.paths == []
-
-
-def test_a_mask_that_is_a_tiff_still_counts(image: Path) -> None:
-    mask_HW = np.full((SIDE, SIDE), 255, np.uint8)
-    mask_HW[2] = 0
-    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(image, "r+") as file:
-        file.nodata = None
-        file.write_mask(mask_HW)
-    assert os.path.exists(f"{image}.msk")
-    np.testing.assert_array_equal(read(image)[1], mask_HW != 0)
+    assert listener.calls() == 0
 
 
 def test_references_by_choice_and_by_name(image: Path) -> None:
@@ -183,14 +159,9 @@ def test_anything_unforeseen_is_one_line(image: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(type(reader), "_read_inside", lambda *_: [][1])
         with pytest.raises(RasterError, match=r"cannot read rows 0:8, columns 0:8 of .*image.tif: IndexError: list"):
             reader.read(WHOLE)
-    monkeypatch.setattr("tiledseg.raster.reading.gdal_reader._palette", lambda *_: 1 // 0)
+    monkeypatch.setattr("tiledseg.raster.reading.gdal_reader.source_files", lambda *_: 1 // 0)
     with pytest.raises(RasterError, match=r"cannot open .*image.tif: ZeroDivisionError: .*copy it again"):
         open_raster(str(image))
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing on standard error."""
 
 
 class TestHeaders:
@@ -233,12 +204,10 @@ class TestHeaders:
         with pytest.raises(RasterError, match=r"a.tif is stored in blocks of 65536 x 65536 px, which take 4 GiB each"):
             open_raster(path)
 
-    @pytest.mark.parametrize("number", [np.nan, np.inf])
-    def test_a_transform_of_no_place(self, tmp_path: Path, number: float) -> None:
-        write_raster(
-            tmp_path / "a.tif", np.ones((1, SIDE, SIDE), np.uint8), transform=Affine(0.5, 0, number, 0, -0.5, 4e6)
-        )
-        with pytest.raises(RasterError, match=r"a.tif has the transform \(.*(nan|inf).*\), which is no place"):
+    def test_a_transform_of_no_place(self, tmp_path: Path) -> None:
+        place = Affine(0.5, 0, np.nan, 0, -0.5, 4e6)
+        write_raster(tmp_path / "a.tif", np.ones((1, SIDE, SIDE), np.uint8), transform=place)
+        with pytest.raises(RasterError, match=r"a.tif has the transform \(.*nan.*\), which is no place"):
             open_raster(str(tmp_path / "a.tif"))
 
 
@@ -246,11 +215,11 @@ def test_a_header_of_odd_bytes_prints_no_traceback(image: Path, capfd: pytest.Ca
     """GDAL quotes them in its words, which rasterio then cannot read."""
     whole = image.read_bytes()
     refused = 0
-    for at in range(8, 400, 3):
+    for at in range(8, 400, 9):
         image.write_bytes(whole[:at] + b"\xdd" + whole[at + 1 :])
         try:
             read(image)
         except RasterError:
             refused += 1
-    assert refused > 6
+    assert refused > 2
     assert "Traceback" not in capfd.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 import pyogrio
 import pytest
 import shapely
+from affine import Affine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.maps import geopackage
-from tiledseg.raster.maps.geopackage import begin, discard_polygons, publish_polygons, write_polygons
+from tiledseg.raster.maps.geopackage import begin, discard_polygons, pixels_of, publish_polygons, write_polygons
 
 LEGEND = default_classes(4)
 
@@ -69,11 +70,6 @@ def test_polygons_cover_each_pixel_of_their_classes_once(
         np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
 
 
-def test_areas_that_touch_at_a_corner_are_two(tmp_path: Path) -> None:
-    _, numbers, pixels = polygons_of(tmp_path, np.array([[1, 0], [0, 1]], np.uint8), {0, 1})
-    assert sorted(zip(numbers, pixels, strict=True)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
-
-
 def test_rings_within_rings(tmp_path: Path) -> None:
     distance = abs(np.arange(41) - 20)
     rings_HW = (np.maximum(distance[:, None], distance) % 2).astype(np.uint8)
@@ -82,8 +78,15 @@ def test_rings_within_rings(tmp_path: Path) -> None:
     assert (numbers == 1).sum() == 1
     assert pixels[numbers == 1].item() == rings_HW.sum()
     assert shapely.get_num_interior_rings(found[numbers == 1]).item() > 1
-
-
-def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
+    _, numbers, pixels = polygons_of(tmp_path, np.array([[1, 0], [0, 1]], np.uint8), {0, 1})
+    assert sorted(zip(numbers, pixels, strict=True)) == [(0, 1), (0, 1), (1, 1), (1, 1)], "they touch at a corner"
     discard_polygons(begin(tmp_path / "p.gpkg"))
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.tif"]
+
+
+def test_a_least_area_is_of_whole_pixels() -> None:
+    """49 square metres are 100 pixels of 0.7 m, of which one of just these stays."""
+    for side, area, pixels in ((0.7, "49", 100), (0.15, "0.0675", 3), (0.5, "50", 200), (0.5, "0.3", 1.2)):
+        info = Info(300, 410, transform=Affine(side, 0, 350000, 0, -side, 3770000))
+        assert pixels_of(area, info) == pytest.approx(pixels, rel=1e-12)
+        assert pixels_of(area, info) <= pixels or pixels == 1.2

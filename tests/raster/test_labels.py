@@ -37,7 +37,7 @@ def Info(  # noqa: N802
     return RasterInfo(path, height, width, bands, "uint8", crs, transform)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 def test_every_pixel_gets_the_class_of_its_value(data: st.DataObject, dtype: type) -> None:
     limits = np.iinfo(dtype)
@@ -55,7 +55,7 @@ def test_every_pixel_gets_the_class_of_its_value(data: st.DataObject, dtype: typ
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(label_map)).apply(raw[None, None, :]), expected)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 @given(dtype=st.sampled_from(DTYPES), value=st.integers(-(2**31), 2**32 - 1), where=st.integers(0, 34))
 def test_a_value_outside_the_classes_is_named_with_its_place(dtype: type, value: int, where: int) -> None:
     limits = np.iinfo(dtype)
@@ -77,12 +77,12 @@ def test_a_value_outside_the_classes_is_named_with_its_place(dtype: type, value:
     assert label_map.apply(raw_CHW, hidden).flat[where] == 255
 
 
-@pytest.mark.parametrize("red", ["#ff0000", "#FF0000", "255,0,0", "[255, 0, 0]", (255, 0, 0)])
-def test_colours_in_every_spelling(red: object) -> None:
-    label_map = LabelMap.from_config(records(["#000000"], [red], ignored=["0,0,255"]), ignore_index=9)
-    raw_CHW = np.array([[[0, 255, 0]], [[0, 0, 0]], [[0, 0, 255]], [[7, 7, 7]]], np.uint8)
-    assert label_map.count == 2
-    assert label_map.apply(raw_CHW).tolist() == [[0, 1, 9]]
+def test_colours_in_every_spelling() -> None:
+    for red in ("#ff0000", "#FF0000", "255,0,0", "[255, 0, 0]", (255, 0, 0)):
+        label_map = LabelMap.from_config(records(["#000000"], [red], ignored=["0,0,255"]), ignore_index=9)
+        raw_CHW = np.array([[[0, 255, 0]], [[0, 0, 0]], [[0, 0, 255]], [[7, 7, 7]]], np.uint8)
+        assert label_map.count == 2
+        assert label_map.apply(raw_CHW).tolist() == [[0, 1, 9]]
     raw_CHW[1, 0, 1] = 1
     with pytest.raises(LabelError, match="colour #ff0100 at"):
         label_map.apply(raw_CHW[:3])
@@ -141,13 +141,10 @@ def test_read_labels_ignores_nodata_and_places_errors(tmp_path: Path) -> None:
             read_labels(reader, label_map, Box(Interval(30, 60), Interval(60, 90)))
 
 
-def test_the_ignored_value_in_the_raster() -> None:
+def test_the_ignored_value_in_the_raster_and_numbers_as_text() -> None:
     raw_CHW = np.array([[[0, 255, 7]]], np.int16)
     assert LabelMap.from_config(records([0], [7])).apply(raw_CHW).tolist() == [[0, 255, 1]]
     assert LabelMap.from_config(records([0], [7, 255])).apply(raw_CHW).tolist() == [[0, 1, 1]]
-
-
-def test_number_strings_are_raw_values() -> None:
     assert LabelMap.from_config(records(["-3"], ["0"])).apply(np.array([[[0, -3]]], np.int32)).tolist() == [[1, 0]]
 
 
@@ -155,16 +152,11 @@ def test_number_strings_are_raw_values() -> None:
     ("classes", "ignore_index", "match"),
     [
         (0, 255, "0 classes"),
-        (1, 255, "1 classes"),
-        (-2, 255, "-2 classes"),
         (256, 255, "256 classes"),
         (True, 255, "True"),
         ("five", 255, "five"),
         (5, 3, "ignore_index 3 with classes 0 to 4"),
-        (5, -100, "ignore_index -100"),
         (5, 256, "ignore_index 256"),
-        ({0: 0, 1: 1}, 255, "give a list of records: "),
-        (records([0], ["#ff0000"]), 255, "mixes"),
         (records(["300,0,0"], ["1,1,1"]), 255, "300,0,0"),
         (records(["#000000"], ["0,0,0"]), 255, "keep one"),
         (records([True], [0]), 255, "True"),

@@ -56,14 +56,11 @@ def test_warns_of_strips_huge_blocks_and_sequential_files_but_not_of_tiles() -> 
     assert "PNG rows, decoded from the top" in str(layout_warning(png, TILING))
 
 
-def test_an_image_whose_blocks_are_kept_is_never_badly_blocked() -> None:
-    """Four bands of 4096 x 4096 bytes are, and no larger ones."""
+def test_an_image_whose_blocks_are_kept_or_of_one_tile_is_never_badly_blocked() -> None:
+    """Four bands of 4096 x 4096 bytes are kept, and no larger ones."""
     for side, warned in ((4096, False), (4098, True)):
         info = replace(INFO, height=side, width=side, block_shape=(1, side))
         found = layout_warning(info, make_tiling(info.shape, (8, 8), Footprint(16, 96, 96)))
         assert (found is not None) == warned
-
-
-def test_a_raster_of_one_tile_is_never_badly_blocked() -> None:
     whole = make_tiling(INFO.shape, (1, 1), Footprint(16, 96, 96))
     assert layout_warning(replace(INFO, block_shape=(1, 10000)), whole) is None

@@ -57,19 +57,12 @@ def test_a_file_that_comes_back_is_read(
 def test_a_file_that_stays_cut_is_named_after_so_many_tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its window, what was said, and after so long."""
     monkeypatch.setattr(retrying, "PAUSES", (0.05, 0.1))
-    tries = []
-    read = GdalReader._read_inside
-    monkeypatch.setattr(GdalReader, "_read_inside", lambda *a: (tries.append(time.monotonic()), read(*a))[1])
+    began = time.monotonic()
     with GdalReader(str(path)) as reader:
         path.write_bytes(path.read_bytes()[:500])
-        with pytest.raises(RasterError) as raised:
+        with pytest.raises(RasterError, match=r"^cannot read rows 20:44, columns 3:30 of .*; tried 3 times: the file"):
             reader.read(WINDOW)
-    said = str(raised.value)
-    assert said.startswith(f"cannot read rows 20:44, columns 3:30 of {path}: ")
-    assert "; tried 3 times: the file may be" in said
-    assert len(tries) == 3
-    assert tries[1] - tries[0] >= 0.05
-    assert tries[2] - tries[1] >= 0.1
+    assert time.monotonic() - began >= 0.15
 
 
 def test_what_is_wrong_of_itself_is_not_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

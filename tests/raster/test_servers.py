@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiledseg.raster.remote.servers import advice, certificate_advice, certificates, gdal_options, store_options
+from tiledseg.raster.remote import advice, certificate_advice, gdal_options, store_options
 
 
 def test_gdal_and_obstore_are_sent_to_one_server() -> None:
@@ -45,7 +45,6 @@ def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
     assert gdal_options(named)["GDAL_CURL_CA_BUNDLE"] == "/c.pem"
     assert gdal_options({"SSL_CERT_FILE": "/o.pem", "CURL_CA_BUNDLE": ""})["GDAL_CURL_CA_BUNDLE"] == "/o.pem"
     assert "GDAL_CURL_CA_BUNDLE" not in gdal_options({**named, "GDAL_CURL_CA_BUNDLE": "/g.pem"}), "its own decides"
-    assert certificates({}) == ""
     known = gdal_options({}).get("GDAL_CURL_CA_BUNDLE")
     assert known is None or Path(known).read_text().count("BEGIN CERTIFICATE") > 9
     assert certificate_advice(named).startswith("CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +13,14 @@ import pytest
 import shapely
 from affine import Affine
 
+from tests.raster.conftest import Listener
 from tests.raster.polygons_drawn import image_info, write_vectors
 from tests.raster.referring import overview_elsewhere, tile_map, vrt
 from tests.small_files import write_raster
 from tiledseg.config.map_formats import Packing
 from tiledseg.errors import RasterError, TiledsegError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.finding.sources import EVERY, expand_sources, has_validation, left_out, pair_sources
+from tiledseg.raster.finding import EVERY, expand_sources, has_validation, left_out, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.polygons import read_polygons
 from tiledseg.raster.maps.geopackage import polygons_output
@@ -32,34 +32,6 @@ from tiledseg.user_files.machine import find_machine
 SIDE = 8
 URL = "http://SERVER/a"
 _RING = [[[0, 0], [1, 0], [1, 1], [0, 0]]]
-
-
-class Listener:
-    """A port on which nobody answers. The kernel takes connections by itself, whatever this process waits for."""
-
-    def __init__(self, held: socket.socket) -> None:
-        held.bind(("127.0.0.1", 0))
-        held.listen(99)
-        held.setblocking(False)
-        self._held = held
-        self.address = f"127.0.0.1:{held.getsockname()[1]}"
-
-    def calls(self) -> int:
-        """Connections since the last call."""
-        count = 0
-        with suppress(BlockingIOError):
-            while True:
-                self._held.accept()[0].close()
-                count += 1
-        return count
-
-
-@pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    for name, value in {"no_proxy": "*", "NO_PROXY": "*", "GDAL_HTTP_TIMEOUT": "1", "GDAL_HTTP_MAX_RETRY": "0"}.items():
-        monkeypatch.setenv(name, value)
-    with socket.socket() as held:
-        yield Listener(held)
 
 
 def collection(geometry: Any = None, feature: Any = None, **more: Any) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.raster.test_tile_store import cut, plan, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.raster import retrying
-from tiledseg.raster.finding.sources import expand_sources
+from tiledseg.raster.finding import expand_sources
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.tile_store.store import checksum
 
@@ -100,11 +100,11 @@ def test_a_flipped_bit_of_a_description_is_found(store: Path, whole: Path) -> No
         assert "not the one written" in str(outcome(store)), f"byte {at} of {len(data)}"
 
 
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_a_truncated_store_is_refused(store: Path, share: float) -> None:
+def test_a_truncated_store_is_refused(store: Path) -> None:
     data = store.read_bytes()
-    store.write_bytes(data[: min(int(len(data) * share), len(data) - 1)])
-    assert "truncated" in str(outcome(store))
+    for length in (len(data) // 10, len(data) - 1):
+        store.write_bytes(data[:length])
+        assert "truncated" in str(outcome(store))
 
 
 def _described(key: str, value: Any) -> Edit:
@@ -133,14 +133,9 @@ def _deleted(path: str) -> Edit:
 EDITS: dict[str, Edit] = {
     "no raster": lambda file: file[RASTER].attrs.__delitem__("raster"),
     "raster text": lambda file: file[RASTER].attrs.__setitem__("raster", "{ no JSON"),
-    "no checksum": lambda file: file[RASTER].attrs.__delitem__("crc32"),
     "labels taken away": _deleted("labels"),
-    "a raster taken away": _deleted("images/00001"),
     "no pixels": _deleted(f"{RASTER}/pixels"),
-    "no validity": _deleted(f"{RASTER}/invalid"),
     "another grid": _described("grid", [2, 2]),
-    "a huge grid": _described("grid", [10**6, 10**6]),
-    "a huge height": _described("height", 10**15),
     "other bands": _described("bands", 2),
     "another dtype": _described("dtype", "int16"),
     "a larger halo": _described("footprint", {"alignment": 8, "before": 24, "after": 24, "cut": 0, "mirror": False}),

@@ -136,6 +136,8 @@ def shown(value: object) -> str:
     """Return a value as a message shows it: cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
+    if value is None:
+        return "null"
     text = repr(value) if isinstance(value, str) and not value.isprintable() else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

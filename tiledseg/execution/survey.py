@@ -19,7 +19,7 @@ from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Unit, count_units
-from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish, measure, merge, statistics_blocks
+from tiledseg.raster.statistics import Block, Normalization, Sums, finish, measure, statistics_blocks
 
 
 class Survey(NamedTuple):
@@ -47,7 +47,7 @@ def survey(
     raised on every rank. To count, the images are read once more: for which of their pixels are valid.
     """
     error: InputError | None = None
-    sums: PartialSums | None = None
+    sums: Sums | None = None
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
     labelled = False
     try:
@@ -65,7 +65,7 @@ def survey(
     if not normalize:
         return Survey(Normalization.identity(images[0].info.bands), counts, labelled)
     parts = mesh.communicator.gather_objects(sums)
-    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts, labelled)
+    return Survey(mesh.on_root(lambda: finish(np.concatenate(parts))), counts, labelled)
 
 
 def check_labels(

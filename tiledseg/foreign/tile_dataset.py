@@ -20,7 +20,7 @@ from tiledseg.foreign.traced import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
-from tiledseg.raster.finding.sources import as_list, expand_sources, pair_sources
+from tiledseg.raster.finding import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
@@ -271,5 +271,6 @@ class TileSampler(data.Sampler[int]):
         return len(range(self.rank, self._stop, self.size))
 
     def __iter__(self) -> Iterator[int]:
-        order = [self._first[image] + tile for ((image, tile),) in self._sampler.steps(self.epoch)]
+        steps = self._sampler.steps(self.epoch)
+        order = [self._first[one.image] + one.tile for (one,) in steps]  # type: ignore[operator]  # numbers
         return iter(order[self.rank : self._stop : self.size])

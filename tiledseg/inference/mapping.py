@@ -26,18 +26,19 @@ from tiledseg.inference.request import Request
 from tiledseg.inference.views import parts_of_views, shares_of, tilings_of, views_of, windows_of
 from tiledseg.models.sending import asked_back
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.pair_reading import area_reader
+from tiledseg.raster.labels.pair_reading import Inside, area_reader
 from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
-from tiledseg.raster.reading.reader import KnownReader, open_raster
+from tiledseg.raster.places import View, view_reader
+from tiledseg.raster.reading.reader import KnownReader, RasterReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization
 
 
 @dataclass(frozen=True)
 class ImageShare:
-    """A rank's share of one map. `outside`: cores beyond the area, of which nothing is computed."""
+    """A rank's share of one map. `inside`: the pixels of the area (None: all); `outside`: cores beyond it, of which
+    nothing is computed."""
 
     request: Request
     info: RasterInfo
@@ -45,35 +46,42 @@ class ImageShare:
     passes: Passes
     parts: tuple[Part, ...]
     views: tuple[View, ...]
+    inside: Inside | None = None
     outside: tuple[Box, ...] = ()
+
+    def open_image(self, mapper: Mapper) -> RasterReader:
+        """Return the image, opened at its first read."""
+        request = self.request
+        return KnownReader(
+            self.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.references)
+        )
 
 
 def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> ImageShare:
     """Return this rank's share of the map of one image."""
-    views, shares_images = views_of(request.views, tiling.raster), parallel.spread.shares_images
+    views = views_of(request.views, tiling.raster)
     tilings = tilings_of(views, tiling)
     passes = parallel.over(tilings)
-    wanted = list(tiling.tiles)
-    if request.area is not None and not shares_images:  # ranks that share an image compute all of it together
-        inside = _area(request, info)
-        wanted = [tile for tile in tiling.tiles if inside(tile.core).any()]
-    left = {tile.index for tile in tiling.tiles} - {tile.index for tile in wanted}
-    outside = tuple(tiling.tiles[index].core for index in sorted(left)[mesh.rank :: mesh.size])
-    parts = passes.mode.share([TileReference(0, tile.index) for tile in wanted])
+    inside, cores = None, [tile.core for tile in tiling.tiles]
+    wanted = set(range(len(cores)))
+    if request.area is not None:
+        area = area_reader(request.area, info)
+        inside = lambda box: area.read(box)[0][0] == 1  # noqa: E731
+        if not parallel.spread.shares_images:  # ranks that share an image compute all of it together
+            wanted = {number for number, core in enumerate(cores) if inside(core).any()}
+    left = [core for number, core in enumerate(cores) if number not in wanted]
+    parts = passes.mode.share([TileReference(0, number) for number in sorted(wanted)])
     if len(views) > 1:
         parts = parts_of_views(parts, views, tiling.footprint)
-    return ImageShare(request, info, tilings, passes, parts, views, outside)
+    return ImageShare(request, info, tilings, passes, parts, views, inside, tuple(left[mesh.rank :: mesh.size]))
 
 
 def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
     """Return the image and its views, cut into tiles."""
-    request = share.request
-    reader = KnownReader(
-        share.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.references)
-    )
+    reader = share.open_image(mapper)
     normalization = mapper.normalization or Normalization.identity(reader.info.bands)
-    readers = [reader, *(ViewReader(reader, view) for view in share.views[1:])]
-    return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[request.precision])
+    readers = [reader, *(view_reader(reader, view) for view in share.views[1:])]
+    return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[share.request.precision])
 
 
 def map_windows(
@@ -95,9 +103,11 @@ def map_windows(
         mesh.communicator.barrier()
         stack.enter_context(torch.inference_mode())
         stack.enter_context(doing("mapping"))
-        output = _MapOutput(writers, _area(request, share.info), mapper.ignore_index, request)
         for core in share.outside:
-            output.write_nothing(core)
+            for writer, nothing in zip(writers, (mapper.ignore_index, np.nan), strict=False):
+                layout = writer.layout
+                fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
+                writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         samples = read_ahead(passes, dataset, _announced(share.parts, advance), request.threads, request.prefetch)
         waiting: list[HostWindow] = []
         for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
@@ -105,9 +115,9 @@ def map_windows(
             waiting.append(to_host(core, scores_KHW, valid_HW, len(layouts) > 1, len(share.views) > 1))
             del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
             if len(waiting) > int(mesh.device.type == "cuda"):
-                output.write(waiting.pop(0))
+                _write(waiting.pop(0), writers, share, mapper.ignore_index)
         for window in waiting:
-            output.write(window)
+            _write(window, writers, share, mapper.ignore_index)
 
 
 def _announced(parts: Sequence[Part], advance: Callable[[str], object]) -> Iterator[Part]:
@@ -117,41 +127,25 @@ def _announced(parts: Sequence[Part], advance: Callable[[str], object]) -> Itera
         yield part
 
 
-@dataclass(frozen=True)
-class _MapOutput:
-    """The open files of a map. `inside` gives the pixels of a box in the area."""
-
-    writers: Sequence[RasterWriter]
-    inside: Callable[[Box], NDArray[np.bool_]]
-    ignore_index: int
-    request: Request
-
-    def write(self, window: HostWindow) -> None:
-        """Write a window's classes and probabilities. Raise RasterError where a score is no finite number: no class is
-        likelier than another there."""
-        classes_HW, shares_KHW, finite_HW = window.arrays()
-        nothing_HW = ~(window.valid_HW & self.inside(window.core))
-        bad_HW = ~(finite_HW | nothing_HW)
-        if bad_HW.any():
-            row, col = np.argwhere(bad_HW)[0]
-            raise RasterError(
-                f"{self.request.image}: the network's scores of {bad_HW.sum()} pixels are no finite numbers, the first "
-                f"at row {window.core.row.start + row}, col {window.core.col.start + col}; give values that stand for "
-                f"no data there a tag (gdal_edit.py -a_nodata), or another --precision than {self.request.precision}"
-            )
-        classes_HW[nothing_HW] = self.ignore_index
-        self.writers[0].write(window.core, classes_HW[None])
-        if shares_KHW is not None:
-            shares_KHW[:, nothing_HW] = np.nan
-            as_bytes = self.request.probability_type == "uint8"
-            self.writers[1].write(window.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
-
-    def write_nothing(self, core: Box) -> None:
-        """Write no data, in the classes and in the probabilities."""
-        for writer, nothing in zip(self.writers, (self.ignore_index, np.nan), strict=False):
-            layout = writer.layout
-            fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
-            writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
+def _write(window: HostWindow, writers: Sequence[RasterWriter], share: ImageShare, ignore_index: int) -> None:
+    """Write a window's classes and probabilities. Raise RasterError where a score is no finite number: no class is
+    likelier than another there."""
+    classes_HW, shares_KHW, finite_HW = window.arrays()
+    core, request = window.core, share.request
+    nothing_HW = ~window.valid_HW if share.inside is None else ~(window.valid_HW & share.inside(core))
+    bad_HW = ~(finite_HW | nothing_HW)
+    if bad_HW.any():
+        row, col = np.argwhere(bad_HW)[0]
+        raise RasterError(
+            f"{request.image}: the network's scores of {bad_HW.sum()} pixels are no finite numbers, the first at row "
+            f"{core.row.start + row}, col {core.col.start + col}; give values that stand for no data there a tag "
+            f"(gdal_edit.py -a_nodata), or another --precision than {request.precision}"
+        )
+    classes_HW[nothing_HW] = ignore_index
+    writers[0].write(core, classes_HW[None])
+    if shares_KHW is not None:
+        shares_KHW[:, nothing_HW] = np.nan
+        writers[1].write(core, in_bytes(shares_KHW) if request.probability_type == "uint8" else shares_KHW)
 
 
 class HostWindow(NamedTuple):
@@ -182,11 +176,3 @@ def to_host(
         sent = torch.cuda.Event()
         sent.record()
     return HostWindow(core, valid_HW, (classes_HW, shares_KHW, finite_HW), sent)
-
-
-def _area(request: Request, info: RasterInfo) -> Callable[[Box], NDArray[np.bool_]]:
-    """Return a function that gives the pixels of a box in the area, by their centres."""
-    if request.area is None:
-        return lambda box: np.ones(box.shape, np.bool_)
-    reader = area_reader(request.area, info)
-    return lambda box: reader.read(box)[0][0] == 1

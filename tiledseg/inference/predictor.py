@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import torch
 
 from tiledseg.comm.mesh import Mesh
@@ -30,8 +31,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.reading.identity import identify, written_since
-from tiledseg.raster.reading.reader import KnownReader, open_raster
-from tiledseg.raster.statistics import Normalization, finish, measure, merge, statistics_blocks
+from tiledseg.raster.statistics import Normalization, finish, measure, statistics_blocks
 from tiledseg.user_files.machine import SOME_CPU
 
 __all__ = ["Request", "predict", "predict_all"]
@@ -129,20 +129,15 @@ def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
     Each rank measures its share of a fixed grid, so the result has the same bits for any number of them. Collective;
     any rank's InputError is raised on all.
     """
-    error, sums, request = None, None, share.request
+    error, sums = None, None
     try:
-        with (
-            KnownReader(
-                share.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.references)
-            ) as reader,
-            doing("taking the statistics of the bands"),
-        ):
+        with share.open_image(mapper) as reader, doing("taking the statistics of the bands"):
             sums = measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
     except InputError as met:
         error = met
     mesh.agree(error)
     parts = mesh.communicator.gather_objects(sums)
-    normalization: Normalization = mesh.on_root(lambda: finish(merge(parts)))
+    normalization: Normalization = mesh.on_root(lambda: finish(np.concatenate(parts)))
     return normalization
 
 

@@ -18,16 +18,15 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.raster.finding.sources import EVERY, expand_sources
+from tiledseg.raster.finding import EVERY, expand_sources
 from tiledseg.raster.georeferencing import code_notes
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
-from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_output
+from tiledseg.raster.maps.geopackage import pixels_of, polygons_output
 from tiledseg.raster.maps.writer import raster_output
-from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote.objects import is_bucket_folder, parse_http
+from tiledseg.raster.remote import is_bucket_folder, parse_http
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store.store import parse_store_name
@@ -138,7 +137,15 @@ def plan_maps(
     """Plan requests that differ in their files only. `usual`: the machine where they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
     _check_normalize(first.normalize, mapper.normalization)
-    infos = tuple(_info(request, mapper, network.bands) for request in requests)
+    infos = []
+    for request in requests:
+        with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
+            infos.append(reader.info)
+        if reader.info.bands != network.bands:
+            raise RasterError(
+                f"{reader.info.path} has {reader.info.bands} bands but the network was trained on {network.bands}; "
+                "give an image of the same bands"
+            )
     plan = plan_run(
         RunQuestion(
             network,
@@ -153,7 +160,7 @@ def plan_maps(
             machine=machine_of(first.machine or usual),
         )
     )
-    planned = PlannedMaps(plan, infos, network.classes)
+    planned = PlannedMaps(plan, tuple(infos), network.classes)
     for info, tiling in zip(infos, planned.tilings, strict=True):
         check_cut(info, tiling)
         _check_views(first.views, info, plan)
@@ -161,7 +168,8 @@ def plan_maps(
     chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
         pixels_of(request.minimum_area, info)
-        _check_area(request, info)
+        if request.area is not None and not area_reader(request.area, info, "--area").count:
+            raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
     return planned
 
 
@@ -199,51 +207,23 @@ def _check_normalize(normalize: str, given: Normalization | None) -> None:
         )
 
 
-def _check_area(request: Request, info: RasterInfo) -> None:
-    if request.area is None:
-        return
-    check_area_file(request.area, "--area")
-    if not area_reader(request.area, info).count:
-        raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
-
-
-def check_area_file(path: str, key: str) -> None:
-    """Raise ConfigError for a name that is none of a file of polygons."""
-    if not is_vector(path):
-        raise ConfigError(f"{key} is {path}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
-
-
-def _info(request: Request, mapper: Mapper, bands: int) -> RasterInfo:
-    with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
-        info = reader.info
-    if info.bands != bands:
-        raise RasterError(
-            f"{info.path} has {info.bands} bands but the network was trained on {bands}; give an image of the same "
-            "bands"
-        )
-    return info
-
-
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
-    outputs = [one for request, info in zip(requests, infos, strict=True) for one in _outputs(request, info, classes)]
+    """Refuse outputs that cannot be written, or would replace what is read."""
+    outputs: list[Output] = []
+    for request, info in zip(requests, infos, strict=True):
+        outputs.append(raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True))
+        if request.probabilities is not None:
+            packing = request.packing.of_shares(request.probability_type)
+            shares = info, classes, request.probability_type, packing
+            outputs.append(raster_output("--probabilities", request.probabilities, *shares))
+        if request.polygons is not None:
+            outputs.append(polygons_output("--polygons", request.polygons))
     read = (path for info in infos for path in (info.path, *info.files))
     area = [] if requests[0].area is None else [requests[0].area]
     check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
         for name in output.beside:
             check_unclaimed(name, output.path)
-
-
-def _outputs(request: Request, info: RasterInfo, classes: int) -> list[Output]:
-    found = [raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True)]
-    if request.probabilities is not None:
-        packing = request.packing.of_shares(request.probability_type)
-        shares = info, classes, request.probability_type, packing
-        found.append(raster_output("--probabilities", request.probabilities, *shares))
-    if request.polygons is not None:
-        check_vector("--polygons")
-        found.append(polygons_output("--polygons", request.polygons))
-    return found
 
 
 def notes(planned: PlannedMaps) -> tuple[str, ...]:

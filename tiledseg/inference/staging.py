@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, tick
@@ -21,7 +20,7 @@ from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.raster.maps.writer import SIDECARS
 from tiledseg.raster.names import gdal_path, is_remote
-from tiledseg.raster.remote.objects import (
+from tiledseg.raster.remote import (
     RemoteName,
     check_obstore,
     check_writable,
@@ -34,7 +33,7 @@ from tiledseg.raster.remote.objects import (
 from tiledseg.system.outputs import files_below
 
 _OUTPUTS = ("output", "probabilities", "polygons")
-_STYLE, _POLYGONS = ".qml", ".gpkg"
+_STYLE, _POLYGONS, _RASTERS = ".qml", ".gpkg", (".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -56,27 +55,35 @@ def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
         yield mesh.on_root(lambda: _stage(requests, made))
     finally:
         for folder in made:
-            _remove_empty(folder)
+            for root, _, _ in os.walk(folder, topdown=False):
+                with suppress(OSError):  # a map that could not go up is in it
+                    os.rmdir(root)
 
 
 def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
-    remote = [(key, url) for request in requests for key, url in _outputs(request) if is_remote(url)]
-    if not remote:
-        return Stage(requests)
     images = {gdal_path(request.image) for request in requests}
-    names = {url: _checked(f"--{key}", url, images) for key, url in remote}
+    outputs = [{key: path for key in _OUTPUTS if (path := getattr(request, key)) is not None} for request in requests]
+    names = {url: _checked(f"--{key}", url, images) for each in outputs for key, url in each.items() if is_remote(url)}
+    if not names:
+        return Stage(requests)
     with doing("asking the server whether maps may be written"):
         for name in {os.path.dirname(name.url): name for name in names.values()}.values():
             tick()
             _check_writable(name)
-    _check_polygons([name for name in names.values() if name.key.lower().endswith(_POLYGONS)])
+        for name in names.values():
+            if name.key.lower().endswith(_POLYGONS) and is_there(name):
+                raise OutputError(
+                    f"--polygons {name.url} is there, and may hold other layers; remove it, or name another"
+                )
     folder = tempfile.mkdtemp(prefix="tiledseg-")
     made.append(folder)
-    return Stage([replace(request, **_local(request, names, folder)) for request in requests], folder)
-
-
-def _outputs(request: Request) -> list[tuple[str, str]]:
-    return [(key, path) for key in _OUTPUTS if (path := getattr(request, key)) is not None]
+    local = []
+    for request, each in zip(requests, outputs, strict=True):
+        files = {key: os.path.join(folder, *names[url].parts) for key, url in each.items() if url in names}
+        for file in files.values():
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+        local.append(replace(request, **files))  # type: ignore[arg-type]
+    return Stage(local, folder)
 
 
 def _checked(key: str, url: str, images: set[str]) -> RemoteName:
@@ -99,23 +106,6 @@ def _check_writable(name: RemoteName) -> None:
         raise OutputError(str(error)) from error
 
 
-def _check_polygons(names: Sequence[RemoteName]) -> None:
-    """Raise OutputError for a GeoPackage that is there: it may hold other layers, which would be lost."""
-    for name in names:
-        if is_there(name):
-            raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
-
-
-def _local(request: Request, names: dict[str, RemoteName], folder: str) -> dict[str, Any]:
-    """Return the local files of the outputs on servers, in folders that are made here."""
-    files = {}
-    for key, url in _outputs(request):
-        if url in names:
-            files[key] = os.path.join(folder, *names[url].parts)
-            os.makedirs(os.path.dirname(files[key]), exist_ok=True)
-    return files
-
-
 def upload(stage: Stage) -> tuple[str, ...]:
     """Put what lies in the folder onto its servers, on one rank, after a map has its name there. Return warnings.
 
@@ -125,35 +115,25 @@ def upload(stage: Stage) -> tuple[str, ...]:
     if stage.folder is None:
         return ()
     notes: list[str] = []
-    files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in (".tif", ".tiff"), file))
+    files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in _RASTERS, file))
     with doing("putting the map onto its server"):
         for file in files:
+            scheme, place, *key = file.relative_to(stage.folder).parts
+            name = RemoteName(scheme, place, "/".join(key))
             try:
-                notes += _upload(file, _name(file, stage.folder), files)
+                tick()
+                if file.suffix == _STYLE and is_there(name):
+                    notes.append(f"the style {name.url} stays as it was; remove it for one of this map's classes")
+                else:
+                    _put(file, name, files)
             except InputError as error:
                 raise WriteError(f"{error}; what has not gone up is kept in {stage.folder}") from error
+            file.unlink()
     return tuple(notes)
 
 
-def _name(file: Path, folder: str) -> RemoteName:
-    scheme, place, *key = file.relative_to(folder).parts
-    return RemoteName(scheme, place, "/".join(key))
-
-
-def _upload(file: Path, name: RemoteName, files: Sequence[Path]) -> list[str]:
-    tick()
-    if file.suffix == _STYLE and is_there(name):
-        file.unlink()
-        return [f"the style {name.url} stays as it was; remove it for one of this map's classes"]
+def _put(file: Path, name: RemoteName, files: Sequence[Path]) -> None:
     for end in SIDECARS:
-        if file.suffix in (".tif", ".tiff") and file.with_name(file.name + end) not in files:
+        if file.suffix in _RASTERS and file.with_name(file.name + end) not in files:
             remove(name._replace(key=name.key + end))
     put(name, file, tick)
-    file.unlink()
-    return []
-
-
-def _remove_empty(folder: str) -> None:
-    for root, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):  # a map that could not go up is in it
-            os.rmdir(root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from affine import Affine
 from numpy.typing import NDArray
 
 from tiledseg.execution.halos.part import Part
@@ -16,8 +17,8 @@ from tiledseg.execution.passes.part_passes import Passes
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
+from tiledseg.raster.places import View
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.samples.views import Line, View
 
 CHOICES = NONE, REFLECTIONS, TURNS = ("none", "reflections", "turns")
 """The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
@@ -28,12 +29,11 @@ Window = tuple[Box, torch.Tensor, NDArray]
 
 def views_of(kind: str, shape: tuple[int, int]) -> tuple[View, ...]:
     """Return the views of a raster of `shape` (height, width), the unchanged one first."""
-    if kind == NONE:
-        return (View(shape, Line(0, 1), Line(0, 1)),)
-    lines = [[Line(0, 1), Line(size - 1, -1)] for size in shape]
-    views = [View(shape, row, col) for row in lines[0] for col in lines[1]]
+    lines = [[(1, 0), (-1, size - 1)] if kind != NONE else [(1, 0)] for size in shape]
+    pairs = [(row, col) for row in lines[0] for col in lines[1]]
+    views = [View(shape, Affine(down, 0, row, 0, right, col)) for (down, row), (right, col) in pairs]
     if kind == TURNS:
-        views += [View((shape[1], shape[0]), view.row, view.col, transposed=True) for view in views]
+        views += [View(shape[::-1], Affine(0, down, row, right, 0, col)) for (down, row), (right, col) in pairs]
     return tuple(views)
 
 
@@ -41,7 +41,7 @@ def tilings_of(views: Sequence[View], tiling: Tiling) -> tuple[Tiling, ...]:
     """Return the tiling of each view: that of the raster, or the same with rows for columns."""
     turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
     same = turned if tiling.raster != tiling.raster[::-1] else tiling
-    return tuple(same if view.transposed else tiling for view in views)
+    return tuple(same if view.is_transposed else tiling for view in views)
 
 
 def parts_of_views(parts: Sequence[Part], views: Sequence[View], footprint: Footprint) -> tuple[Part, ...]:
@@ -77,19 +77,15 @@ def windows_of(
 
 def _core_in(view: View, core: Box) -> Box:
     """Return the place in a view of a box of the raster."""
-    rows, cols = _positions(view.row, core.row), _positions(view.col, core.col)
-    return Box(cols, rows) if view.transposed else Box(rows, cols)
+    ends = view.find(core.row.start, core.col.start), view.find(core.row.stop - 1, core.col.stop - 1)
+    rows, cols = (Interval(int(min(side)), int(max(side)) + 1) for side in zip(*ends, strict=True))
+    return Box(rows, cols)
 
 
 def _back(view: View, values_KHW: torch.Tensor) -> torch.Tensor:
     """Return values of a box of a view in the order of the raster's pixels."""
-    if view.transposed:
+    if view.is_transposed:
         values_KHW = values_KHW.transpose(1, 2)
-    dims = [dim for dim, line in ((1, view.row), (2, view.col)) if line.step < 0]
+    down, across, _, up, right, _ = view.to_raster[:6]
+    dims = [dim for dim, step in ((1, down + across), (2, up + right)) if step < 0]
     return values_KHW.flip(dims) if dims else values_KHW
-
-
-def _positions(line: Line, pixels: Interval) -> Interval:
-    """Return the positions of pixels: the inverse of a line on pixels."""
-    ends = [int((pixel - line.start) / line.step) for pixel in (pixels.start, pixels.stop - 1)]
-    return Interval(min(ends), max(ends) + 1)

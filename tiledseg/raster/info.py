@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.tiling import Tiling
@@ -15,8 +15,7 @@ from tiledseg.raster.names import is_named
 Point = tuple[float, float, float, float, float]
 
 
-@dataclass(frozen=True)
-class GroundControl:
+class GroundControl(NamedTuple):
     """Control points (row, col, x, y, z) in the CRS `crs` (WKT). `coefficients`: the RPCs' names and texts in GDAL."""
 
     points: tuple[Point, ...] = ()
@@ -25,31 +24,17 @@ class GroundControl:
 
 
 def ground_of(path: str, dataset: Any) -> GroundControl | None:
-    """Return the ground control of an open raster.
-
-    None where it has none. Raises RasterError for points at no place.
-    """
+    """Return the ground control of an open raster; None where it has none. Raises RasterError for points at no
+    place."""
     points, crs = dataset.gcps
-    rpcs = dataset.rpcs
-    if not points and rpcs is None:
-        return None
     places = tuple((float(p.row), float(p.col), float(p.x), float(p.y), float(p.z or 0)) for p in points)
     for at, point in enumerate(places):
         if not all(map(math.isfinite, point)):
             raise RasterError(f"{path} has the control point {at + 1} at {point}, which is no place; remove or mend it")
-    coefficients = tuple(sorted(rpcs.to_gdal().items())) if rpcs is not None else ()
-    return GroundControl(places, crs.to_wkt() if crs else None, coefficients)
-
-
-def as_json(ground: GroundControl | None) -> Any:
-    return None if ground is None else [ground.points, ground.crs, ground.coefficients]
-
-
-def from_json(value: Any) -> GroundControl | None:
-    if value is None:
+    coefficients = tuple(sorted(dataset.rpcs.to_gdal().items())) if dataset.rpcs is not None else ()
+    if not places and not coefficients:
         return None
-    points, crs, coefficients = value
-    return GroundControl(tuple(map(tuple, points)), crs, tuple(map(tuple, coefficients)))
+    return GroundControl(places, crs.to_wkt() if crs else None, coefficients)
 
 
 _OF_VIEWERS = (".aux.xml", ".ovr")

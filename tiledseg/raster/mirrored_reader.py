@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,11 @@ class HandlePool(Generic[H]):
 
 
 class RasterReader(ABC):
-    """A reader of boxes of one raster. Any number of threads may read at once, each by a handle of its own."""
+    """A reader of boxes of one raster. Any number of threads may read at once, each by a handle of its own. `held`:
+    the pools of handles, or the readers, that are its own."""
 
     info: RasterInfo
+    held: Sequence[HandlePool[Any] | RasterReader] = ()
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
@@ -80,38 +82,37 @@ class RasterReader(ABC):
         """
         if box.area == 0:
             raise RasterError(f"{self.info.path}: empty box {box.shape}; give at least one pixel")
-        self._check_size(box)
-        what = f"read rows {_range(box.row)}, columns {_range(box.col)} of {self.info.path}"
-        return tried(what, lambda: self._read(box), self.release)
-
-    def _check_size(self, box: Box) -> None:
         needed, there = self.info.bands * box.area * np.dtype(self.info.dtype).itemsize, memory_bytes()
         if needed > there:
             raise RasterError(
                 f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
                 f"{there / 2**30:.3g} GiB; cut it finer with tiling.grid"
             )
+        rows, cols = (f"{side.start}:{side.stop}" for side in (box.row, box.col))
+        return tried(f"read rows {rows}, columns {cols} of {self.info.path}", lambda: self._read(box), self.release)
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         if Box.of_shape(self.info.shape).contains(box):
             return self._read_inside(box)
-        rows, row_hull = _mirrored(box.row, self.info.height)
-        cols, col_hull = _mirrored(box.col, self.info.width)
-        pixels_CHW, valid_HW = self._read_inside(Box(row_hull, col_hull))
-        pixels_CHW = np.take(np.take(pixels_CHW, rows, axis=1), cols, axis=2)
-        return pixels_CHW, np.take(np.take(valid_HW, rows, axis=0), cols, axis=1)
+        rows, cols = mirrored_positions(box.row, self.info.height), mirrored_positions(box.col, self.info.width)
+        hull = Box(*(Interval(int(places.min()), int(places.max()) + 1) for places in (rows, cols)))
+        rows, cols = rows - hull.row.start, cols - hull.col.start
+        pixels_CHW, valid_HW = self._read_inside(hull)
+        return pixels_CHW.take(rows, axis=1).take(cols, axis=2), valid_HW.take(rows, axis=0).take(cols, axis=1)
 
     @abstractmethod
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Read a box that lies within the raster."""
 
-    @abstractmethod
     def release(self) -> None:
         """Close the handles that no thread is using; the next read opens one again."""
+        for each in self.held:
+            each.release()
 
-    @abstractmethod
     def close(self) -> None:
         """Close every handle; reading afterwards raises RasterError."""
+        for each in self.held:
+            each.close()
 
     def __enter__(self) -> Self:
         return self
@@ -126,17 +127,6 @@ def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
     return np.where(folded < size, folded, 2 * size - 1 - folded)
 
 
-def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interval]:
-    """Return offsets of mirrored positions into the returned interval of real positions."""
-    places = mirrored_positions(positions, size)
-    hull = Interval(int(places.min()), int(places.max()) + 1)
-    return places - hull.start, hull
-
-
 def memory_bytes() -> int:
     """Return the bytes of memory of the whole machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _range(interval: Interval) -> str:
-    return f"{interval.start}:{interval.stop}"

@@ -1,77 +1,196 @@
-"""Pixels of a raster at any places, between its pixels too."""
+"""A raster read at other places than its own pixels: views (reflected, turned, moved, resized, rotated), and rasters of
+another grid, another CRS too.
+
+Each position's place is computed by itself, without the approximation that warping tools make. So tiles, blocks and
+halos fit together as those of a raster on a disk do. Pixels beyond the raster are not valid.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.warp import transform as transform_points
 
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.georeferencing import is_placed, whole_turn
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
+Places = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Rows and columns of a raster, at centres of pixels, which broadcast to (height, width)."""
 
-def read_places(
-    source: RasterReader,
-    rows_HW: NDArray[np.float64],
-    cols_HW: NDArray[np.float64],
-    dtype: DTypeLike,
-    nearest: bool,
+_NOWHERE = -1e9  # a place of no raster
+_STEPS = 2.0**20  # a pixel: places are rounded to a millionth, so that those which should be whole are
+
+
+class View(NamedTuple):
+    """A window of `shape` (height, width); `to_raster` takes its positions (row, col) to places of the raster."""
+
+    shape: tuple[int, int]
+    to_raster: Affine = Affine.identity()
+
+    @property
+    def on_pixels(self) -> bool:
+        """Return True if each position is a pixel of the raster, and neighbours are neighbours."""
+        a, b, row, d, e, col = self.to_raster[:6]
+        return {abs(part) for part in (a, b, d, e)} == {0, 1} and row == int(row) and col == int(col)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Return True if the raster's rows run along the view's columns, but for a rotation."""
+        return abs(self.to_raster.b) > abs(self.to_raster.a)
+
+    def find(self, row: float, col: float) -> tuple[float, float]:
+        """Return the position (row, col) in the view, or beyond it, of a place of the raster."""
+        position: tuple[float, float] = ~self.to_raster @ (row, col)
+        return position
+
+    def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
+        """Return the view of a box of `shape` that begins at (row, col)."""
+        return View(shape, self.to_raster @ Affine.translation(row, col))
+
+    def rotated(self, degrees: float, row: float, col: float) -> View:
+        """Return the view whose positions are first rotated about (row, col)."""
+        return self._replace(to_raster=self.to_raster @ Affine.rotation(degrees, (row, col)))
+
+    def places(self, box: Box) -> Places:
+        """Return the places of the positions of `box`."""
+        rows = np.arange(box.row.start, box.row.stop, dtype=np.float64)[:, None]
+        cols = np.arange(box.col.start, box.col.stop, dtype=np.float64)
+
+        def along(by_row: float, by_col: float, start: float) -> NDArray[np.float64]:
+            if not by_col:
+                return by_row * rows + start
+            return by_col * cols + start if not by_row else by_row * rows + by_col * cols + start
+
+        a, b, c, d, e, f = self.to_raster[:6]
+        return along(a, b, c), along(d, e, f)
+
+
+class PlacedReader(RasterReader):
+    """A reader of `source` at the `places` of the positions of `info`'s grid. `nearest`: the nearest pixel. Else pixels
+    are interpolated (bilinear), and valid where all that they are made of are. `owns`: it closes the source."""
+
+    def __init__(
+        self, source: RasterReader, info: RasterInfo, places: Callable[[Box], Places], nearest: bool, owns: bool
+    ) -> None:
+        self.info, self._source, self._places, self._nearest = info, source, places, nearest
+        self.held = (source,) if owns else ()
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        source, dtype = self._source, np.dtype(self.info.dtype)
+        if self._nearest:
+            return _nearest(source, *self._places(box))
+        pixels_CHW, valid_HW = _blended(source, *self._places(box))
+        return (np.rint(pixels_CHW) if dtype.kind in "iu" else pixels_CHW).astype(dtype, copy=False), valid_HW
+
+
+def view_reader(source: RasterReader, view: View, classes: bool = False) -> RasterReader:
+    """Return a reader of a view of `source`, which stays its owner's to close. Pixels of `classes` are not
+    interpolated; others are, as float32 or float64, unless the view is on pixels."""
+    nearest = classes or view.on_pixels
+    dtype = source.info.dtype if nearest else str(_interpolated(np.dtype(source.info.dtype)))
+    info = replace(source.info, height=view.shape[0], width=view.shape[1], dtype=dtype)
+    return PlacedReader(source, info, view.places, nearest, owns=False)
+
+
+def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: bool) -> RasterReader:
+    """Return a reader of `source`, which it closes, on the grid of `target`: labels by the `nearest` pixel, images
+    interpolated, whole numbers rounded.
+
+    Raises RasterError, naming `key`, where one of both has no CRS or no transform, and for a tile store.
+    """
+    for info in (target, source.info):
+        if info.crs is None or not is_placed(info.transform):
+            raise RasterError(f"{info.path} has no CRS, so {key} has nothing to go by; give it one")
+    if source.info.tiling is not None:
+        raise RasterError(
+            f"{source.info.path} is a tile store, cut on its own grid; warp before it is cut (tiledseg tile)"
+        )
+    place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
+    info = replace(source.info, **place, ground=target.ground, has_mask=True)
+    return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest, owns=True)
+
+
+def _warped(box: Box, target: RasterInfo, source: RasterInfo) -> Places:
+    """Return the places in `source` of the centres of `target`'s pixels."""
+    rows, cols = np.mgrid[box.row.slice, box.col.slice].reshape(2, -1) + 0.5
+    xs, ys = target.transform @ (cols, rows)
+    if target.crs != source.crs:
+        xs, ys = (np.array(part) for part in transform_points(target.crs, source.crs, xs, ys))
+    turn = whole_turn(source.crs)
+    if turn is not None:  # longitudes a whole turn away: 181 degrees are -179
+        middle = (source.transform @ (source.width / 2, source.height / 2))[0]
+        xs = xs + turn * np.round((middle - xs) / turn)
+    cols, rows = ~source.transform @ (xs, ys)
+    with np.errstate(invalid="ignore"):
+        inside = (np.abs(rows) < -_NOWHERE) & (np.abs(cols) < -_NOWHERE)
+    row_HW, col_HW = (
+        np.where(inside, np.rint((part - 0.5) * _STEPS) / _STEPS, _NOWHERE).reshape(box.shape) for part in (rows, cols)
+    )
+    return row_HW, col_HW
+
+
+def _nearest(
+    source: RasterReader, rows_HW: NDArray[np.float64], cols_HW: NDArray[np.float64]
 ) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Return pixels (C, H, W) at these places of a raster, which broadcast, and which are valid: those within the
-    raster that are made of valid pixels alone. Interpolated (bilinear) in `dtype`, or the `nearest` pixel in the
-    raster's own."""
-    height, width = source.info.shape
-    rows, cols = _taps(rows_HW, height, nearest), _taps(cols_HW, width, nearest)
-    inside_HW = rows.inside & cols.inside
-    pixels_CHW, valid_HW = source.read(Box(rows.hull, cols.hull))
+    (row_HW, _, rows), (col_HW, _, cols) = (
+        _taps(np.floor(at + 0.5), size) for at, size in zip((rows_HW, cols_HW), source.info.shape, strict=True)
+    )
+    pixels_CHW, valid_HW = source.read(Box(rows, cols))
+    numbers_HW = row_HW * cols.size + col_HW  # of pixels, counted row by row
+    inside_HW = _inside(source, rows_HW, cols_HW)
+    pixels_CHW = np.stack([band_HW.take(numbers_HW) for band_HW in pixels_CHW])
+    if not inside_HW.all():
+        pixels_CHW[:, ~inside_HW] = 0
+    return pixels_CHW, valid_HW.take(numbers_HW) & inside_HW
 
-    def at(row_HW: NDArray[np.intp], col_HW: NDArray[np.intp]) -> tuple[NDArray, NDArray[np.bool_]]:
-        numbers_HW = row_HW * cols.hull.size + col_HW  # of pixels, counted row by row
-        return np.stack([band_HW.take(numbers_HW) for band_HW in pixels_CHW]), valid_HW.take(numbers_HW)
 
-    if nearest:
-        nearest_CHW, valid_there_HW = at(rows.low, cols.low)
-        if not inside_HW.all():
-            nearest_CHW[:, ~inside_HW] = 0
-        return nearest_CHW, valid_there_HW & inside_HW
-    pixels_CHW = pixels_CHW.astype(dtype)
+def _blended(
+    source: RasterReader, rows_HW: NDArray[np.float64], cols_HW: NDArray[np.float64]
+) -> tuple[NDArray, NDArray[np.bool_]]:
+    inside_HW = _inside(source, rows_HW, cols_HW)
+    (low_row, row_share, rows), (low_col, col_share, cols) = (
+        _taps(at, size) for at, size in zip((rows_HW, cols_HW), source.info.shape, strict=True)
+    )
+    pixels_CHW, valid_HW = source.read(Box(rows, cols))
+    pixels_CHW = pixels_CHW.astype(_interpolated(pixels_CHW.dtype))
     if not valid_HW.all():
         pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
-    row_share, col_share = rows.share.astype(dtype), cols.share.astype(dtype)
-    blended_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), dtype)
-    for row_HW, row_part in ((rows.low, 1 - row_share), (rows.high, row_share)):
-        for col_HW, col_part in ((cols.low, 1 - col_share), (cols.high, col_share)):
-            corner_CHW, valid_there_HW = at(row_HW, col_HW)
-            corner_CHW *= row_part * col_part
-            blended_CHW += corner_CHW
-            inside_HW &= valid_there_HW
+    row_part, col_part = row_share.astype(pixels_CHW.dtype), col_share.astype(pixels_CHW.dtype)
+    blended_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), pixels_CHW.dtype)
+    for row_HW, by_row in ((low_row, 1 - row_part), (low_row + (row_share > 0), row_part)):
+        for col_HW, by_col in ((low_col, 1 - col_part), (low_col + (col_share > 0), col_part)):
+            numbers_HW, weight_HW = row_HW * cols.size + col_HW, by_row * by_col
+            for blended_HW, band_HW in zip(blended_CHW, pixels_CHW, strict=True):
+                blended_HW += band_HW.take(numbers_HW) * weight_HW
+            inside_HW &= valid_HW.take(numbers_HW)
+    blended_CHW[:, ~inside_HW] = 0
     return blended_CHW, inside_HW
 
 
-class _Taps(NamedTuple):
-    """The pixels `low` and `high` along a dim between which places lie, counted from `hull`, and the share of `high`.
-
-    `inside` is True for places within the raster.
-    """
-
-    low: NDArray[np.intp]
-    high: NDArray[np.intp]
-    share: NDArray[np.float64]
-    inside: NDArray[np.bool_]
-    hull: Interval
+def _inside(source: RasterReader, rows_HW: NDArray[np.float64], cols_HW: NDArray[np.float64]) -> NDArray[np.bool_]:
+    height, width = source.info.shape
+    inside_HW: NDArray[np.bool_] = (rows_HW >= -0.5) & (rows_HW < height - 0.5)
+    return inside_HW & (cols_HW >= -0.5) & (cols_HW < width - 0.5)
 
 
-def _taps(at: NDArray[np.float64], size: int, nearest: bool) -> _Taps:
-    inside = (at >= -0.5) & (at < size - 0.5)
-    at = np.clip(np.floor(at + 0.5) if nearest else at, 0, size - 1)
+def _taps(at: NDArray[np.float64], size: int) -> tuple[NDArray[np.intp], NDArray[np.float64], Interval]:
+    """Return the pixels below places along a dim, counted from the interval of pixels that are needed, the share of the
+    next pixel, and that interval."""
+    at = np.clip(at, 0, size - 1)
     low = np.floor(at).astype(np.intp)
     share = at - low
-    high = low + (share > 0)
-    hull = Interval(int(low.min()), int(high.max()) + 1)
-    return _Taps(low - hull.start, high - hull.start, share, inside, hull)
+    hull = Interval(int(low.min()), int((low + (share > 0)).max()) + 1)
+    return low - hull.start, share, hull
 
 
-def interpolated(dtype: np.dtype) -> np.dtype:
+def _interpolated(dtype: np.dtype) -> np.dtype:
     """Return the dtype of pixels between pixels."""
     return np.dtype(np.float64 if dtype.itemsize > 2 and dtype != np.float32 else np.float32)

@@ -73,15 +73,9 @@ def given_normalization(
     return Normalization(mean, std)
 
 
-BlockSums = tuple[int, float, float]
-"""The count of a block's valid pixels, their sum, and their squared deviations from the block's mean."""
-
-
-@dataclass(frozen=True)
-class PartialSums:
-    """The sums of some blocks: of each band, of each block."""
-
-    bands: tuple[tuple[BlockSums, ...], ...]
+Sums = NDArray[np.float64]
+"""Of some blocks, by band: the count of valid pixels, their sum, and their squared deviations from the block's mean,
+(blocks, bands, 3)."""
 
 
 def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Block, ...]:
@@ -90,24 +84,26 @@ def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1)
     return tuple(blocks[rank * len(blocks) // size : (rank + 1) * len(blocks) // size])
 
 
-def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> PartialSums:
-    """Return the partial sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values
-    are so large that no float64 holds a sum."""
+def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Sums:
+    """Return the sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values are so
+    large that no float64 holds a sum."""
     infos = [reader.info for reader in readers]
     check_alike(infos)
-    parts = [PartialSums(((),) * infos[0].bands)]
+    parts = [np.zeros((0, infos[0].bands, 3))]
     previous: RasterReader | None = None
     for block in blocks:
         reader = readers[block.image]
         if previous is not None and previous is not reader:
             previous.release()  # so that no more files stay open than need be
         parts.append(partial_sums(*reader.read(block.box)))
-        _check_finite(parts[-1], reader.info.path, block.box)
+        for band in np.flatnonzero(~np.isfinite(parts[-1][0]).all(1)):
+            rows, cols = (f"{side.start}:{side.stop}" for side in (block.box.row, block.box.col))
+            raise RasterError(f"band {band + 1} of {reader.info.path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
         previous = reader
-    return merge(parts)
+    return np.concatenate(parts)
 
 
-def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSums:
+def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> Sums:
     """Return the sums of one block: pixels (C, H, W) of an integer or real floating-point dtype, validity (H, W)."""
     every = bool(valid_HW.all())
     bands = []
@@ -117,24 +113,19 @@ def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSum
             total = float(values.sum())
             values -= total / max(values.size, 1)
             squares = float(np.square(values, out=values).sum())  # not np.dot: BLAS sums by thread count
-        bands.append(((values.size, total, squares),) if values.size else ())
-    return PartialSums(tuple(bands))
+        bands.append((values.size, total, squares))
+    return np.array([bands], np.float64)
 
 
-def merge(parts: Iterable[PartialSums]) -> PartialSums:
-    """Return all of `parts` together; grouping and order change nothing in the result of `finish`."""
-    bands = zip(*(part.bands for part in parts), strict=True)
-    return PartialSums(tuple(tuple(block for blocks in band for block in blocks) for band in bands))
-
-
-def finish(sums: PartialSums) -> Normalization:
-    """Return mean and population standard deviation of each band; a constant band gets std 1, so that it becomes 0.
+def finish(sums: Sums) -> Normalization:
+    """Return mean and population standard deviation of each band, whatever the order of the blocks; a constant band
+    gets std 1, so that it becomes 0.
 
     Raises RasterError where there is no valid pixel.
     """
-    if not any(sums.bands):
+    if not sums[:, 0, 0].any():
         raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata")
-    moments = [_moments(band, blocks) for band, blocks in enumerate(sums.bands, start=1)]
+    moments = [_moments(band + 1, sums[:, band][sums[:, band, 0] > 0].tolist()) for band in range(sums.shape[1])]
     spread = [math.sqrt(variance) for _, variance in moments]
     constant = tuple(i for i, (mean, _) in enumerate(moments) if spread[i] <= _ROUNDING * abs(mean))
     std = tuple(1.0 if i in constant else value for i, value in enumerate(spread))
@@ -152,14 +143,7 @@ def check_alike(infos: Sequence[RasterInfo]) -> None:
                 )
 
 
-def _check_finite(sums: PartialSums, path: str, box: Box) -> None:
-    for band, blocks in enumerate(sums.bands, start=1):
-        if not all(math.isfinite(number) for block in blocks for number in block):
-            rows, cols = (f"{interval.start}:{interval.stop}" for interval in (box.row, box.col))
-            raise RasterError(f"band {band} of {path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
-
-
-def _moments(band: int, blocks: Sequence[BlockSums]) -> tuple[float, float]:
+def _moments(band: int, blocks: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return mean and population variance: the spread within the blocks and that between their means."""
     try:
         count = sum(n for n, _, _ in blocks)

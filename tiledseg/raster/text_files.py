@@ -50,16 +50,16 @@ def csv_rows(
 
 
 def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the features of a FeatureCollection, and the whole. Raises RasterError, naming the file, for all else."""
+    """Return the features of a FeatureCollection, or the one of a Feature, and the whole. Raises RasterError, naming
+    the file, for all else."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
     except (ValueError, RecursionError) as error:
         raise RasterError(f"{path} is no JSON: {error}; mend it") from None
-    document = (
-        {"features": [document]} if isinstance(document, dict) and document.get("type") == "Feature" else document
-    )
+    if isinstance(document, dict) and document.get("type") == "Feature":
+        document = {"features": [document]}
     features = document.get("features") if isinstance(document, dict) and document.get("type", _KIND) == _KIND else None
     if not isinstance(features, list):
         raise RasterError(f"{path} is no FeatureCollection; give a GeoJSON with features")

@@ -34,7 +34,7 @@ from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import DrawnTile, TileReference, deal
+from tiledseg.raster.samples.sampling import TileReference, deal
 
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork
@@ -57,7 +57,7 @@ class ReadMode:
     batch: int = 1
     compiled: CompiledNetwork | None = None  # runs the passes that have gradients
 
-    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         """Return this rank's parts of a step, the same for all calls with the same step. No communication. The stages
         of a pipeline share their parts."""
         dealt = self.dealt(step)
@@ -66,7 +66,7 @@ class ReadMode:
         at = self.axes.position
         return () if at is None else dealt[at.replica]
 
-    def dealt(self, step: Sequence[TileReference | DrawnTile]) -> tuple[tuple[Part, ...], ...]:
+    def dealt(self, step: Sequence[TileReference]) -> tuple[tuple[Part, ...], ...]:
         """Return the parts of each rank; with stages, of each pipeline."""
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         if self.axes is not None:
@@ -74,7 +74,7 @@ class ReadMode:
         each = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)
         return tuple(tuple(part for batch in own for part in batch) for own in each)
 
-    def _tile(self, reference: TileReference | DrawnTile) -> Tile:
+    def _tile(self, reference: TileReference) -> Tile:
         tile = reference.tile
         return tile if isinstance(tile, Tile) else self.tilings[reference.image].tiles[tile]
 
@@ -180,7 +180,7 @@ class ExchangeMode(SharedMode):
         self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
 
-    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         at = self._axes.position
         if at is None:
             return ()
@@ -236,7 +236,7 @@ class LayerMode(SharedMode):
         each = {tiling: layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in dict.fromkeys(tilings)}
         self._images = tuple(each[tiling] for tiling in tilings)
 
-    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas
         if at is None:
             return ()
@@ -288,6 +288,6 @@ class LayerMode(SharedMode):
         return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
 
 
-def _images_of(step: Sequence[TileReference | DrawnTile]) -> list[tuple[int, Draw | None]]:
+def _images_of(step: Sequence[TileReference]) -> list[tuple[int, Draw | None]]:
     """Return the images of a step in their order, each with the draw of all its tiles."""
     return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

@@ -45,7 +45,8 @@ class Scored(nn.Module):
     def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.network = trained.network.float().eval()
-        mean, std = (torch.tensor(each, dtype=torch.float64) / SCALE for each in _constants(trained))
+        given = trained.normalization
+        mean, std = (torch.tensor(each, dtype=torch.float64) / SCALE for each in (given.mean, given.std))
         self.register_buffer("mean", mean.float()[:, None, None])
         self.register_buffer("std", std.float()[:, None, None])
 
@@ -53,10 +54,6 @@ class Scored(nn.Module):
         scores = self.network((x_BCHW - self.mean) / self.std)
         first_BKHW: torch.Tensor = scores[0] if isinstance(scores, tuple) else scores
         return first_BKHW.softmax(1)
-
-
-def _constants(trained: Trained) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return trained.normalization.mean, trained.normalization.std
 
 
 @dataclass(frozen=True)
@@ -97,18 +94,18 @@ def advise(trained: Trained, side: int | None) -> TileAdvice:
 def _check_tiles(graph: Graph) -> None:
     """Raise ConfigError where a program that maps tiles by themselves, as those do that read such files, would get
     another map, which no overlap mends."""
-    placed = next((node.name for node in graph.nodes if node.layer.asks_place), None)
-    if placed is not None:
+    for node in graph.nodes:
+        if node.layer.asks_place:
+            raise ConfigError(
+                f"'{node.name}' resizes with align_corners=True, by weights that depend on the place in the whole "
+                "image, which a program that runs the file on tiles does not know; map with predict, or train with "
+                "align_corners=False"
+            )
+    for node in measuring(graph, trains=False):
         raise ConfigError(
-            f"'{placed}' resizes with align_corners=True, by weights that depend on the place in the whole image, "
-            "which a program that runs the file on tiles does not know; map with predict, or train with "
-            "align_corners=False"
-        )
-    measured = next((node.name for node in measuring(graph, trains=False)), None)
-    if measured is not None:
-        raise ConfigError(
-            f"'{measured}' takes its statistics over the whole image, and would take those of a tile in a program that "
-            "runs the file on tiles; map with predict, or train with a norm that is constant in maps (batch, pixel)"
+            f"'{node.name}' takes its statistics over the whole image, and would take those of a tile in a program "
+            "that runs the file on tiles; map with predict, or train with a norm that is constant in maps (batch, "
+            "pixel)"
         )
 
 
@@ -125,14 +122,8 @@ def export_program(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.e
         side = max(2, 2 * advice.alignment)
         x_BCHW = torch.zeros(2, trained.bands, side, side + advice.alignment)
     shapes = {"x_BCHW": {0: batch, **({} if fixed else sides)}}
-    with quiet():
-        try:
-            return torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes=shapes)
-        except Exception as error:
-            raise ConfigError(
-                f"torch.export cannot express this network ({type(error).__name__}: {first_line(error)}); try "
-                "--tile N, or export another network"
-            ) from error
+    with _expressing("torch.export", "try --tile N, or export another network"):
+        return torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes=shapes)
 
 
 def write_program(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
@@ -152,13 +143,8 @@ def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
 
 def write_onnx(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
     """Write an ONNX file with metadata `keys`. Raises ConfigError where ONNX cannot express the network."""
-    with quiet():
-        try:
-            made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
-        except Exception as error:
-            raise ConfigError(
-                f"ONNX cannot express this network ({type(error).__name__}: {first_line(error)}); export it as .pt2"
-            ) from error
+    with _expressing("ONNX", "export it as .pt2"):
+        made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
     model = made.model_proto
     for key, value in keys.items():
         entry = model.metadata_props.add()
@@ -191,19 +177,23 @@ def check_same(trained: Trained, path: str, found_BKHW: torch.Tensor, x_BCHW: to
 def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Tensor:
     """Return a tile of pixels about the training's, over `SCALE`."""
     side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
-    mean, std = (torch.tensor(each)[:, None, None] for each in _constants(trained))
+    mean, std = (torch.tensor(each)[:, None, None] for each in (trained.normalization.mean, trained.normalization.std))
     noise = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
     return ((mean + std * noise) / SCALE).float()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence torch's exporters."""
+def _expressing(program: str, remedy: str) -> Iterator[None]:
+    """Silence one of torch's exporters. Turn its errors into a ConfigError."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
+    except Exception as error:
+        raise ConfigError(
+            f"{program} cannot express this network ({type(error).__name__}: {first_line(error)}); {remedy}"
+        ) from error
     finally:
         logging.disable(before)

@@ -100,7 +100,13 @@ class LabelMap:
         stand for other classes here.
         """
         if info.holds_classes:
-            self._check_stored(info)
+            ours = {record.name: number for number, record in enumerate(self.classes)}
+            for number, name in info.class_names:  # a number may have another name
+                if ours.get(name, number) != number:
+                    raise LabelError(
+                        f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the "
+                        "classes in the order in which its polygons were drawn, or cut it again"
+                    )
             return replace(self, pairs=tuple((k, k) for k in range(self.count)), colours=False)
         if self.three_bands and info.bands == 3:
             return replace(self, pairs=self.three_bands, colours=True, three_bands=())
@@ -113,16 +119,6 @@ class LabelMap:
             what = "colours, which need 3 bands or a colour table" if self.colours else "raw values, which need 1 band"
             raise LabelError(f"{info.path} has bands: {info.bands}, but classes are {what}; change one of them")
         return self
-
-    def _check_stored(self, info: RasterInfo) -> None:
-        """Raise LabelError where a name of the raster has another number here. A number may have another name."""
-        ours = {record.name: number for number, record in enumerate(self.classes)}
-        for number, name in info.class_names:
-            if ours.get(name, number) != number:
-                raise LabelError(
-                    f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the "
-                    "classes in the order in which its polygons were drawn, or cut it again"
-                )
 
     def apply(
         self,
@@ -138,23 +134,21 @@ class LabelMap:
         """
         if not np.issubdtype(raw_CHW.dtype, np.integer):
             raise LabelError(f"{path} holds {raw_CHW.dtype} values; labels must be whole numbers (uint8 ... int32)")
-        raw_HW = self._packed(raw_CHW, path) if self.colours else raw_CHW[0]
+        raw_HW = raw_CHW[0]
+        if self.colours:
+            if raw_CHW.dtype != np.uint8 or raw_CHW.shape[0] < 3:
+                raise LabelError(
+                    f"{path} has {raw_CHW.shape[0]} bands of {raw_CHW.dtype}, but classes are colours; "
+                    "give 3 bands of uint8, or classes as raw values"
+                )
+            red, green, blue = raw_CHW[:3].astype(np.uint32)
+            raw_HW = (red << 16) | (green << 8) | blue
         classes_HW = self._look_up(raw_HW)
         if valid_HW is not None:
             classes_HW[~valid_HW] = self.ignore_index
         if classes_HW.size and classes_HW.min() == _UNKNOWN:
             raise LabelError(self._unknown(raw_HW, classes_HW, origin, path))
         return classes_HW.astype(np.uint8)
-
-    @staticmethod
-    def _packed(raw_CHW: NDArray, path: object) -> NDArray[np.uint32]:
-        if raw_CHW.dtype != np.uint8 or raw_CHW.shape[0] < 3:
-            raise LabelError(
-                f"{path} has {raw_CHW.shape[0]} bands of {raw_CHW.dtype}, but classes are colours; "
-                "give 3 bands of uint8, or classes as raw values"
-            )
-        red, green, blue = raw_CHW[:3].astype(np.uint32)
-        return (red << 16) | (green << 8) | blue
 
     def _look_up(self, raw_HW: NDArray) -> NDArray[np.int16]:
         pairs = dict(self.pairs)
@@ -282,12 +276,9 @@ def median_frequency_weights(counts: NDArray[np.int64]) -> tuple[float, ...]:
     (Eigen and Fergus, ICCV 2015, section 5; SegNet, section 3.1; MATLAB's PixelCount / ImagePixelCount). A class
     that no image has is left out of the median; its weight is 1. Exact to the last rounding, whatever the order.
     """
-    frequencies = [_frequency(counts, k) for k in range(counts.shape[1])]
-    present = [frequency for frequency in frequencies if frequency]
-    middle = median(present) if present else Fraction(1)
+    frequencies = []
+    for of_class in counts.T:
+        having = counts[of_class > 0]
+        frequencies.append(Fraction(int(of_class.sum()), int(having.sum())) if len(having) else None)
+    middle = median(present) if (present := [one for one in frequencies if one]) else Fraction(1)
     return tuple(float(middle / frequency) if frequency else 1.0 for frequency in frequencies)
-
-
-def _frequency(counts: NDArray[np.int64], k: int) -> Fraction:
-    having = counts[counts[:, k] > 0]
-    return Fraction(int(having[:, k].sum()), int(having.sum())) if len(having) else Fraction(0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
+from tiledseg.raster.places import warped_reader
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.statistics import check_alike
 
@@ -49,22 +50,18 @@ class LabelReading:
             return self._open_polygons(path, image)
         reader = open_raster(path, references=self.references)
         try:
-            reader = self._on_grid(reader, image)
+            try:
+                check_grids_match(image, reader.info)
+            except RasterError as error:
+                if not self.warp:
+                    key = self.name_key("warp") + (" true" if not self.key.startswith("--") else "")
+                    raise RasterError(f"{error}, or have labels brought to the image's with {key}") from None
+                reader = warped_reader(reader, image, "data.warp", nearest=True)
             if self.label_map is not None:
                 self.label_map.resolve(reader.info)
         except BaseException:
             reader.close()
             raise
-        return reader
-
-    def _on_grid(self, reader: RasterReader, image: RasterInfo) -> RasterReader:
-        try:
-            check_grids_match(image, reader.info)
-        except RasterError as error:
-            if self.warp:
-                return _warped(reader, image, "data.warp", nearest=True)
-            key = self.name_key("warp") if self.key.startswith("--") else f"{self.name_key('warp')} true"
-            raise RasterError(f"{error}, or have labels brought to the image's with {key}") from None
         return reader
 
     def name_key(self, name: str) -> str:
@@ -77,23 +74,33 @@ class LabelReading:
         label_map = self.label_map
         if label_map is None:
             raise ConfigError(f"{self.name_key('classes')} is not given, but the labels are polygons; give it")
-        background = self._background(path, label_map)
+        names = [record.name for record in label_map.classes]
+        background = self._background(path, label_map, names)
         polygons = read_polygons(path, image, self.layer, self.attribute)
         if polygons.values is None:
-            numbers = [self._only_class(path, label_map, background)] * len(polygons.numbers)
+            others = [number for number in range(label_map.count) if number != background]
+            if len(others) != 1:
+                raise ConfigError(
+                    f"{self.name_key('label_attribute')} is null, but the polygons of {path} may be of {len(others)} "
+                    "classes; name the attribute that tells them apart"
+                )
+            numbers = others * len(polygons.numbers)
         else:
-            numbers = [
-                self._class_of(label_map, value, f"{path}, feature {number}")
-                for value, number in zip(polygons.values, polygons.numbers, strict=True)
-            ]
-        names = [record.name for record in label_map.classes]
+            numbers = []
+            for value, feature in zip(polygons.values, polygons.numbers, strict=True):
+                number = label_map.class_of(value)
+                if number is None:
+                    raise LabelError(
+                        f"{path}, feature {feature} has {self.attribute} {shown(value)!r}, outside the classes "
+                        f"({', '.join(names[:9])}); add it to the values of a class, or of one that is ignored"
+                    )
+                numbers.append(number)
         # All that the numbers follow from, beside the polygons' file.
         values = label_map.pairs, label_map.texts, label_map.ignore_index
         how = json.dumps([self.layer, self.attribute, self.background, *values])
         return PolygonReader(path, image, polygons, numbers, background, names, how)
 
-    def _background(self, path: str, label_map: LabelMap) -> int:
-        names = [record.name for record in label_map.classes]
+    def _background(self, path: str, label_map: LabelMap, names: list[str]) -> int:
         text = str(self.background)
         if self.background == IGNORED:
             return label_map.ignore_index
@@ -106,26 +113,6 @@ class LabelReading:
             f"{self.name_key('background')} is {value}, and {path} says nothing of pixels in no polygon; give it one "
             f"of {', '.join(names[:9])}, or {IGNORED}"
         )
-
-    def _only_class(self, path: str, label_map: LabelMap, background: int) -> int:
-        others = [number for number in range(label_map.count) if number != background]
-        if len(others) != 1:
-            raise ConfigError(
-                f"{self.name_key('label_attribute')} is null, but the polygons of {path} may be of {len(others)} "
-                "classes; name the attribute that tells them apart"
-            )
-        return others[0]
-
-    def _class_of(self, label_map: LabelMap, value: Any, feature: str) -> int:
-        """Return the class of an attribute's value: one of the classes' values, or a class's name."""
-        number = label_map.class_of(value)
-        if number is None:
-            names = ", ".join(record.name for record in label_map.classes[:9])
-            raise LabelError(
-                f"{feature} has {self.attribute} {shown(value)!r}, outside the classes ({names}); add it to the values "
-                "of a class, or of one that is ignored"
-            )
-        return number
 
 
 def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
@@ -165,7 +152,7 @@ class PairReading:
             try:
                 check_grids_match(reader.info, info)
             except RasterError:
-                return _warped(reader, info, "data.warp_images", nearest=False)
+                return warped_reader(reader, info, "data.warp_images", nearest=False)
         return reader
 
     def inspect(
@@ -201,12 +188,6 @@ class PairReading:
             return self.open_as(image_path, label.info)
 
 
-def _warped(reader: RasterReader, grid: RasterInfo, key: str, nearest: bool) -> RasterReader:
-    from tiledseg.raster.labels.warped_reader import WarpedReader
-
-    return WarpedReader(reader, grid, key, nearest)
-
-
 Inside = Callable[[Box], NDArray[np.bool_]]
 """Returns the pixels of a box within the raster that count, (height, width)."""
 
@@ -216,7 +197,7 @@ class MaskedReader(RasterReader):
     `others` with it."""
 
     def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
-        self._source, self._masks, self._all = source, masks, (source, *others)
+        self._source, self._masks, self.held = source, masks, (source, *others)
         self.info = replace(source.info, has_mask=True)
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
@@ -233,20 +214,12 @@ class MaskedReader(RasterReader):
             counting_HW &= inside(box)
         return counting_HW
 
-    def release(self) -> None:
-        for reader in self._all:
-            reader.release()
 
-    def close(self) -> None:
-        for reader in self._all:
-            reader.close()
-
-
-def area_reader(path: str, image: RasterInfo) -> PolygonReader:
+def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> PolygonReader:
     """Open a raster on the grid of an image: 1 in the polygons of a vector file, and 0 elsewhere."""
     from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
 
     if not is_vector(path):
-        raise ConfigError(f"data.area is {shown(path)}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
+        raise ConfigError(f"{key} is {shown(path)}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
     polygons = read_polygons(path, image)
     return PolygonReader(path, image, polygons, [1] * len(polygons.numbers), 0)

@@ -57,14 +57,8 @@ class Polygons:
     numbers: Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Features:
-    """Geometries as a file holds them, in its order, with the values of its attribute and their features' numbers."""
-
-    crs: CRS
-    shapes: NDArray[np.object_]
-    values: NDArray[Any] | None
-    numbers: NDArray[np.int64]
+_Features = tuple[CRS, NDArray[np.object_], NDArray[Any] | None, NDArray[np.int64]]
+"""CRS, geometries as a file holds them, in its order, the values of its attribute, and the features' numbers."""
 
 
 def vector_files(path: str) -> tuple[str, ...]:
@@ -130,7 +124,7 @@ def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str
         bbox=_extent(image, crs),
     )
     order = np.argsort(fids, kind="stable")
-    return _Features(crs, shapely.from_wkb(wkb[order]), fields[0][order] if fields else None, fids[order])
+    return crs, shapely.from_wkb(wkb[order]), fields[0][order] if fields else None, fids[order]
 
 
 def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Features:
@@ -146,7 +140,7 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     near = (bounds[:, 0] <= right) & (bounds[:, 2] >= left) & (bounds[:, 1] <= top) & (bounds[:, 3] >= bottom)
     values = np.empty(len(properties), object)
     values[:] = [each.get(attribute or "") for each in properties]
-    return _Features(crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near])
+    return crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near]
 
 
 def _check_layer(path: str, layer: str | None, names: list[str]) -> None:
@@ -181,19 +175,18 @@ def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
     """Bring features to the image's pixels. Raises RasterError for one that is no polygon, or has no place there."""
     import shapely
 
-    full = ~(shapely.is_missing(features.shapes) | shapely.is_empty(features.shapes))
-    shapes, numbers = features.shapes[full], features.numbers[full].tolist()
-    for number, kind, shape in zip(numbers, shapely.get_type_id(shapes), shapes, strict=True):
-        if kind not in _POLYGONS:
-            raise RasterError(
-                f"{path}, feature {number} is a {shape.geom_type}; give polygons (buffer lines and points)"
-            )
+    crs, every, values, fids = features
+    full = ~(shapely.is_missing(every) | shapely.is_empty(every))
+    shapes, numbers = every[full], fids[full].tolist()
+    for at in np.flatnonzero(~np.isin(shapely.get_type_id(shapes), _POLYGONS)):
+        kind = shapes[at].geom_type
+        raise RasterError(f"{path}, feature {numbers[at]} is a {kind}; give polygons (buffer lines and points)")
     inverse = ~image.transform
 
     def to_pixels(points: NDArray[np.float64]) -> NDArray[np.float64]:
         xs, ys = points.T
-        if features.crs != image.crs and len(points):
-            xs, ys = (np.array(part) for part in transform_points(features.crs, image.crs, xs, ys))
+        if crs != image.crs and len(points):
+            xs, ys = (np.array(part) for part in transform_points(crs, image.crs, xs, ys))
         cols, rows = inverse @ (xs, ys)
         return np.column_stack([cols, -rows])
 
@@ -201,23 +194,17 @@ def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
     if not np.isfinite(shapely.get_coordinates(placed)).all():
         raise RasterError(f"{path} has vertices that cannot be brought to {image.crs} of {image.path}; clip it to it")
     turn = whole_turn(image.crs)
-    if features.crs != image.crs and turn is not None:
+    if crs != image.crs and turn is not None:
         half_turn = turn / 2 / np.hypot(image.transform.a, image.transform.d)
         for number, shape in zip(numbers, placed, strict=True):
-            if _longest_step(shape) > half_turn:  # vertices were brought there one by one: an edge runs the other way
+            rings = shapely.get_rings(shapely.get_parts(shape))
+            steps = [np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0) for ring in rings]
+            if max(steps) > half_turn:  # vertices were brought there one by one: an edge runs the other way
                 raise RasterError(
                     f"{path}, feature {number} passes 180 degrees, where {image.crs} of {image.path} "
                     f"ends; cut it there (ogr2ogr -t_srs {image.crs} -wrapdateline)"
                 )
-    return Polygons(placed, None if features.values is None else features.values[full].tolist(), numbers)
-
-
-def _longest_step(shape: Any) -> float:
-    """Return the largest distance along columns between neighbouring vertices of a shape."""
-    import shapely
-
-    rings = shapely.get_rings(shapely.get_parts(shape))
-    return max(float(np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0)) for ring in rings)
+    return Polygons(placed, None if values is None else values[full].tolist(), numbers)
 
 
 class PolygonReader(RasterReader):
@@ -299,8 +286,7 @@ class PolygonReader(RasterReader):
     def release(self) -> None:
         self._block.cache_clear()
 
-    def close(self) -> None:
-        self.release()
+    close = release
 
 
 def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:

@@ -36,20 +36,14 @@ LAYER = "classes"
 _FEATURES_AT_ONCE = 1 << 14
 
 
-def check_vector(key: str) -> None:
-    """Raise ConfigError where pyogrio or shapely is not installed; `key` is the flag that wants polygons."""
+def polygons_output(key: str, path: str | Path) -> Output:
+    """Return the files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's, and
+    without the extra `vector`, OutputError where an older file holds other layers, which would be lost."""
     try:
-        import pyogrio  # noqa: F401
+        import pyogrio
         import shapely  # noqa: F401
     except ImportError:
         raise ConfigError(f"{key} needs pyogrio and shapely: {install('vector')}") from None
-
-
-def polygons_output(key: str, path: str | Path) -> Output:
-    """Return the files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's,
-    OutputError where an older file holds other layers, which would be lost."""
-    import pyogrio
-
     path = Path(path)
     if path.suffix.lower() != ".gpkg":
         raise ConfigError(f"{key} is {path}; give a name that ends in .gpkg: polygons are written as a GeoPackage")

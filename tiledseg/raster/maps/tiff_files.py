@@ -91,18 +91,16 @@ def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     OutputError unless blocks are whole, distinct and inside the file."""
     with rasterio.open(path, driver="GTiff") as dataset:
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
-        offsets = np.zeros((bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)), np.int64)
-        for band, row, col in np.ndindex(offsets.shape):
-            offset, size = (
-                int(dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1) or 0)
-                for what in ("OFFSET", "SIZE")
-            )
-            if offset <= 0 or size != expected:
-                raise OutputError(f"block ({row}, {col}) was laid out as {size} bytes at {offset}")
-            offsets[band, row, col] = offset
+        shape = bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)
+        offsets, sizes = (np.zeros(shape, np.int64) for _ in range(2))
+        for band, row, col in np.ndindex(shape):
+            for what, numbers in (("OFFSET", offsets), ("SIZE", sizes)):
+                tag = dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1)
+                numbers[band, row, col] = int(tag or 0)
     ordered = np.sort(offsets, axis=None)
-    if (np.diff(ordered) < expected).any() or ordered[-1] + expected > path.stat().st_size:
-        raise OutputError("its blocks were laid out to overlap, or beyond its end")
+    inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
+    if not inside or (sizes != expected).any() or (np.diff(ordered) < expected).any():
+        raise OutputError("its blocks were laid out in part, to overlap, or beyond its end")
     return offsets
 
 
@@ -117,9 +115,9 @@ def packing_names(plain: Path) -> tuple[Path, ...]:
     return name, *(name.with_name(name.name + end) for end in (".aux.xml", ".ovr.tmp", ".msk.ovr.tmp"))
 
 
-def remove_packed(plain: Path) -> None:
-    """Delete the files of packing."""
-    for name in packing_names(plain):
+def remove(names: Sequence[Path]) -> None:
+    """Delete files, as far as they are there."""
+    for name in names:
         with contextlib.suppress(OSError):
             name.unlink(missing_ok=True)
 
@@ -129,20 +127,26 @@ def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Call
 
     `path` is the final name, for messages. `beat` is called meanwhile: GDAL reports no progress. The bytes are the same
     by any number of threads. Raises WriteError, with nothing left, where the file cannot be written or says less than
-    `plain`.
+    `plain`: GDAL's drivers say nothing of what they cannot keep.
     """
-    remove_packed(plain)
+    remove(packing_names(plain))
     try:
         with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, not GDAL: the pool waits for its end
             copy = pool.submit(_copy, plain, packing, threads)
             while not wait([copy], _LOOK_SECONDS).done:
                 beat()
             copy.result()
-        _check_same(plain, packed_name(plain), path)
+        with rasterio.open(plain, driver="GTiff") as ours, rasterio.open(packed_name(plain), driver="GTiff") as theirs:
+            kept = meaning(theirs)
+            lost = [what for what, value in meaning(ours).items() if kept[what] != value]
+        if lost:
+            raise WriteError(
+                f"cannot write {path}: GDAL's driver has not kept the {lost[0]}; take --format gtiff --compress none"
+            )
         with writing(path):
             flush(packed_name(plain))
     except BaseException as error:
-        remove_packed(plain)
+        remove(packing_names(plain))
         if isinstance(error, RasterioError):
             raise write_error(path, error) from error
         raise
@@ -179,17 +183,6 @@ def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
     if dtype.kind == "f" and packing.codec != "none":
         options["predictor"] = "floating_point" if cog else "3"
     return options
-
-
-def _check_same(plain: Path, packed: Path, path: Path) -> None:
-    """Raise WriteError where GDAL's driver has dropped something: it says nothing of what it cannot keep."""
-    with rasterio.open(plain, driver="GTiff") as ours, rasterio.open(packed, driver="GTiff") as theirs:
-        kept = meaning(theirs)
-        for what, value in meaning(ours).items():
-            if kept[what] != value:
-                raise WriteError(
-                    f"cannot write {path}: GDAL's driver has not kept the {what}; take --format gtiff --compress none"
-                )
 
 
 def meaning(dataset: Any) -> dict[str, Any]:

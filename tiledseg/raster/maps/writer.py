@@ -2,13 +2,8 @@
 
 One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
 place is known before its pixels are, so any rank can put its rectangles in place with `pwrite`: no read-modify-write,
-no lock, no gathering. After a barrier of the caller one rank gives the file its final name.
-
-    layout_ = lay_out(path, info, bands=1, dtype="uint8", nodata=255)     one rank; broadcast the value
-    with RasterWriter(layout_) as writer:                                 every rank
-        writer.write(box, pixels_CHW)
-    pack_layout(layout_)                                                  one rank, after a barrier
-    publish(layout_)                                                      the same
+no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a `RasterWriter`; after a
+barrier one rank calls `pack_layout` and `publish`.
 
 The bytes of the file depend on the pixels only, not on how, when or by whom they were written.
 """
@@ -42,13 +37,28 @@ from tiledseg.raster.maps.tiff_files import (
     pack,
     packed_name,
     packing_names,
-    remove_packed,
+    remove,
 )
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import check_unclaimed, taken
 from tiledseg.system.writing import replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
+_OTHER_FORMATS = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jp2",
+    ".gif",
+    ".bmp",
+    ".webp",
+    ".img",
+    ".vrt",
+    ".nc",
+    ".h5",
+    ".hdf5",
+    ".gpkg",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +115,7 @@ def lay_out(
     part = temporary(path)
     check_unclaimed(part, path)
     try:
-        part.unlink(missing_ok=True)
-        _own_sidecar(part).unlink(missing_ok=True)
-        remove_packed(part)
+        remove(_working_names(part))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
             big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
@@ -117,9 +125,7 @@ def lay_out(
                 notes = lost(info, dataset)
         inode = part.stat().st_ino
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-            _own_sidecar(part).unlink(missing_ok=True)
+        remove(_working_names(part))
         if isinstance(error, (OSError, rasterio.errors.RasterioError)):
             raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
         raise
@@ -127,17 +133,23 @@ def lay_out(
     return RasterLayout(path, part, inode, *places, packing, tuple(legend))
 
 
+def _working_names(part: Path) -> tuple[Path, ...]:
+    """Return all names that a map may have until it is whole."""
+    return part, _own_sidecar(part), *packing_names(part)
+
+
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
-    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag."""
+    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag. Raises
+    OutputError for a name of another format."""
+    if Path(path).suffix.lower() in _OTHER_FORMATS:
+        raise OutputError(f"{key} is '{path}', but a GeoTIFF is written there; give a name that ends in .tif")
     output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
-    part = output.beside[0]
-    packed = packing_names(part) if packing.second_file else ()
     style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
-    return replace(output, beside=(*output.beside, _own_sidecar(part), *packed, *style))
+    return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *style))
 
 
 class RasterWriter:
@@ -151,7 +163,15 @@ class RasterWriter:
         self.layout = layout
         self._dtype = np.dtype(layout.dtype).newbyteorder("<")
         self._raster = Box.of_shape((layout.height, layout.width))
-        self._descriptor = _open(layout)
+        try:
+            self._descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {layout.path}: {layout.temporary} {_reason(error)}; all ranks must see one file system"
+            ) from None
+        if os.fstat(self._descriptor).st_ino != layout.inode:
+            os.close(self._descriptor)
+            raise taken(layout.path)
 
     def write(self, box: Box, pixels_CHW: NDArray) -> None:
         """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
@@ -214,19 +234,6 @@ class RasterWriter:
             self.close()
 
 
-def _open(layout: RasterLayout) -> int:
-    try:
-        descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {layout.path}: {layout.temporary} {_reason(error)}; all ranks must see one file system"
-        ) from None
-    if os.fstat(descriptor).st_ino != layout.inode:
-        os.close(descriptor)
-        raise taken(layout.path)
-    return descriptor
-
-
 def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
     """Make the file that `publish` gives the name to, where it is another one than the ranks have written (`packing`).
 
@@ -254,21 +261,16 @@ def publish(layout: RasterLayout) -> None:
     """
     with writing(layout.path):
         _check_ours(layout)
-        _replace_sidecars(layout)
+        for suffix in SIDECARS:  # of an older file: they do not describe the new one
+            layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
+        if _own_sidecar(layout.whole).exists():  # it holds what a TIFF cannot
+            os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))
         os.replace(layout.whole, layout.path)
         if layout.style is not None:
             with replacing(layout.style) as style:
                 write_style(style, layout.legend)
     if layout.packing.second_file:
         discard(layout)
-
-
-def _replace_sidecars(layout: RasterLayout) -> None:
-    """Remove the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
-    for suffix in SIDECARS:
-        layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
-    if _own_sidecar(layout.whole).exists():
-        os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))
 
 
 def _own_sidecar(path: Path) -> Path:
@@ -279,9 +281,7 @@ def discard(layout: RasterLayout) -> None:
     """Remove the unfinished file; nothing where it is gone or another job's."""
     with contextlib.suppress(OSError):
         if layout.temporary.stat().st_ino == layout.inode:
-            remove_packed(layout.temporary)
-            layout.temporary.unlink()
-            _own_sidecar(layout.temporary).unlink(missing_ok=True)
+            remove(_working_names(layout.temporary))
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.names import REFERENCES, gdal_path, is_named, is_remote
-from tiledseg.raster.remote.servers import (
+from tiledseg.raster.remote import (
     SILENT_SECONDS,
     advice,
     certificate_advice,

@@ -53,9 +53,9 @@ class GdalReader(RasterReader):
         nodata: float | None = None,
         references: bool = False,
     ) -> None:
-        self._path = path
-        self._references = references
-        self._handles: HandlePool[Any] = HandlePool(path, self._open, lambda dataset: dataset.close())
+        opener = lambda: open_dataset(path, references)  # noqa: E731
+        self._handles: HandlePool[Any] = HandlePool(path, opener, lambda dataset: dataset.close())
+        self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
             _check_header(path, dataset)
             check_complete(path, dataset)
@@ -66,19 +66,32 @@ class GdalReader(RasterReader):
             flags = dataset.mask_flag_enums[0]
             self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
             self._nodata = _nodata_values(path, dataset, selected, nodata)
-            self.info = self._describe(dataset, selected)
+            self.info = self._describe(path, dataset, selected)
         self.release()  # a run may open more rasters than the system allows files
 
-    def _describe(self, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
-        dtype = _dtype(self._path, dataset, selected)
+    def _describe(self, path: str, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
+        dtype = _dtype(path, dataset, selected)
         has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self._nodata)
+        palette, class_names = None, []
+        notes: tuple[str, ...] = ()
+        if len(selected) == 1 and dataset.colorinterp[0] == ColorInterp.palette:
+            palette = tuple(sorted(dataset.colormap(1).items()))
+        for key, name in dataset.tags(1).items() if len(selected) == 1 else ():
+            match = _CLASS_TAG.fullmatch(key)  # as maps and synthetic labels have them
+            if match and name.isprintable() and 0 < len(name) <= 100:
+                class_names.append((int(match[1]), name))
+        if self._alpha is not None:
+            notes = (
+                f"{path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is data "
+                f"(near-infrared, say), name it: --data.bands [{','.join(map(str, dataset.indexes))}]",
+            )
         return RasterInfo(
-            path=self._path,
+            path=path,
             height=dataset.height,
             width=dataset.width,
             bands=len(selected),
             dtype=dtype,
-            crs=checked_crs(self._path, dataset.crs),
+            crs=checked_crs(path, dataset.crs),
             transform=dataset.transform,
             nodata=self._nodata[0],
             block_shape=dataset.block_shapes[selected[0] - 1],
@@ -86,21 +99,13 @@ class GdalReader(RasterReader):
             band_numbers=selected,
             driver=dataset.driver,
             sequential=dataset.driver in _SEQUENTIAL,
-            palette=_palette(dataset) if len(selected) == 1 else None,
-            files=source_files(self._path, dataset),
-            notes=self._notes(dataset),
-            ground=ground_of(self._path, dataset),
-            references=references_of(self._path, dataset),
-            class_names=_class_names(dataset) if len(selected) == 1 else (),
-            size=os.path.getsize(self._path) if os.path.isfile(self._path) else 0,
-        )
-
-    def _notes(self, dataset: Any) -> tuple[str, ...]:
-        if self._alpha is None:
-            return ()
-        return (
-            f"{self._path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is data "
-            f"(near-infrared, say), name it: --data.bands [{','.join(map(str, dataset.indexes))}]",
+            palette=palette,
+            files=source_files(path, dataset),
+            notes=notes,
+            ground=ground_of(path, dataset),
+            references=references_of(path, dataset),
+            class_names=tuple(sorted(class_names)),
+            size=os.path.getsize(path) if os.path.isfile(path) else 0,
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
@@ -121,15 +126,6 @@ class GdalReader(RasterReader):
         """Yield a rasterio handle for this thread alone, with GDAL's settings in force."""
         with rasterio.Env(session=DummySession(), **settings()), self._handles.borrow() as dataset:
             yield dataset
-
-    def _open(self) -> Any:
-        return open_dataset(self._path, self._references)
-
-    def release(self) -> None:
-        self._handles.release()
-
-    def close(self) -> None:
-        self._handles.close()
 
 
 def _check_header(path: str, dataset: Any) -> None:
@@ -169,14 +165,13 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
                 "it again, or select bands with data.bands"
             )
         return tuple(data)
-    selected = tuple(bands)
-    outside = [band for band in selected if not 1 <= band <= dataset.count]
-    if outside or not selected:
+    outside = [band for band in bands if not 1 <= band <= dataset.count]
+    if outside or not bands:
         what = f"band {outside[0]}" if outside else "an empty list of bands"
         raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
-    if len(set(selected)) < len(selected):
-        raise RasterError(f"data.bands {list(selected)} names a band twice; name each once")
-    return selected
+    if len(set(bands)) < len(bands):
+        raise RasterError(f"data.bands {list(bands)} names a band twice; name each once")
+    return tuple(bands)
 
 
 def _nodata_values(
@@ -200,22 +195,6 @@ def _dtype(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
     if dtype.kind not in "iuf":
         raise RasterError(f"{path} holds {dtype} pixels; integers or real floating-point numbers are needed")
     return dtype.name
-
-
-def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] | None:
-    if dataset.colorinterp[0] != ColorInterp.palette:
-        return None
-    return tuple(sorted(dataset.colormap(1).items()))
-
-
-def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
-    """Return the tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
-    names = {}
-    for key, name in dataset.tags(1).items():
-        match = _CLASS_TAG.fullmatch(key)
-        if match and name.isprintable() and 0 < len(name) <= 100:
-            names[int(match[1])] = name
-    return tuple(sorted(names.items()))
 
 
 def valid_pixels(

@@ -61,9 +61,8 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     file = path if name is None else name.store
     if irregular_kind(file) is not None or not os.path.isfile(file):
         return Identity(path)
-    digest = hashlib.sha256(str(name and (name.number, name.labels)).encode())
     about = os.stat(file)
-    digest.update(str(about.st_size).encode())
+    digest = hashlib.sha256(f"{name and (name.number, name.labels)}{about.st_size}".encode())
     with open(file, "rb") as opened:
         for start in (0, max(0, about.st_size // 2 - _BLOCK // 2), max(0, about.st_size - _BLOCK)):
             opened.seek(start)
@@ -76,9 +75,9 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
 
 def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:
     """Return the paths of files that have changed, each once."""
-    return tuple(dict.fromkeys(each.path for each in earlier if _now(each).changed_since(each)))
-
-
-def _now(earlier: Identity) -> Identity:
-    folder = os.path.dirname(os.path.abspath(earlier.path))
-    return identify(earlier.path, (os.path.join(folder, part.path) for part in earlier.beside or ()))
+    changed = []
+    for each in earlier:
+        folder = os.path.dirname(os.path.abspath(each.path))
+        if identify(each.path, (os.path.join(folder, part.path) for part in each.beside or ())).changed_since(each):
+            changed.append(each.path)
+    return tuple(dict.fromkeys(changed))

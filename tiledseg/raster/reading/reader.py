@@ -15,7 +15,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reading.gdal_reader import GdalReader
-from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name
+from tiledseg.raster.tile_store.store import StoreReader, is_tile_store, parse_store_name
 
 __all__ = ["RasterReader", "open_raster"]
 
@@ -36,8 +36,6 @@ def open_raster(
     """
     path = str(path)
     if parse_store_name(path) or is_tile_store(path):
-        from tiledseg.raster.tile_store.reader import StoreReader
-
         return StoreReader(path, bands, nodata)
     return GdalReader(path, bands, nodata, references)
 
@@ -50,46 +48,36 @@ class KnownReader(RasterReader):
         self.info = info
         self._opener = opener
         self._source: RasterReader | None = None
-        self._closed = False
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        return self._opened().read(box)
-
-    def _opened(self) -> RasterReader:
         with self._lock:
             if self._closed:
                 raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
             if self._source is None:
-                try:
-                    source = self._opener()
-                except RasterError as error:
-                    raise ReadError(str(error)) from error
-                _check_unchanged(self.info, source)
-                self._source = source
-            return self._source
+                self._source = self._opened()
+                self.held = (self._source,)
+        return self._source.read(box)
 
-    def release(self) -> None:
-        if self._source is not None:
-            self._source.release()
+    def _opened(self) -> RasterReader:
+        """Open the raster. Raises ReadError for one of another shape, or of another size in bytes, which tells
+        compressed images apart."""
+        try:
+            source = self._opener()
+        except RasterError as error:
+            raise ReadError(str(error)) from error
+        both = self.info, source.info
+        then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
+        if then == now:
+            then, now = (f"a file of {i.size} bytes" for i in both)
+        if then != now:
+            source.close()
+            raise ReadError(
+                f"{self.info.path} was {then} when the run began and is {now}; see that all ranks have the same files, "
+                "and start the run again"
+            )
+        return source
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        if self._source is not None:
-            self._source.close()
-
-
-def _check_unchanged(earlier: RasterInfo, source: RasterReader) -> None:
-    """Raise ReadError for a raster of another shape, or of another size in bytes, which tells compressed images
-    apart."""
-    both = earlier, source.info
-    then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
-    if then == now:
-        then, now = (f"a file of {i.size} bytes" for i in both)
-    if then != now:
-        source.close()
-        raise ReadError(
-            f"{earlier.path} was {then} when the run began and is {now}; see that all ranks have the same files, and "
-            "start the run again"
-        )
+        self._closed = True
+        super().close()

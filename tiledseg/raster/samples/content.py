@@ -102,20 +102,20 @@ class Content:
 
     def by_class(self, generator: random.Random) -> int:
         """Return a region: a class is drawn, and one of its pixels."""
-        return _draw_region(self._ends[1 + int(generator.random() * (len(self._ends) - 1))], generator)
+        return self._draw(1 + int(generator.random() * (len(self._ends) - 1)), generator)
 
     def by_label(self, generator: random.Random) -> int:
         """Return a region: a pixel with a label that counts is drawn."""
-        return _draw_region(self._ends[0], generator)
+        return self._draw(0, generator)
+
+    def _draw(self, kind: int, generator: random.Random) -> int:
+        ends = self._ends[kind]
+        return int(np.searchsorted(ends, int(generator.random() * int(ends[-1])), side="right"))
 
     @functools.cached_property
     def _ends(self) -> list[NDArray[np.int64]]:
         """Return the running sums of pixels over the regions: of all classes, then of each class that occurs."""
         return [np.cumsum(counts_R) for counts_R in (self.counts.sum(1), *self.counts.T) if counts_R.any()]
-
-
-def _draw_region(ends: NDArray[np.int64], generator: random.Random) -> int:
-    return int(np.searchsorted(ends, int(generator.random() * int(ends[-1])), side="right"))
 
 
 @dataclass(frozen=True, eq=False)

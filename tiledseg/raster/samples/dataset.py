@@ -17,10 +17,10 @@ from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.samples.normalizer import Normalizer
-from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization, check_alike
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
@@ -138,7 +138,7 @@ class Dataset:
 
 
 def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> RasterReader:
-    return reader if view is None else ViewReader(reader, view, classes)
+    return reader if view is None else view_reader(reader, view, classes)
 
 
 def _check(data: Dataset) -> None:

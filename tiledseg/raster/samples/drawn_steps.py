@@ -17,10 +17,10 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, window_tile
+from tiledseg.raster.places import View
 from tiledseg.raster.samples.content import Content, ContentSampler
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
-from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, Steps, TileReference
-from tiledseg.raster.samples.views import whole
+from tiledseg.raster.samples.sampling import Position, Sampler, Step, Steps, TileReference
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class DrawnTiles(Steps):
     def steps_per_epoch(self) -> int:
         return self.sampler.steps_per_epoch
 
-    def steps(self, epoch: int) -> Iterator[DrawnStep]:
+    def steps(self, epoch: int) -> Iterator[Step]:
         for step in self.sampler.steps(epoch):
             yield step if self.drawer.is_idle else self._drawn(step, epoch)
 
-    def _drawn(self, step: Step, epoch: int) -> DrawnStep:
+    def _drawn(self, step: Step, epoch: int) -> Step:
         draws: dict[str, Draw | None] = {}
         result = []
         for reference in step:
@@ -57,17 +57,17 @@ class DrawnTiles(Steps):
             result.append(self._shown(reference, draws[words]))
         return tuple(result)
 
-    def _shown(self, reference: TileReference, draw: Draw | None) -> DrawnTile:
-        image, tile = reference
+    def _shown(self, reference: TileReference, draw: Draw | None) -> TileReference:
+        image, tile, _ = reference
         if draw is None or draw.view is None:
-            return DrawnTile(image, tile, draw)
-        if draw.view.transposed and image in self.turned:
+            return TileReference(image, tile, draw)
+        if draw.view.shape != self.drawer.shapes[image]:
             draw = replace(draw, source=image)
             image = len(self.drawer.shapes) + self.turned.index(image)
         if self.tilings:
-            core = self.tilings[reference.image].tiles[tile].core
+            core = self.tilings[reference.image].tiles[tile].core  # type: ignore[index]
             tile = self.tilings[image].tile_at(*draw.view.find(*_centre(core))).index  # type: ignore[union-attr]
-        return DrawnTile(image, tile, draw)
+        return TileReference(image, tile, draw)
 
 
 def _centre(box: Box) -> tuple[float, float]:
@@ -109,33 +109,30 @@ class DrawnWindows(Steps):
     def steps_per_epoch(self) -> int:
         return math.ceil(sum(self._areas()) / (self.per_step * self.side**2))
 
-    def steps(self, epoch: int) -> Iterator[DrawnStep]:
+    def steps(self, epoch: int) -> Iterator[Step]:
         for index in range(self.steps_per_epoch):
             yield self.step(Position(epoch, index))
 
-    def step(self, position: Position) -> DrawnStep:
+    def step(self, position: Position) -> Step:
         return tuple(self._window(position, k) for k in range(self.per_step))
 
-    def _window(self, position: Position, k: int) -> DrawnTile:
+    def _window(self, position: Position, k: int) -> TileReference:
         words = f"tiledseg.windows {self.seed} {position.epoch} {position.step} {k}"
         generator = random.Random(drawn_number(words, "place"))
         place = self._place(generator)
         image = place[0] if place else self._image(generator)
-        draw = self.drawer.draw(words, image)
-        view = whole(self.drawer.shapes[image]) if draw is None or draw.view is None else draw.view
-        upright = replace(view, rotation=None)
+        view, photometry, angle = self.drawer.draw_upright(words, image)
         if place:
-            row, col = (self._around(at, size) for at, size in zip(upright.find(*place[1:]), view.shape, strict=True))
+            row, col = (self._around(at, size) for at, size in zip(view.find(*place[1:]), view.shape, strict=True))
         else:
             row, col = (int(generator.random() * self._starts(size)) * self._unit for size in view.shape)
-        if draw is not None and view.rotation is not None:
-            middle = (self.side - 1) / 2
-            view = replace(view, rotation=view.rotation.about(row + middle, col + middle))
-            draw = replace(draw, view=view)
+        if angle:
+            view = view.rotated(angle, row + (self.side - 1) / 2, col + (self.side - 1) / 2)
         if self.footprint:
-            return DrawnTile(image, window_tile(view.shape, (row, col), self.side, self.footprint, k), draw)
-        window = view.window(row, col, (self.side, self.side))
-        return DrawnTile(k, 0, Draw(window, draw.photometry if draw else None, image))
+            tile = window_tile(view.shape, (row, col), self.side, self.footprint, k)
+            changed = None if view == View(self.drawer.shapes[image]) else view
+            return TileReference(image, tile, Draw(changed, photometry) if changed or photometry else None)
+        return TileReference(k, 0, Draw(view.window(row, col, (self.side, self.side)), photometry, image))
 
     def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
         """Return (image, row, col) that a window is to show, by content; None for any."""

@@ -7,13 +7,14 @@ of change has a generator of its own, so that one more kind changes no draw of t
 from __future__ import annotations
 
 import hashlib
-import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from affine import Affine
 
 from tiledseg.config.augmentation import Augmentation
+from tiledseg.raster.places import View
 from tiledseg.raster.samples.photometry import Photometry
-from tiledseg.raster.samples.views import Line, Rotation, View
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,16 @@ class Drawer:
         augmentation = self.augmentation
         if self.is_idle:
             return None
-        view = draw_view(augmentation, words, self.shapes[image]) if augmentation.moves else None
+        view = draw_view(augmentation, words, self.shapes[image])
         photometry = draw_photometry(augmentation, words, self.bands) if augmentation.recolours else None
-        return Draw(None if view is None or view.is_whole else view, photometry)
+        return Draw(None if view == View(self.shapes[image]) else view, photometry)
+
+    def draw_upright(self, words: str, image: int) -> tuple[View, Photometry | None, float]:
+        """Draw for an image, by `words` alone: a view that is not rotated, and the degrees of its rotation."""
+        upright = replace(self, augmentation=replace(self.augmentation, rotate=0.0)).draw(words, image) or Draw()
+        most = self.augmentation.rotate
+        angle = _angle(most, _generator(words, "rotate")) if most else 0.0
+        return upright.view or View(self.shapes[image]), upright.photometry, angle
 
 
 def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) -> View:
@@ -63,33 +71,32 @@ def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) ->
     least, largest = augmentation.scale
     factor = least * (largest / least) ** scale.random()
     shifts = [int(move.random() * (2 * augmentation.translate + 1)) - augmentation.translate for _ in range(2)]
-    row, col = (
+    (row, down), (col, right) = (
         _line(size, back, factor, scale.random(), shift)
         for size, back, shift in zip(shape, backward, shifts, strict=True)
     )
-    transposed = quarters % 2 == 1
-    shown = (shape[1], shape[0]) if transposed else shape
-    return View(shown, row, col, transposed, _rotation(augmentation.rotate, words, shown))
+    view = View(shape, Affine(down, 0, row, 0, right, col))
+    if quarters % 2:
+        view = View((shape[1], shape[0]), Affine(0, down, row, right, 0, col))
+    if augmentation.rotate:
+        generator = _generator(words, "rotate")
+        angle = _angle(augmentation.rotate, generator)
+        view = view.rotated(angle, *(generator.random() * size - 0.5 for size in view.shape))
+    return view
 
 
-def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | None:
-    """Draw a rotation by at most `most` degrees, about a point of a view of `shape`."""
-    if not most:
-        return None
-    generator = _generator(words, "rotate")
-    angle = math.radians(most * (2 * generator.random() - 1))
-    row, col = (generator.random() * size - 0.5 for size in shape)
-    return Rotation(math.cos(angle), math.sin(angle), row, col)
+def _angle(most: float, generator: random.Random) -> float:
+    return most * (2 * generator.random() - 1)
 
 
-def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> Line:
-    """Return the line of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it, then
-    moved."""
+def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> tuple[float, float]:
+    """Return start and step of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it,
+    then moved."""
     base, sign = (size - 1, -1) if backward else (0, 1)
     if factor == 1:
-        return Line(base + sign * shift, sign)
+        return base + sign * shift, sign
     fixed = point * size - 0.5
-    return Line(base + sign * ((shift - fixed) / factor + fixed), sign / factor)
+    return base + sign * ((shift - fixed) / factor + fixed), sign / factor
 
 
 def draw_photometry(augmentation: Augmentation, words: str, bands: int) -> Photometry:

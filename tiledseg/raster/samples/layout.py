@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiledseg.errors import RasterError
-from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.reading.gdal_open import CACHE_BYTES
@@ -24,14 +24,15 @@ def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
     """
     if info.tiling is not None:
         return 1.0
-    whole = Box.of_shape(info.shape)
     needed = decoded = 0
     for tile in tiling.tiles:
-        box = tile.context.clip(whole)
-        rows = _covered(box.row, info.block_shape[0], info.height)
-        cols = _covered(box.col, info.block_shape[1], info.width)
+        box = tile.context.clip(Box.of_shape(info.shape))
+        (top, bottom), (left, right) = (
+            (side.start // block * block, min(-(-side.stop // block) * block, size))
+            for side, block, size in zip((box.row, box.col), info.block_shape, info.shape, strict=True)
+        )
         needed += box.area
-        decoded += (rows.stop if info.sequential else rows.size) * cols.size
+        decoded += (bottom if info.sequential else bottom - top) * (right - left)
     return decoded / needed
 
 
@@ -73,8 +74,3 @@ def check_cut(info: RasterInfo, tiling: Tiling) -> None:
     if not all(a.context.contains(b.context) for a, b in zip(cut.tiles, tiling.tiles, strict=True)):
         halo, needed = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
         raise RasterError(f"{info.path} was cut with halo {halo}, but the run needs {needed}; {_REMEDY}")
-
-
-def _covered(interval: Interval, block: int, size: int) -> Interval:
-    """Return the positions of all blocks that the interval touches."""
-    return Interval(interval.start // block * block, min(-(-interval.stop // block) * block, size))

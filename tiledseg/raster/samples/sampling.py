@@ -24,25 +24,11 @@ from tiledseg.system.console import counted
 
 
 class TileReference(NamedTuple):
-    """Tile `tile` of image `image`, both counted from 0."""
-
-    image: int
-    tile: int
-
-    @property
-    def draw(self) -> None:
-        """Return None: the tile is read as it lies on the disk."""
-
-
-T = TypeVar("T")
-
-
-class DrawnTile(NamedTuple):
-    """Tile `tile` of image `image`, both counted from 0, or the tile itself, as a draw changes it."""
+    """Tile `tile` of image `image`, both counted from 0, or the tile itself, as a draw changes it, if any."""
 
     image: int
     tile: int | Tile
-    draw: Draw | None
+    draw: Draw | None = None
 
 
 class Position(NamedTuple):
@@ -52,8 +38,8 @@ class Position(NamedTuple):
     step: int
 
 
+T = TypeVar("T")
 Step = tuple[TileReference, ...]
-DrawnStep = tuple[TileReference | DrawnTile, ...]
 
 
 class Steps(ABC):
@@ -64,10 +50,10 @@ class Steps(ABC):
     def steps_per_epoch(self) -> int: ...
 
     @abstractmethod
-    def steps(self, epoch: int) -> Iterable[DrawnStep]:
+    def steps(self, epoch: int) -> Iterable[Step]:
         """Return the steps of an epoch."""
 
-    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
+    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
         """Yield the steps from `position` to the end of epoch `epochs` - 1, each with its own position."""
         for epoch in range(position.epoch, epochs):
             first = position.step if epoch == position.epoch else 0

@@ -17,17 +17,21 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from affine import Affine
+from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.georeferencing import named_crs
-from tiledseg.raster.info import RasterInfo, as_json, from_json
+from tiledseg.raster.info import GroundControl, RasterInfo
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader
 from tiledseg.raster.retrying import reading
 
 if TYPE_CHECKING:
@@ -115,39 +119,23 @@ def count_rasters(file: h5py.File, kind: str) -> int:
     return len(file[kind]) if kind in file else 0
 
 
-def described(file: h5py.File, name: StoreName) -> str:
+def described(file: h5py.File, name: StoreName) -> dict[str, Any]:
     """Return the JSON of a raster and of its tiling. Raises RasterError where the store lacks it, or it is damaged."""
     if name.group not in file:
         count = count_rasters(file, name.kind)
         raise RasterError(f"{name} does not exist: {name.store} holds {count} {name.kind}, counted from 0")
-    attributes = file[name.group].attrs
-    text = str(attributes["raster"])
-    if int(attributes["crc32"]) != checksum(text):
-        raise RasterError(f"{name} has a description that is not the one written; {DAMAGED}")
-    return text
+    with reading(f"open the tile store {name}", DAMAGED):
+        attributes = file[name.group].attrs
+        text = str(attributes["raster"])
+        if int(attributes["crc32"]) != checksum(text):
+            raise RasterError(f"{name} has a description that is not the one written; {DAMAGED}")
+        raster: dict[str, Any] = json.loads(text)
+        return raster
 
 
 def checksum(text: str) -> int:
     """Return the checksum that stands beside a raster's JSON: HDF5 keeps texts in a heap that has none."""
     return zlib.crc32(text.encode(errors="surrogateescape"))
-
-
-def load_info(file: h5py.File, name: StoreName) -> RasterInfo:
-    """Return one raster of a store, its tiling included. Raises RasterError where datasets do not fit the JSON."""
-    with reading(f"open the tile store {name}", DAMAGED):
-        raster = json.loads(described(file, name))
-        pixels, invalid = slots(file, name)
-        size, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
-        if grid[0] * grid[1] != len(pixels):
-            raise RasterError(f"{name} holds {len(pixels)} tiles, but its grid is {list(grid)}; {DAMAGED}")
-        tiling = make_tiling(size, grid, Footprint(**raster["footprint"]))
-        info = _decode(raster, str(name), tiling, bool(invalid.id.get_storage_size()))
-        shape = (len(tiling), *slot_shape(name.labels, info, tiling))
-        if (pixels.shape, pixels.dtype.name) != (shape, info.dtype) or invalid.shape != (shape[0], *shape[2:]):
-            raise RasterError(
-                f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {info.dtype}; {DAMAGED}"
-            )
-        return info
 
 
 def slots(file: h5py.File, name: StoreName) -> tuple[h5py.Dataset, h5py.Dataset]:
@@ -179,7 +167,7 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
             "dtype": info.dtype,
             "crs": info.crs.to_wkt() if info.crs else None,
             "transform": list(info.transform)[:6] if info.transform is not None else None,
-            "ground": as_json(info.ground),
+            "ground": info.ground,
             "nodata": info.nodata,
             "band_numbers": list(info.band_numbers),
             "palette": info.palette,
@@ -190,24 +178,98 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
     )
 
 
-def _decode(raster: dict[str, Any], name: str, tiling: Tiling, has_mask: bool) -> RasterInfo:
-    palette = raster["palette"]
+class StoreReader(RasterReader):
+    """One raster of a tile store. A box within a stored context is read from it alone; any other is put together."""
+
+    def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
+        self._name = name = parse_store_name(path) or _only_image(path)
+        with open_store(name.store) as file, reading(f"open the tile store {name}", DAMAGED):
+            raster = described(file, name)
+            pixels, invalid = slots(file, name)
+            self.info = _info(raster, str(name), bool(invalid.id.get_storage_size()))
+            tiling = self.info.tiling
+            assert tiling is not None, "a store says how it was cut"
+            shape, dtype = (len(tiling), *slot_shape(name.labels, self.info, tiling)), self.info.dtype
+            if (pixels.shape, pixels.dtype) != (shape, dtype) or invalid.shape != (shape[0], *shape[2:]):
+                raise RasterError(
+                    f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {dtype}; {DAMAGED}"
+                )
+        _check_options(self.info, bands, nodata)
+        self._tiles = tiling.tiles
+        self._boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
+        self._rows = [box.row for box in self._boxes[:: tiling.grid[1]]]
+        self._cols = [box.col for box in self._boxes[: tiling.grid[1]]]
+        self._handles = HandlePool(path, lambda: open_store(name.store), lambda file: file.close())
+        self.held = (self._handles,)
+
+    def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        row = next((i for i, interval in enumerate(self._rows) if interval.contains(box.row)), None)
+        col = next((j for j, interval in enumerate(self._cols) if interval.contains(box.col)), None)
+        if row is None or col is None:
+            return super()._read(box)
+        return self._read_slot(row * len(self._cols) + col, box)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW = np.empty((self.info.bands, *box.shape), self.info.dtype)
+        valid_HW = np.empty(box.shape, np.bool_)
+        for tile in self._tiles:
+            part = box.clip(tile.core)
+            if part.area:
+                at = part.relative_to(box).slices
+                pixels_CHW[:, *at], valid_HW[at] = self._read_slot(tile.index, part)
+        return pixels_CHW, valid_HW
+
+    def _read_slot(self, index: int, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        """Return pixels and validity of a box within slot `index`."""
+        at = box.relative_to(self._boxes[index]).slices
+        with self._handles.borrow() as file:
+            pixels, invalid = slots(file, self._name)
+            pixels_CHW = pixels[index, :, *at]
+            valid_HW = invalid[index, *at] == 0 if self.info.has_mask else np.ones(box.shape, np.bool_)
+        return pixels_CHW, valid_HW
+
+
+def _only_image(path: str) -> StoreName:
+    names = store_images(path)
+    if len(names) != 1:
+        raise RasterError(f"{path} holds {len(names)} images; name one of them, such as {path}#0")
+    return names[0]
+
+
+def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
+    size, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
+    tiling, ground = make_tiling(size, grid, Footprint(**raster["footprint"])), raster["ground"]
     return RasterInfo(
         name,
-        *tiling.raster,
+        *size,
         raster["bands"],
         str(np.dtype(raster["dtype"])),
         crs=named_crs(name, raster["crs"]) if raster["crs"] else None,
         transform=Affine(*raster["transform"]) if raster["transform"] else None,
-        ground=from_json(raster["ground"]),
+        ground=ground and GroundControl(tuple(map(tuple, ground[0])), ground[1], tuple(map(tuple, ground[2]))),
         nodata=raster["nodata"],
         block_shape=tiling.context_max,
         has_mask=has_mask,
         band_numbers=tuple(raster["band_numbers"]),
         driver="tiles",
-        palette=tuple((index, tuple(colour)) for index, colour in palette) if palette else None,
+        palette=tuple((index, tuple(colour)) for index, colour in raster["palette"] or ()) or None,
         tiling=tiling,
         files=(name.rpartition("#")[0],),
         class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
         holds_classes="class_names" in raster,
     )
+
+
+def _check_options(info: RasterInfo, bands: Sequence[int] | None, nodata: float | None) -> None:
+    """Raise RasterError for other bands or another nodata value than the store was cut with."""
+    if bands is not None and tuple(bands) != info.band_numbers:
+        raise RasterError(
+            f"data.bands is {list(bands)} but {info.path} was cut with bands {list(info.band_numbers)}; "
+            "leave data.bands out, or cut the store again with --bands"
+        )
+    both_nan = nodata != nodata and info.nodata != info.nodata
+    if nodata is not None and nodata != info.nodata and not both_nan:
+        raise RasterError(
+            f"data.nodata is {nodata} but {info.path} was cut with {info.nodata}; leave data.nodata out, or cut the "
+            "store again with --nodata"
+        )

@@ -30,9 +30,9 @@ from tiledseg.raster.tile_store.store import (
     described,
     encode,
     is_tile_store,
-    load_info,
     open_store,
     slot_shape,
+    slots,
 )
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
@@ -107,8 +107,8 @@ def is_cut(path: str, plan: StorePlan) -> bool:
             )
         for name, info, tiling in plan.rasters():
             own = name._replace(store=path)
-            load_info(file, own)  # raises where the store is damaged
-            written, now = json.loads(described(file, own)), json.loads(_identity(info, tiling))
+            written, now = described(file, own), json.loads(_identity(info, tiling))
+            slots(file, own)
             for key, value in now.items():
                 if written.get(key) != value:
                     raise OutputError(

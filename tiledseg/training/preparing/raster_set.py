@@ -14,7 +14,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
-from tiledseg.raster.finding.sources import (
+from tiledseg.raster.finding import (
     HELD_OUT,
     HELD_OUT_ALONE,
     LEARNT,

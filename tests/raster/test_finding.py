@@ -1,4 +1,4 @@
-"""Images and labels as people keep them: folders, patterns, lists and manifests."""
+"""Images and labels as people keep them: paths, folders, globs, patterns and lists."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.finding.patterns import matched
-from tiledseg.raster.finding.sources import HELD_OUT, HELD_OUT_ALONE, find_sources, has_validation, pair_sources
+from tiledseg.raster.finding import (
+    EVERY,
+    HELD_OUT,
+    HELD_OUT_ALONE,
+    expand_sources,
+    find_sources,
+    has_validation,
+    left_out,
+    matched,
+    pair_sources,
+)
+from tiledseg.raster.names import gdal_path, is_remote
 
 KEYS = "data.images", "data.labels"
 CITIES = {"aachen": ("000000_000019", "000001_000019"), "bochum": ("000000_000313",)}
@@ -131,10 +141,75 @@ def test_lists_that_cannot_be(name: str, text: str, words: list[str]) -> None:
         ("a", "b", ["a/1.png", "no labels b/1.*"]),
         ("a/*.png", "b/{2}.png", ["{2}", "{stem}, {parent}, {1}"]),
         ("a/*.png", "b/{}.png", ["{}", "{stem}"]),
+        ("a/*.png", "b/*.png", ["data.images has 1 rasters but data.labels has 2"]),
     ],
 )
 def test_images_without_labels(images: str, labels: str, words: list[str]) -> None:
-    touch("a/1.png", "b/2.png")
+    touch("a/1.png", "b/2.png", "b/3.png")
     with pytest.raises(RasterError) as caught:
         pair_sources([images], [labels], KEYS)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.fixture
+def files(folder: Path) -> Path:
+    touch("b.tif", "a.tif", "c.png", "odd[1].tif", "deep/d.tif", "deep/er/e.tif")
+    (folder / "bare").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["?.tif"], ["a.tif", "b.tif"]),
+        (["c.png", "?.tif"], ["c.png", "a.tif", "b.tif"]),
+        (["b.tif", "a.tif"], ["b.tif", "a.tif"]),
+        (["odd[1].tif"], ["odd[1].tif"]),
+        (["deep"], ["deep/d.tif"]),
+        (["deep/**/*.tif"], ["deep/d.tif", "deep/er/e.tif"]),
+        (["gs://bucket/*.tif", "a.tif"], ["gs://bucket/*.tif", "a.tif"]),
+        (["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"], ["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"]),
+    ],
+)
+def test_expands_in_the_order_given_and_globs_by_name(files: Path, patterns: list[str], expected: list[str]) -> None:
+    assert expand_sources(patterns, "data.images") == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        ([], "data.images is empty"),
+        (["x*.tif"], "nothing matches the glob x*.tif"),
+        (["none.tif"], "none.tif does not exist"),
+        (["bare"], "the folder bare holds no raster (.tif, "),
+        (["a.tif", "b.tif", "./a.tif"], "holds ./a.tif twice, at positions 0 and 2"),
+        (["*.tif", "b.tif"], "twice, at positions 1 and 3"),
+        (["s3://b/a.tif", "s3://b/a.tif"], "twice, at positions 0 and 1"),
+    ],
+)
+def test_says_what_is_wrong_in_one_line(files: Path, patterns: list[str], words: str) -> None:
+    with pytest.raises(RasterError) as error:
+        expand_sources(patterns, "data.images")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_list_gives_the_parts_that_are_asked_for_and_the_others_are_told() -> None:
+    """To learn from: of split train, and of none; to be mapped: all."""
+    Path("list.csv").write_text("image,split\na.tif,test\nb.tif,\nc.png,val\ndeep/d.tif,train\n")
+    assert expand_sources(["list.csv"], "x") == ("b.tif", "deep/d.tif")
+    assert expand_sources(["list.csv"], "x", EVERY) == ("a.tif", "b.tif", "c.png", "deep/d.tif")
+    (line,) = left_out(["list.csv", "odd[1].tif", "deep"], "--images")
+    assert line.startswith("--images: 2 images of list.csv of split test or val left out; ")
+    assert "3 images of list.csv of split None or test or train" in left_out(["list.csv"], "x", HELD_OUT)[0]
+    assert left_out(["list.csv"], "x", EVERY) == left_out(["deep"], "x") == []
+
+
+def test_urls_as_gdal_spells_them() -> None:
+    assert gdal_path("s3://bucket/a/b.tif") == "/vsis3/bucket/a/b.tif"
+    assert gdal_path("gs://bucket/b.tif") == "/vsigs/bucket/b.tif"
+    assert gdal_path("https://host/b.tif") == "/vsicurl/https://host/b.tif"
+    assert gdal_path("/vsis3/bucket/b.tif") == "/vsis3/bucket/b.tif"
+    assert gdal_path("local.tif") == "local.tif"
+    assert not is_remote("data/s3/local.tif")

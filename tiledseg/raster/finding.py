@@ -1,31 +1,39 @@
-"""The rasters that a user means by paths, globs and URLs, in an order that never changes."""
+"""The rasters that a user means by paths, globs, URLs and lists, with their labels, in an order that never changes.
+
+Lists of rasters are files, which hold
+- `.txt`: an image a line, or an image, a tab and its labels; `#` begins a comment line;
+- `.csv`: a header with `image`, and some of `label`, `split`;
+- `.geojson`, `.json`: a FeatureCollection whose features have the properties `image`, and some of `label`, `split`.
+`split` is `train`, `val` (or `validation`) or `test`, whose rows nobody learns from. Paths are relative to the list's
+folder. URLs stand as they are, and need `references`.
+
+Labels may be named by a pattern: `{stem}` is the image's file name without its ending, `{parent}` the name of its
+folder, and `{1}`, `{2}`, ... the text that the first, second, ... wildcard of the images' glob stands for.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
-from tiledseg.raster.finding.manifest import TEST, TRAIN, VALIDATION, is_manifest, read_manifest
-from tiledseg.raster.finding.patterns import (
-    folder_of,
-    is_pattern,
-    labels_for,
-    matched,
-    matching_objects,
-    objects_in,
-)
 from tiledseg.raster.names import REFERENCES, is_named, is_vector
-from tiledseg.raster.remote.objects import is_bucket_folder, parse_s3
+from tiledseg.raster.remote import check_obstore, is_bucket_folder, list_folder, parse_s3
+from tiledseg.raster.text_files import csv_rows, parse_features, read_list
 from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.console import counted
 from tiledseg.system.files import irregular_kind
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
 """Endings of the files that a folder stands for."""
+_LIST_ENDINGS = (".txt", ".csv", ".geojson", ".json")
 
+TRAIN, VALIDATION, TEST = "train", "val", "test"
+_SPLITS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
 Parts = tuple[str | None, ...]
 LEARNT: Parts = (None, TRAIN)
 HELD_OUT: Parts = (VALIDATION,)
@@ -35,20 +43,24 @@ EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
 """Parts of a list that is given to be mapped."""
 
 _REMEDY = "give a path, glob or URL of a raster"
-
-
-def as_list(paths: str | Sequence[str]) -> list[str]:
-    return [paths] if isinstance(paths, str) else list(paths)
+_FIELD = re.compile(r"\{(\w*)\}")
+_WILDCARDS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]")
+_EXPRESSIONS = {"**/": r"((?:.*/)?)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
 
 
 class RasterSource(NamedTuple):
     """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards`, and the `place` in a
-    list that names it."""
+    list that names it, with its `split` there."""
 
     path: str
     labels: str | None = None
     wildcards: tuple[str, ...] = ()
     place: str = ""
+    split: str | None = None
+
+
+def as_list(paths: str | Sequence[str]) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths)
 
 
 def expand_sources(
@@ -59,8 +71,8 @@ def expand_sources(
 
     s3:// has globs too, and folders where the name ends in a slash. Any other URL, a `/vsi...` path or a subdataset
     name stands for itself, and so does a file whose own name holds `*`, `?` or `[`. A tile store stands for all of its
-    images, a list (see `manifest`) for those of the `parts` of the data (None: images without a part). URLs in a list
-    are opened with `references` only. `key` (such as "data.images") is the name in error messages.
+    images, a list for those of the `parts` of the data (None: images without a part). URLs in a list are opened with
+    `references` only. `key` (such as "data.images") is the name in error messages.
 
     Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
     a path that occurs twice, and where a bucket is not to be listed.
@@ -86,24 +98,20 @@ def find_sources(
 
 def has_validation(patterns: Sequence[str]) -> bool:
     """Return True if a list among the images names some to validate on."""
-    return any(entry.split == VALIDATION for path in _manifests(patterns) for entry in read_manifest(path))
+    return any(entry.split == VALIDATION for path in patterns if _is_list(path) for entry in _read_list(path))
 
 
 def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
     """Return a line for each list that has images of none of the `parts`."""
     lines = []
-    for path in _manifests(patterns):
-        splits = [str(entry.split) for entry in read_manifest(path) if entry.split not in parts]
+    for path in filter(_is_list, patterns):
+        splits = [str(entry.split) for entry in _read_list(path) if entry.split not in parts]
         if splits:
             lines.append(
                 f"{key}: {counted(len(splits), 'image')} of {path} of split {' or '.join(sorted(set(splits)))} left "
                 "out; to take them, give a list that names no split"
             )
     return lines
-
-
-def _manifests(patterns: Sequence[str]) -> list[str]:
-    return [pattern for pattern in patterns if not is_named(pattern) and is_manifest(pattern)]
 
 
 def pair_sources(
@@ -115,9 +123,9 @@ def pair_sources(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the images and, with them, their labels.
 
-    Labels are paired in order; by name where both are one folder each; by a pattern (see `patterns`) where they are
-    one; one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
-    `parts` and `references`: as `expand_sources`.
+    Labels are paired in order; by name where both are one folder each; by a pattern where they are one; one file of
+    vectors goes with every image. Without `labels` they are those of the images' list, or tile store. `parts` and
+    `references`: as `expand_sources`.
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
@@ -133,17 +141,12 @@ def pair_sources(
         label_paths = tuple(_store_labels(path) or path for path in expand_sources(labels, keys[1], parts, references))
     else:
         label_paths = tuple(_own_labels(source, keys[1]) for source in sources)
-    check_counts(image_paths, label_paths, keys)
-    return image_paths, label_paths
-
-
-def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple[str, str]) -> None:
-    """Raise RasterError unless there are as many labels as images: they are paired in order."""
-    if len(images) != len(labels):
+    if len(image_paths) != len(label_paths):
         raise RasterError(
-            f"{keys[0]} has {len(images)} rasters but {keys[1]} has {len(labels)}; give one label raster for "
+            f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
             "each image, in the same order"
         )
+    return image_paths, label_paths
 
 
 def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
@@ -153,19 +156,26 @@ def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
         return None
     if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], labels[0])):
         return os.path.join(labels[0], "{stem}.*")
-    return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
+    return labels[0] if _FIELD.search(labels[0]) and not os.path.exists(labels[0]) else None
 
 
 def _presence(pattern: str, key: str) -> Callable[[str], bool]:
     """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
     if parse_s3(pattern) is None or not pattern.endswith(".*"):
         return os.path.isfile
-    return frozenset(objects_in(folder_of(pattern[: pattern.index("{")]), key, deep=True)).__contains__
+    return frozenset(_objects_in(_folder_of(pattern[: pattern.index("{")]), key, deep=True)).__contains__
 
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
     """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
-    labels = labels_for(source.path, source.wildcards, pattern, keys[1])
+    fields = {"stem": os.path.splitext(os.path.basename(source.path))[0]}
+    fields["parent"] = os.path.basename(os.path.dirname(source.path))
+    fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
+    for field in _FIELD.findall(pattern):
+        if field not in fields:
+            names = ", ".join(f"{{{name}}}" for name in fields)
+            raise RasterError(f"{keys[1]} is {pattern}, but {source.path} has no {{{field}}}; give some of {names}")
+    labels = _FIELD.sub(lambda field: fields[field[1]], pattern)
     if labels.endswith(".*"):
         paths = [path for path in (labels[:-2] + ending for ending in IMAGE_ENDINGS) if is_there(path)]
         if len(paths) != 1:
@@ -203,9 +213,9 @@ def _store_labels(path: str) -> str | None:
 
 def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
     if is_bucket_folder(pattern):
-        return _rasters(pattern, objects_in(pattern, key), key)
+        return _rasters(pattern, _objects_in(pattern, key), key)
     if parse_s3(pattern) and glob.has_magic(pattern):
-        return _matches(pattern, matching_objects(pattern, key), key)
+        return _matches(pattern, _matching_objects(pattern, key), key)
     if is_named(pattern) or parse_store_name(pattern):
         return [RasterSource(pattern)]
     if is_tile_store(pattern):
@@ -215,21 +225,32 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Rast
     kind = irregular_kind(pattern)
     if kind is not None:
         raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
-    if is_manifest(pattern):
+    if _is_list(pattern):
         return _listed(pattern, key, parts, references)
     if os.path.exists(pattern):
         return [RasterSource(pattern)]
     if not glob.has_magic(pattern):
         raise RasterError(f"{key}: {pattern} does not exist; {_REMEDY}")
-    return _matches(
-        pattern, sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)), key
-    )
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
+    return _matches(pattern, paths, key)
 
 
 def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]:
     if not paths:
         raise RasterError(f"{key}: nothing matches the glob {pattern}; {_REMEDY}")
     return [RasterSource(path, wildcards=matched(pattern, path)) for path in paths]
+
+
+def matched(pattern: str, path: str) -> tuple[str, ...]:
+    """Return the text that each wildcard of a glob stands for in a path that it matches; nothing for another path."""
+    expression, at = "", 0
+    for wildcard in _WILDCARDS.finditer(pattern):
+        expression += re.escape(pattern[at : wildcard.start()])
+        inner = wildcard[0][1:-1]
+        expression += _EXPRESSIONS.get(wildcard[0]) or f"([{'^' + inner[1:] if inner.startswith('!') else inner}])"
+        at = wildcard.end()
+    match = re.fullmatch(expression + re.escape(pattern[at:]), path)
+    return tuple((part or "").rstrip("/") for part in match.groups()) if match else ()
 
 
 def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
@@ -241,16 +262,91 @@ def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
     return [RasterSource(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in rasters]
 
 
+def _objects_in(folder: str, key: str, deep: bool = False) -> list[str]:
+    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it."""
+    check_obstore(key, folder)
+    name = parse_s3(folder)
+    if name is None:
+        raise RasterError(f"{key}: the bucket's name has a wildcard or a field; name one bucket")
+    return list_folder(name, deep)
+
+
+def _folder_of(url: str) -> str:
+    """Return the URL up to its last slash."""
+    return url[: url.rindex("/") + 1]
+
+
+def _matching_objects(pattern: str, key: str) -> list[str]:
+    """Return the URLs that a glob means, sorted, by the rules of `glob`: `*` stays within a folder, `**/` is any
+    folders, and names that begin with a dot are hidden. An object whose own name is the pattern is the only one."""
+    folder = _folder_of(pattern[: next(at for at in range(len(pattern)) if glob.has_magic(pattern[at]))])
+    urls = _objects_in(folder, key, deep="/" in pattern[len(folder) :] or "**" in pattern)
+    if pattern in urls:
+        return [pattern]
+    shows_hidden = "/." in pattern
+    return sorted(
+        url for url in urls if matched(pattern, url) and (shows_hidden or "/." not in f"/{url[len(folder) :]}")
+    )
+
+
+def _is_list(path: str) -> bool:
+    return not is_named(path) and os.path.splitext(path)[1].lower() in _LIST_ENDINGS and os.path.isfile(path)
+
+
 def _listed(path: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
-    entries = [entry for entry in read_manifest(path) if entry.split in parts]
+    entries = [entry for entry in _read_list(path) if entry.split in parts]
     if not entries:
         raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
     for entry in entries:
-        foreign = [name for name in (entry.image, entry.label) if name and is_named(name) and not references]
+        foreign = [name for name in (entry.path, entry.labels) if name and is_named(name) and not references]
         if foreign:
             raise RasterError(
                 f"{entry.place} names {foreign[0]}, which is no path of a file and was not typed; where you trust this "
                 f"list, allow it with {REFERENCES}"
             )
-        _existing(entry.image, entry.place)
-    return [RasterSource(entry.image, entry.label, place=entry.place) for entry in entries]
+        _existing(entry.path, entry.place)
+    return entries
+
+
+def _read_list(path: str) -> list[RasterSource]:
+    """Return all entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
+    text = read_list(path)
+    ending = os.path.splitext(path)[1].lower()
+    rows: Iterator[tuple[str, Any]]
+    if ending == ".txt":
+        rows = _lines(path, text)
+    elif ending == ".csv":
+        rows = csv_rows(path, text, "image", "image,label,split", RasterError)
+    else:
+        rows = ((f"feature {at}", one.get("properties")) for at, one in enumerate(parse_features(path, text)[0]))
+    entries = [_entry(path, fields if isinstance(fields, Mapping) else {}, place) for place, fields in rows]
+    if not entries:
+        raise RasterError(f"{path} lists no image; give a line for each")
+    return entries
+
+
+def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = [word.strip() for word in line.split("\t")]
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if len(words) > 2:
+            raise RasterError(f"{path}, line {number} has {len(words)} columns; give an image, or a tab and its labels")
+        yield f"line {number}", dict(zip(("image", "label"), words, strict=False))
+
+
+def _entry(path: str, fields: Mapping[str, Any], place: str) -> RasterSource:
+    for name in ("image", "label", "split"):
+        if not isinstance(fields.get(name) or "", str):
+            raise RasterError(f"{path}, {place} has {name} {shown(fields[name])}; give text")
+    image, label, split = ((fields.get(name) or "").strip() for name in ("image", "label", "split"))
+    if not image:
+        raise RasterError(f"{path}, {place} names no image; give each its path")
+    if split.lower() not in _SPLITS:
+        raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
+    folder = os.path.dirname(path)
+    image, label = (
+        name if not name or "://" in name or name.startswith("/") else os.path.join(folder, name)
+        for name in (image, label)
+    )
+    return RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])

@@ -1,0 +1,261 @@
+"""Views against numpy's flips and turns and scipy's interpolation; warped rasters against rasterio's exact warp."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.warp import Resampling, reproject, transform
+from scipy.ndimage import map_coordinates
+
+from tests.small_files import UTM, write_raster
+from tiledseg.config.augmentation import Augmentation
+from tiledseg.errors import ConfigError, RasterError
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.places import View, view_reader
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.draws import draw_view
+
+H, W = 23, 17
+
+
+class ValidReader(RasterReader):
+    """Pixels with a mask, in memory."""
+
+    def __init__(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> None:
+        self._pixels_CHW, self._valid_HW = pixels_CHW, valid_HW
+        bands, height, width = pixels_CHW.shape
+        self.info = RasterInfo("memory", height, width, bands, str(pixels_CHW.dtype))
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        return self._pixels_CHW[:, *box.slices].copy(), self._valid_HW[box.slices].copy()
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def raster(dtype: str = "uint8", shape: tuple[int, int] = (H, W)) -> tuple[NDArray, NDArray[np.bool_]]:
+    random = np.random.default_rng(1)
+    return random.integers(1, 255, (2, *shape)).astype(dtype), random.random(shape) > 0.1
+
+
+def every_box(reader: RasterReader, shape: tuple[int, int]) -> tuple[NDArray, NDArray[np.bool_]]:
+    """The whole of a reader; boxes of it, which overlap, must be parts of that."""
+    pixels_CHW, valid_HW = reader.read(Box.of_shape(shape))
+    for top, left, side in itertools.product((0, 5, shape[0] - 6), (0, 3, shape[1] - 6), (1, 6)):
+        box = Box(Interval(top, top + side), Interval(left, left + side))
+        part_CHW, part_HW = reader.read(box)
+        np.testing.assert_array_equal(part_CHW, pixels_CHW[:, *box.slices])
+        np.testing.assert_array_equal(part_HW, valid_HW[box.slices])
+        assert part_CHW.flags.c_contiguous
+    return pixels_CHW, valid_HW
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reflections_turns_and_moves_are_those_of_numpy(seed: int) -> None:
+    pixels_CHW, valid_HW = raster(shape=(H, H))
+    view = draw_view(Augmentation(reflect=(True, True), turn=90, translate=4), str(seed), (H, H))
+    found_CHW, found_HW = every_box(view_reader(ValidReader(pixels_CHW, valid_HW), view), (H, H))
+    matches = []
+    for flip_rows, flip_cols, quarters in itertools.product((False, True), (False, True), range(4)):
+        for down, right in itertools.product(range(-4, 5), range(-4, 5)):
+            layers_CHW = np.concatenate([pixels_CHW, valid_HW[None]])
+            layers_CHW = layers_CHW[:, :: -1 if flip_rows else 1, :: -1 if flip_cols else 1]
+            layers_CHW = np.rot90(layers_CHW, quarters, (1, 2))
+            around_CHW = np.pad(layers_CHW, ((0, 0), (4, 4), (4, 4)))  # beyond the raster: 0, and not valid
+            moved_CHW = around_CHW[:, 4 + down : 4 + down + H, 4 + right : 4 + right + H]
+            if np.array_equal(found_HW, moved_CHW[-1] > 0) and np.array_equal(found_CHW, moved_CHW[:-1]):
+                matches.append((flip_rows, flip_cols, quarters, down, right))
+    assert len({match[3:] for match in matches}) == 1, "one move, and the two ways to say one turn with reflections"
+    assert len(matches) == 2
+
+
+def test_all_eight_ways_to_lay_a_square_are_drawn_and_each_about_as_often() -> None:
+    asked = Augmentation(reflect=(True, True), turn=90)
+    views = [draw_view(asked, str(seed), (8, 8)) for seed in range(800)]
+    counts = [views.count(view) for view in set(views)]
+    assert len(counts) == 8
+    assert min(counts) > 70
+    half = [draw_view(Augmentation(reflect=(False, True), turn=180), str(seed), (H, W)) for seed in range(20)]
+    assert {(view.shape, view.is_transposed, view.on_pixels) for view in half} == {((H, W), False, True)}
+
+
+RESIZED = Affine(1.25, 0, 2.3, 0, -1.25, W - 1.1)
+VIEWS = {
+    "smaller": (View((H, W), Affine(2, 0, 2.3, 0, -2, W - 1.1)), "uint8"),
+    "larger": (View((H, W), Affine(0.8, 0, 0.25, 0, 0.5, 0)), "float32"),
+    "rotated": (View((H, W), RESIZED).rotated(30.0, 9.2, 6.4), "uint8"),
+    "turned": (View((W, H), RESIZED @ Affine(0, 1, 0, 1, 0, 0)).rotated(-77.0, 9.2, 6.4), "float64"),
+    "half a turn": (View((H, W), RESIZED).rotated(180.0, 9.2, 6.4), "uint8"),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_pixels_between_pixels_are_scipys_and_classes_the_nearest(name: str) -> None:
+    """A pixel is valid where all that it is made of is, and takes nothing of what is not."""
+    view, dtype = VIEWS[name]
+    pixels_CHW, valid_HW = raster(dtype)
+    if dtype.startswith("float"):
+        pixels_CHW[:, ~valid_HW] = np.nan
+    a, b, c, d, e, f = view.to_raster[:6]
+    rows_HW, cols_HW = np.indices(view.shape).astype(float)
+    at = np.stack([a * rows_HW + b * cols_HW + c, d * rows_HW + e * cols_HW + f])
+    inside_HW = (at[0] >= -0.5) & (at[0] < H - 0.5) & (at[1] >= -0.5) & (at[1] < W - 0.5)
+    last = np.array([H - 1, W - 1])[:, None, None]
+    clipped = np.clip(at, 0, last)
+    whole_HW = map_coordinates((~valid_HW).astype(float), clipped, order=1) < 1e-12
+    zeroed_CHW = np.where(valid_HW, pixels_CHW, 0).astype(float)
+    expected_CHW = np.array([map_coordinates(band_HW, clipped, order=1) for band_HW in zeroed_CHW])
+    reader = view_reader(ValidReader(pixels_CHW, valid_HW), view)
+    found_CHW, found_HW = every_box(reader, view.shape)
+    assert 0.1 < found_HW.mean() < 0.9
+    np.testing.assert_array_equal(found_HW, inside_HW & whole_HW)
+    assert reader.info.dtype == str(found_CHW.dtype) == {"uint8": "float32"}.get(dtype, dtype)
+    np.testing.assert_allclose(found_CHW[:, found_HW], expected_CHW[:, found_HW], rtol=2e-5)
+    assert np.isfinite(found_CHW).all()
+    nearest = np.clip(np.floor(at + 0.5).astype(int), 0, last)
+    classes_CHW, there_HW = every_box(view_reader(ValidReader(pixels_CHW, valid_HW), view, classes=True), view.shape)
+    np.testing.assert_array_equal(there_HW, inside_HW & valid_HW[tuple(nearest)])
+    np.testing.assert_array_equal(classes_CHW[:, there_HW], pixels_CHW[:, *nearest][:, there_HW])
+
+
+def test_a_rotation_is_about_its_point() -> None:
+    """Counter-clockwise as seen, rows running down."""
+    view = View((H, W)).rotated(90.0, 9.0, 6.0)
+    assert view.to_raster @ (9.0, 6.0) == pytest.approx((9, 6))
+    assert view.to_raster @ (9.0, 7.0) == pytest.approx((8, 6))
+
+
+def test_a_view_finds_the_places_that_it_shows_and_its_windows_show_the_same() -> None:
+    asked = Augmentation(reflect=(True, True), turn=90, translate=4, scale=(0.7, 1.4), rotate=180)
+    for seed in range(20):
+        view = draw_view(asked, str(seed), (H, W))
+        rows_HW, cols_HW = view.places(Box.of_shape(view.shape))
+        for row, col in ((0, 0), (3, 11), (view.shape[0] - 1, view.shape[1] - 1)):
+            assert view.find(rows_HW[row, col], cols_HW[row, col]) == pytest.approx((row, col), abs=1e-9)
+        part = view.window(3, 2, (5, 7)).places(Box.of_shape((5, 7)))
+        np.testing.assert_allclose(part, np.stack([rows_HW, cols_HW])[:, 3:8, 2:9], atol=1e-9)
+
+
+def test_angles_are_drawn_evenly_either_way_and_change_no_other_draw() -> None:
+    plain, rotated = Augmentation(reflect=(True, True)), Augmentation(reflect=(True, True), rotate=30)
+    pairs = [[draw_view(asked, str(seed), (H, W)) for asked in (plain, rotated)] for seed in range(400)]
+    turns = [~before.to_raster @ after.to_raster for before, after in pairs]
+    degrees = np.degrees([np.arctan2(turn.d, turn.a) for turn in turns])
+    counts, _ = np.histogram(degrees, np.linspace(-30, 30, 7))
+    assert sum(counts) == 400
+    assert min(counts) > 40
+
+
+@pytest.mark.parametrize(("rotate", "scale", "expected"), [(0, 1.0, 1.0), (45, 1.0, 2**0.5), (180, 0.5, 2 * 2**0.5)])
+def test_how_far_a_pixel_reaches_along_rows_or_columns(rotate: float, scale: float, expected: float) -> None:
+    assert Augmentation(rotate=rotate, scale=(scale, 1.0)).reach == pytest.approx(expected)
+
+
+SHAPE = 90, 110
+PLACE = Affine(0.5, 0, 500000.1, 0, -0.5, 3760000.2)
+WEST = Affine(0.001, 0, 179.9, 0, -0.001, 50.1)
+GRIDS: dict[str, Any] = {  # of labels; of an image; centres so near an edge that the last digit decides
+    "coarser": ((UTM, Affine(0.7, 0, 499990.3, 0, -0.7, 3760003.1), (80, 120)), (UTM, PLACE), 2),
+    "turned": ((UTM, Affine(0.4, 0.1, 499995, 0.1, -0.4, 3760001), (120, 130)), (UTM, PLACE), 2),
+    "degrees": (("EPSG:4326", Affine(7e-6, 0, -117.00002, 0, -6e-6, 33.980537), (70, 80)), (UTM, PLACE), 2),
+    "both sides of 180 degrees": (
+        ("EPSG:4326", WEST, (200, 400)),
+        ("EPSG:32601", Affine(30, 0, 283500, 0, -30, 5545000)),
+        15,
+    ),
+    "a turn away": (
+        ("EPSG:4326", Affine(0.001, 0, -170.1, 0, -0.001, 50.1), (200, 400)),
+        ("EPSG:4326", Affine(0.001, 0, 189.95, 0, -0.001, 50.0)),
+        15,
+    ),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_each_label_is_the_one_that_holds_its_centre(tmp_path: Path, grid: str) -> None:
+    (crs, place, shape), (image_crs, image_place), few = GRIDS[grid]
+    raw_HW = np.random.default_rng(1).integers(0, 4, shape).astype(np.uint8)
+    write_raster(tmp_path / "labels.tif", raw_HW[None], crs=crs, transform=place)
+    write_raster(tmp_path / "image.tif", np.ones((1, *SHAPE), np.uint8), crs=image_crs, transform=image_place)
+    label_map = LabelMap.from_config(4)
+    with open_raster(str(tmp_path / "image.tif")) as image:
+        info = image.info
+    with pytest.raises(RasterError, match=r"differ in .*data\.warp true"):
+        LabelReading(label_map).open(str(tmp_path / "labels.tif"), info)
+    wanted_HW = np.full(SHAPE, 255, np.uint8)
+    grids = {"src_crs": crs, "dst_crs": image_crs, "src_transform": place, "dst_transform": image_place}
+    reproject(raw_HW, wanted_HW, **grids, resampling=Resampling.nearest, init_dest_nodata=False, tolerance=0)
+    with LabelReading(label_map, warp=True).open(str(tmp_path / "labels.tif"), info) as labels:
+        whole_HW = read_labels(labels, label_map, Box.of_shape(SHAPE))
+        for box in Box.of_shape(SHAPE).blocks(37, 41):
+            np.testing.assert_array_equal(read_labels(labels, label_map, box), whole_HW[box.slices])
+    assert np.count_nonzero(whole_HW != wanted_HW) <= few
+    assert len(np.unique(whole_HW)) >= 4
+    with pytest.raises(RasterError, match=r"image\.tif has no CRS"):
+        LabelReading(label_map, warp=True).open(str(tmp_path / "labels.tif"), replace(info, crs=None))
+
+
+@pytest.mark.parametrize("grid", ["coarser", "turned", "degrees"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_an_image_is_blended_of_four_pixels(tmp_path: Path, grid: str, dtype: str) -> None:
+    """As scipy interpolates at the centres, and where pixels are not shrunk, as GDAL's warp does; a pixel without data
+    leaves out those that it has a share in; by tiles as whole."""
+    crs, place, shape = GRIDS[grid][0]
+    raw_CHW = (np.random.default_rng(1).random((2, *shape)) * 250 + 1).astype(dtype)
+    raw_CHW[:, 20:24, 30:33] = 0
+    write_raster(tmp_path / "image.tif", raw_CHW, crs=crs, transform=place, nodata=0)
+    write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
+    reading = PairReading(None, None, False, LabelReading(LabelMap.from_config(4)), warps_images=True)
+    with reading.open_pair(str(tmp_path / "image.tif"), str(tmp_path / "labels.tif")) as (image, labels):
+        assert image.info.shape == labels.info.shape == SHAPE
+        assert (image.info.crs, image.info.transform) == (labels.info.crs, labels.info.transform)
+        pixels_CHW, valid_HW = every_box(image, SHAPE)
+        with reading.open_as(str(tmp_path / "image.tif"), image.info) as again:
+            np.testing.assert_array_equal(again.read(Box.of_shape(SHAPE))[0], pixels_CHW)
+    rows, cols = np.mgrid[: SHAPE[0], : SHAPE[1]].reshape(2, -1) + 0.5
+    points = np.array(transform(UTM, crs, *(PLACE @ (cols, rows))))
+    cols, rows = (part - 0.5 for part in (~place) @ points)
+    known_CHW = np.where(raw_CHW == 0, np.nan, raw_CHW.astype(np.float64))
+    wanted_CHW = np.array([map_coordinates(band_HW, (rows, cols), order=1, mode="nearest") for band_HW in known_CHW])
+    outside = (rows < -0.5) | (rows >= shape[0] - 0.5) | (cols < -0.5) | (cols >= shape[1] - 0.5)
+    wanted_CHW = np.where(outside, np.nan, wanted_CHW).reshape(2, *SHAPE)
+    both_HW = valid_HW & np.isfinite(wanted_CHW[0])
+    between_HW = np.min(np.abs([rows - np.rint(rows), cols - np.rint(cols)]), axis=0).reshape(SHAPE) > 1e-5
+    assert between_HW.mean() > 0.5
+    np.testing.assert_array_equal(valid_HW[between_HW], np.isfinite(wanted_CHW[0])[between_HW])
+    assert 0.3 < valid_HW.mean() < 1
+    rounding = 0.5 if dtype == "uint8" else 0.0
+    np.testing.assert_allclose(pixels_CHW[:, both_HW], wanted_CHW[:, both_HW], atol=rounding + 1e-3)
+    assert (pixels_CHW[:, ~valid_HW] == 0).all()
+    if grid != "turned":
+        warped_CHW = np.zeros((2, *SHAPE))
+        grids = {"src_crs": crs, "dst_crs": UTM, "src_transform": place, "dst_transform": PLACE, "tolerance": 0}
+        reproject(raw_CHW.astype(np.float64), warped_CHW, **grids, resampling=Resampling.bilinear)
+        np.testing.assert_allclose(pixels_CHW[:, both_HW], warped_CHW[:, both_HW], atol=rounding + 0.02)
+
+
+def test_images_that_cannot_be_warped(tmp_path: Path) -> None:
+    write_raster(tmp_path / "plain.tif", np.ones((1, 9, 9), np.uint8), crs=None, transform=Affine.identity())
+    write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
+    reading = PairReading(None, None, False, LabelReading(LabelMap.from_config(4)), warps_images=True)
+    for labels, error, words in (
+        ("labels.tif", RasterError, r"plain.tif has no CRS, so data.warp_images has nothing to go by"),
+        ("labels.gpkg", ConfigError, r"labels.gpkg are polygons, which have no grid"),
+    ):
+        with (
+            pytest.raises(error, match=words),
+            reading.open_pair(str(tmp_path / "plain.tif"), str(tmp_path / labels)),
+        ):
+            pass

@@ -1,0 +1,304 @@
+"""Files on servers: the variables that say where URLs lead to and who asks, and what obstore does with objects.
+
+GDAL reads pixels by itself. obstore (the extra `s3`) lists s3://bucket/key, and writes it, or http(s)://server/key by
+PUT, as WebDAV takes it. For an S3 server that is not Amazon's a user sets `AWS_ENDPOINT_URL`, as Amazon's own programs
+have it, or GDAL's `AWS_S3_ENDPOINT`, `AWS_HTTPS`, `AWS_VIRTUAL_HOSTING`. Web servers are asked with GDAL's
+`GDAL_HTTP_USERPWD` (user:password) or `GDAL_HTTP_BEARER` (a token). A refusal is one line: the URL, the server's words,
+and the names of the variables that were read, never their values.
+"""
+
+from __future__ import annotations
+
+import base64
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tiledseg.errors import ConfigError, RasterError, TiledsegError, install
+
+_URLS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_PLACE = ("AWS_S3_ENDPOINT", "AWS_HTTPS", "AWS_VIRTUAL_HOSTING", "AWS_REGION", "AWS_DEFAULT_REGION")
+_CERTIFICATES = ("GDAL_CURL_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "SSL_CERT_FILE")
+_OF_SYSTEMS = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+)
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST")
+_USER, _TOKEN = "GDAL_HTTP_USERPWD", "GDAL_HTTP_BEARER"
+
+CONNECT_SECONDS = 5
+SILENT_SECONDS, STALLED_SECONDS = 8, 60
+"""Timeouts of a silent server while a raster opens (GDAL asks twice), and while pixels are read."""
+_ASKING_SECONDS, _ASKING_RETRIES = 8, 1
+_WRITING_SECONDS, _WRITING_RETRIES = 300, 5
+_LEAST_RATE = 1 << 20  # bytes a second of an upload
+_PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 takes 10,000 parts of 5 GiB each
+
+
+class RemoteName(NamedTuple):
+    """scheme://place/key: a bucket's object, or a file of the server `place` (with its port). The key of a bucket's
+    folder ends in a slash, or is empty."""
+
+    scheme: str
+    place: str
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.place}/{self.key}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the parts of a local path that mirrors the URL."""
+        return self.scheme, self.place, *self.key.split("/")
+
+
+def parse_s3(path: str) -> RemoteName | None:
+    """Return the name of an object or folder in a bucket; None for any other path."""
+    match = re.fullmatch(r"s3://([^/]+)(?:/(.*))?", path, re.DOTALL)
+    return RemoteName("s3", match[1], match[2] or "") if match else None
+
+
+def is_bucket_folder(path: str) -> bool:
+    """Return True if the path is s3://bucket, or s3://bucket/folder/ with the slash."""
+    name = parse_s3(path)
+    return name is not None and (name.key.endswith("/") or not name.key)
+
+
+def parse_http(path: str) -> RemoteName | None:
+    """Return the name of a file on a web server; None for any other path, and for a URL with a query, beside which
+    nothing can lie."""
+    match = re.fullmatch(r"(https?)://([^/?#@]+)/([^?#]+)", path)
+    return RemoteName(*match.groups()) if match else None
+
+
+def check_obstore(key: str, path: str) -> None:
+    """Raise ConfigError where obstore is not installed; `key` is the flag or the key that wants it for `path`."""
+    try:
+        import obstore  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"{key} {path} needs obstore: {install('s3')}") from None
+
+
+def list_folder(folder: RemoteName, deep: bool) -> list[str]:
+    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it; in no order."""
+    import obstore
+
+    with _asking(f"list {folder.url}", folder) as store:
+        if deep:
+            chunks: Any = obstore.list(store, folder.key or None)
+        else:
+            chunks = [obstore.list_with_delimiter(store, folder.key or None)["objects"]]
+        return [folder._replace(key=str(entry["path"])).url for chunk in chunks for entry in chunk]
+
+
+def is_there(name: RemoteName) -> bool:
+    """Return True if the server has the file."""
+    import obstore
+
+    with _asking(f"look for {name.url}", name) as store:
+        try:
+            obstore.head(store, name.key)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def check_writable(name: RemoteName) -> None:
+    """Raise RasterError where the server does not answer, or refuses this user. A bucket is sent the begin of an upload
+    in parts, which is called off and leaves nothing; a web server only a HEAD."""
+    import obstore
+
+    def nothing() -> Iterator[bytes]:
+        raise _CalledOffError
+        yield b""
+
+    with _asking(f"write {name.url}", name) as store:
+        if name.scheme == "s3":
+            with suppress(_CalledOffError):
+                obstore.put(store, name.key, nothing(), use_multipart=True)
+        else:
+            with suppress(FileNotFoundError):
+                obstore.head(store, name.key)
+
+
+class _CalledOffError(TiledsegError):
+    """The end of an upload that never was."""
+
+
+def put(name: RemoteName, file: Path, beat: Callable[[], None] = lambda: None) -> None:
+    """Put a file onto a server: whole or not at all, and until then an older one stays. `beat` is called meanwhile."""
+    import obstore
+
+    size = file.stat().st_size
+    seconds = _WRITING_SECONDS + size // _LEAST_RATE
+    parts = {"chunk_size": max(_PART_BYTES, -(-size // _MOST_PARTS))}
+    options: dict[str, Any] = parts if name.scheme == "s3" else {"use_multipart": False}
+    with (
+        _asking(f"write {name.url}", name, seconds, _WRITING_RETRIES) as store,
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        sent = pool.submit(obstore.put, store, name.key, memoryview(data), **options)
+        while not wait([sent], 0.5).done:
+            beat()
+        sent.result()
+
+
+def remove(name: RemoteName) -> None:
+    """Delete a file of a server, if it is there."""
+    import obstore
+
+    if is_there(name):
+        with _asking(f"remove {name.url}", name) as store:
+            obstore.delete(store, name.key)
+
+
+@contextmanager
+def _asking(what: str, name: RemoteName, seconds: int | None = None, retries: int | None = None) -> Iterator[Any]:
+    """Yield obstore's store of a name. Turn any exception of the body into a RasterError "cannot `what`: ..."."""
+    from obstore.store import HTTPStore, S3Store
+
+    limits = seconds or _ASKING_SECONDS, _ASKING_RETRIES if retries is None else retries
+    options = store_options(name.scheme, name.place, os.environ, *limits)
+    try:
+        if name.scheme == "s3":
+            yield S3Store(name.place, **options)
+        else:
+            yield HTTPStore.from_url(f"{name.scheme}://{name.place}", **options)
+    except TiledsegError:
+        raise
+    except Exception as error:
+        said = _said(error)
+        remedy = certificate_advice(os.environ) if is_of_certificates(said) else advice(os.environ, name.scheme)
+        raise RasterError(f"cannot {what}: {said}; {remedy}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the server's words from obstore's: the status and S3's code, or why there is no answer."""
+    text = str(error)
+    distrusted = re.search(r"InvalidCertificate\(\s*(\w+)", text)
+    if distrusted is not None:
+        return f"the server's certificate is not trusted ({distrusted[1]})"
+    if "No certificates found" in text:
+        return "no certificate of an authority was found"
+    status = re.search(r"status code: (\d{3}[^:\n]*)", text)
+    if status is None:
+        line = " ".join(text.splitlines()[0].split()) if text.strip() else type(error).__name__
+        return f"the server does not answer ({line.rpartition(' - ')[2][:200]})"
+    if " MKCOL " in text:
+        return f"its folder is not there, and the server makes none ({status[1].strip()})"
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    return f"the server said {status[1].strip()}" + (f", {code[1]}" if code else "")
+
+
+def advice(environ: Mapping[str, str], scheme: str = "s3") -> str:
+    """Return what to do where a server refuses: the names of the variables that were read, never their values."""
+    if scheme != "s3":
+        used = [name for name in (_TOKEN, _USER) if environ.get(name)]
+        return (
+            f"it was asked with {used[0]}" if used else f"{_USER} (user:password) or {_TOKEN} (a token) says who asks"
+        )
+    present = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
+    if any(name in environ for name in _KEYS):
+        return f"look at the variables that it was asked with: {', '.join(present)}"
+    also = f" ({', '.join(present)} are set)" if present else ""
+    return f"set {_KEYS[0]} and {_KEYS[1]}, or {_KEYS[-1]}, on every rank{also}"
+
+
+def _certificates(environ: Mapping[str, str]) -> str:
+    """Return the variable that names the file of the authorities to trust; empty where none does."""
+    return next((name for name in _CERTIFICATES if environ.get(name)), "")
+
+
+def is_of_certificates(words: str) -> bool:
+    """Return True for a client's words about a certificate that it does not trust, or the file of those that it may."""
+    return any(word in words.lower() for word in ("certificate", "ssl", "tls"))
+
+
+def certificate_advice(environ: Mapping[str, str]) -> str:
+    """Return what to do where a server's certificate is not trusted: which variable was read."""
+    name = _certificates(environ)
+    state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
+    return (
+        f"{state}; set {_CERTIFICATES[1]} to the file (PEM) of the authority that has signed it, on every rank, and "
+        "name the server as its certificate does"
+    )
+
+
+def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECONDS) -> dict[str, str]:
+    """Return GDAL's settings for URLs, without those that the environment sets by GDAL's own names. A read that a busy
+    server puts off (429, 500, 502, 503, 504) is tried again three times, each after twice the time."""
+    options = {
+        "GDAL_HTTP_CONNECTTIMEOUT": str(CONNECT_SECONDS),
+        "GDAL_HTTP_LOW_SPEED_LIMIT": "1",
+        "GDAL_HTTP_LOW_SPEED_TIME": str(silent_seconds),
+        "GDAL_HTTP_MAX_RETRY": "3",
+        "GDAL_HTTP_RETRY_DELAY": "0.5",
+    }
+    scheme, host, _ = _server(environ)
+    if host and "AWS_S3_ENDPOINT" not in environ:
+        options["AWS_S3_ENDPOINT"] = host
+        options["AWS_HTTPS"] = "NO" if scheme == "http" else "YES"
+        options["AWS_VIRTUAL_HOSTING"] = "FALSE"
+    trusted = environ.get(_certificates(environ)) or next(filter(os.path.isfile, _OF_SYSTEMS), "")
+    if trusted:  # rasterio's wheels look at one place of one system otherwise, whatever the variables say
+        options[_CERTIFICATES[0]] = trusted
+    return {name: value for name, value in options.items() if name not in environ}
+
+
+def store_options(scheme: str, place: str, environ: Mapping[str, str], seconds: int, retries: int) -> dict[str, Any]:
+    """Return the options of obstore's store of a bucket (s3) or web server `place`, beside S3's keys and region, which
+    obstore reads itself. A request takes `seconds` at most, and is retried `retries` times."""
+    client: dict[str, Any] = {"timeout": f"{seconds}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
+    if authorities := environ.get(_certificates(environ)):
+        try:
+            client["root_certificate"] = Path(authorities).read_bytes()
+        except OSError as error:
+            raise RasterError(f"cannot read {authorities}: {error.strerror}; {certificate_advice(environ)}") from None
+    options: dict[str, Any] = {
+        "client_options": client,
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
+    }
+    if scheme != "s3":
+        client["allow_http"] = scheme == "http"
+        if environ.get(_TOKEN):
+            client["default_headers"] = {"Authorization": f"Bearer {environ[_TOKEN]}"}
+        elif environ.get(_USER):
+            word = base64.b64encode(environ[_USER].encode()).decode()
+            client["default_headers"] = {"Authorization": f"Basic {word}"}
+        return options
+    options["skip_signature"] = _is_true(environ.get("AWS_NO_SIGN_REQUEST", "NO"))
+    server_scheme, host, by_host = _server(environ)
+    options["virtual_hosted_style_request"] = by_host
+    if host:
+        options["endpoint"] = f"{server_scheme}://{place}.{host}" if by_host else f"{server_scheme}://{host}"
+        options["aws_endpoint_url_s3"] = options["endpoint"]  # a variable of this name would go first
+        client["allow_http"] = server_scheme == "http"
+    return options
+
+
+def _server(environ: Mapping[str, str]) -> tuple[str, str, bool]:
+    """Return scheme, host (empty: Amazon's) and whether buckets are hosts of their own, as GDAL reads the variables."""
+    own = environ.get("AWS_S3_ENDPOINT")
+    url = next((environ[name] for name in _URLS if environ.get(name)), "")
+    by_host = _is_true(environ.get("AWS_VIRTUAL_HOSTING", "TRUE" if own or not url else "FALSE"))
+    if own and "://" not in own:
+        own = f"{'https' if _is_true(environ.get('AWS_HTTPS', 'YES')) else 'http'}://{own}"
+    url = own or url
+    if url and "://" not in url:
+        url = f"https://{url}"
+    scheme, _, host = url.partition("://")
+    return scheme, host.rstrip("/"), by_host
+
+
+def _is_true(word: str) -> bool:
+    return word.strip().upper() in ("YES", "TRUE", "ON", "1")
