@@ -124,23 +124,6 @@ def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not plot.exists()
 
 
-def test_the_table_names_every_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
-    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
-    assert main([*files, "--classes", "5"]) == 0
-    text = capsys.readouterr().out
-    expected = scores(confusion_matrix(truth, prediction, 5))
-    scored = text.partition("confusion:")[0]
-    rows = {line.strip().removeprefix("class ").split()[0]: line for line in scored.splitlines() if line.strip()}
-    assert f"{100 * expected.iou[1]:.1f} %" in rows["1"]
-    assert f"{100 * expected.recall[1]:.1f} %" in rows["1"]
-    assert rows["4"].split()[2:] == ["0", "-", "-", "-", "-"]
-    assert f"{100 * expected.mean_iou:.1f} %" in rows["mean"]
-    assert f"pixel accuracy {100 * expected.accuracy:.1f} %" in text
-    assert "as class 0" in text
-
-
 def test_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:

@@ -23,7 +23,7 @@ from tests.small_files import tree
 from tiledseg.errors import ConfigError, install
 from tiledseg.export import main
 from tiledseg.inference.exports import exported
-from tiledseg.inference.exports.exported import TileAdvice, advise
+from tiledseg.inference.exports.exported import advise
 from tiledseg.predict import main as predict
 from tiledseg.train import main as train
 
@@ -115,20 +115,6 @@ def test_tiles_of_one_size(folder: Path, tmp_path: Path) -> None:
     assert main(["--checkpoint", str(folder / "run"), "--tile", "64", "--output", str(tmp_path / "n.onnx")]) == 0
     (taken,) = onnxruntime.InferenceSession(str(tmp_path / "n.onnx")).get_inputs()
     assert taken.shape[1:] == [3, 64, 64]
-
-
-def test_both_say_which_bands_are_taken(folder: Path, tmp_path: Path) -> None:
-    """The numbers of the image's file, in the order of `data.bands`: pixels of others give another map."""
-    flags = Material(folder).train_command(tmp_path / "run")[1:]
-    assert train([*flags, "--train.epochs", "1", "--data.bands", "[3,1]"]) == 0
-    assert (
-        main(["--checkpoint", str(tmp_path / "run"), "--output", *(str(tmp_path / f"n.{k}") for k in ("onnx", "json"))])
-        == 0
-    )
-    keys = {entry.key: entry.value for entry in onnx.load(tmp_path / "n.onnx").metadata_props}
-    assert keys["tiledseg_bands"] == "[3, 1]"
-    card = json.loads((tmp_path / "n.json").read_text())
-    assert card["properties"]["mlm:input"][0]["bands"] == ["band 3", "band 1"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +224,3 @@ def test_networks_that_tiles_change_are_refused(what: str, words: str) -> None:
         with pytest.raises(ConfigError, match=words):
             advise(SimpleNamespace(network=graph), side)
         assert advise(SimpleNamespace(network=tiledseg.trace(Resized("none"), 3)), side).alignment == 2
-
-
-def test_the_overlap_is_both_halos_rounded_up() -> None:
-    assert [TileAdvice(512, halo, 16).percent for halo in (0, 1, 24, 96)] == [0, 1, 10, 38]

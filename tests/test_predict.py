@@ -204,17 +204,6 @@ def test_a_checkpoint_of_a_run_can_be_named(
     assert (tmp_path / "older.tif").read_bytes() != whole[0]
 
 
-def test_precisions_agree_but_for_rounding(
-    trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
-) -> None:
-    for precision, tolerance in (("fp64", 1e-5), ("bf16", 0.05), ("fp16", 0.01)):
-        shares = tmp_path / f"{precision}.tif"
-        files = (tmp_path / "map.tif", "--precision", precision, "--probabilities", str(shares))
-        assert predict(trained, image, *files) == 0
-        with rasterio.open(shares) as file:
-            np.testing.assert_allclose(file.read(), whole[2], atol=tolerance)
-
-
 @pytest.mark.parametrize("what", ["shares_of", "publish"])
 def test_a_failure_leaves_the_old_map_and_nothing_else(
     trained: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -91,18 +91,6 @@ def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> N
         assert [line in ended.stdout for line in lines] == [said] * 3, ended.stdout
 
 
-def test_of_a_list_every_image_is_mapped(folder: Path, tmp_path: Path) -> None:
-    """What is held out is what one wants to see mapped."""
-    for name in ("a", "b", "c"):
-        write_raster(tmp_path / f"{name}.tif", np.full((3, 20, 30), 7, np.uint8))
-    (tmp_path / "list.csv").write_text("image,split\na.tif,train\nb.tif,test\nc.tif,val\n")
-    maps = tmp_path / "maps"
-    maps.mkdir()
-    words = ["--checkpoint", str(folder / "run"), "--verbosity", "0"]
-    assert main([*words, "--image", str(tmp_path / "list.csv"), "--output", str(maps)]) == 0
-    assert {path.name for path in maps.glob("*.tif")} == {"a.tif", "b.tif", "c.tif"}
-
-
 def test_an_image_that_is_written_to_while_it_is_mapped_is_said(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,21 +181,6 @@ def test_polygons_that_cannot_be(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_map_is_said_with_its_size(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One line for one map, and one for several."""
-    gpkg = tmp_path / "classes.gpkg"
-    assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg), "--verbosity", "1") == 0
-    said = capfd.readouterr().err.splitlines()[-1]
-    megabytes = {path: f"{path.stat().st_size / 1e6:.1f} MB" for path in (tmp_path / "map.tif", gpkg)}
-    wanted = ", ".join(f"{path} ({size})" for path, size in megabytes.items())
-    assert said == f"wrote a map of 61 x 83 pixels: {wanted}"
-    images = [str(folder / f"{name}.tif") for name in ("one", "two")]
-    maps = tmp_path / "maps"
-    maps.mkdir()
-    assert main(["--checkpoint", str(folder / "run"), "--image", *images, "--output", str(maps)]) == 0
-    assert capfd.readouterr().err.splitlines()[-1] == f"wrote 2 maps, 8,192 pixels: {maps}"
-
-
 def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpkg = tmp_path / "classes.gpkg"
     assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 0
@@ -220,16 +193,6 @@ def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeyp
     assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 1
     assert gpkg.read_bytes() == old
     assert {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_polygons_of_a_raster_without_a_place_are_in_pixels(folder: Path, tmp_path: Path) -> None:
-    image = tmp_path / "image.tif"
-    write_raster(image, np.full((3, 20, 30), 9, np.uint8), crs=None, transform=None)
-    gpkg = tmp_path / "classes.gpkg"
-    assert predict(folder, tmp_path / "m.tif", "--image", str(image), "--polygons", str(gpkg)) == 0
-    meta, found, *_ = read_polygons(gpkg)
-    assert meta["crs"] is None
-    assert shapely.total_bounds(found).tolist() == [0, 0, 30, 20]
 
 
 def test_probabilities_as_bytes_are_the_nearest_ones(folder: Path, tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ from tiledseg.config.run import Config
 from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.shapes import tensor_shapes
-from tiledseg.geometry.sharing.decomposition import Partition, decompose
-from tiledseg.geometry.sharing.layer_windows import layer_windows
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
@@ -82,15 +79,6 @@ def test_names_are_there(name: str) -> None:
     assert is_of_the_package(name) or is_a_key(name) or name in GRAPH.names
 
 
-def test_a_name_that_is_not_there_is_found_out() -> None:
-    assert is_of_the_package("geometry.box.Box.clip")
-    assert is_of_the_package("planning.run.norms")
-    assert is_a_key("tiling.grid")
-    for name in ("geometry.box.Box.clap", "geometry.boxes.Box", "geometry.box.pairwise", "tiling.grids"):
-        assert not is_of_the_package(name)
-        assert not is_a_key(name)
-
-
 def test_the_page_names_each_room_and_stays_within_half_an_hour() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     passed_by = {"synthetic"}  # where the scenes of the examples come from
@@ -110,30 +98,6 @@ def test_tile_is_as_drawn() -> None:
     assert (TILING.footprint.alignment, TILING.footprint.before) == (4, 24)
     shares = deal(TILING.tiles, 2, lambda tile: tile.context.area)
     assert [len(share) for share in shares] == [8, 8]
-
-
-def test_tensors_are_as_in_the_table() -> None:
-    shapes = dict(zip(GRAPH.names, tensor_shapes(GRAPH, NETWORK.bands, *TILE.context.shape), strict=True))
-    rows = re.findall(r"^\| `([\w.]+)` \| (\d+) x (\d+) x (\d+) \|", PAGE, re.MULTILINE)
-    assert [name for name, *_ in rows][:: len(rows) - 1] == ["input", "head"]
-    assert {name: tuple(map(int, shape)) for name, *shape in rows} == {name: shapes[name] for name, *_ in rows}
-    assert [(GRAPH.names[s], GRAPH.nodes[k].name) for s, k in GRAPH.skips] == [
-        ("encoder1.stash", "decoder1.pop"),
-        ("encoder0.stash", "decoder0.pop"),
-    ]
-
-
-def test_windows_of_two_ranks_are_as_drawn() -> None:
-    image = decompose(TILING, (2, 1))
-    assert image.rows == Partition((0, 384, 768))
-    first, _ = image.context_windows()[0]
-    assert first.stop - 384 == 24
-    assert "24 rows of the input" in PAGE
-    windows = layer_windows(GRAPH, image.rows)
-    assert sum(node.exchanges for node in windows) == 10
-    assert "at each of 10 convolutions" in PAGE
-    reads = [f"[{read.start}, {read.stop})" for read in windows[0].inputs[0].read]
-    assert re.findall(r"rank \d reads .*(\[.*\))", PAGE) == reads
 
 
 def test_stages_and_their_clock_are_as_drawn() -> None:

@@ -41,15 +41,6 @@ def test_records_say_name_colour_and_values() -> None:
     assert label_map.apply(raw_CHW).tolist() == [[0, 0, 1, 255, 255, 255]]
 
 
-def test_values_may_be_colours() -> None:
-    label_map = LabelMap.from_config(
-        [{"name": "a", "values": ["#ff0000", [0, 255, 0]]}, {"name": "b", "value": "0,0,255"}]
-    )
-    assert [record.colour for record in label_map.classes] == [(255, 0, 0), (0, 0, 255)]
-    raw_CHW = np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)
-    assert label_map.resolve(info(3)).apply(raw_CHW).tolist() == [[0, 0, 1]]
-
-
 def test_without_values_one_band_holds_numbers_and_three_hold_colours() -> None:
     label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#00ff00"}])
     assert label_map.resolve(info(1)).apply(np.array([[[1, 0, 255]]], np.uint8)).tolist() == [[1, 0, 255]]

@@ -18,7 +18,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
-from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.samples.drawn_steps import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import Position, Sampler
 
@@ -113,18 +113,6 @@ def test_classes_are_drawn_alike() -> None:
     drawn = Counter(tile for epoch in range(100) for step in half.steps(epoch) for tile in step)
     for tile, number in numbers.items():
         assert drawn[tile] / total == pytest.approx((expected[number] + 1 / 40) / 2, abs=0.02)
-
-
-def test_a_changed_raster_shows_the_drawn_place() -> None:
-    """Of each tile that is drawn the centre lies in the tile that is read, and all are read, once each."""
-    found = content(ByContent(False, 0.0), grid=(3, 3))
-    tilings = tuple(make_tiling(shape, (3, 3), FOOTPRINT) for shape in SHAPES)
-    drawer = Drawer(Augmentation(reflect=(True, True), turn=180), SHAPES, 1)
-    steps = DrawnTiles(ContentSampler(Sampler((9, 9), 0, 18), found), drawer, "image", tilings)
-    drawn = [step for _, step in steps.steps_from(Position(0, 0), 6)]
-    for step in drawn:
-        assert sorted((image, tile) for image, tile, _ in step) == [(i, t) for i in range(2) for t in range(9)]
-    assert any(draw is not None and draw.view is not None for step in drawn for *_, draw in step)
 
 
 @pytest.mark.parametrize("footprint", [None, FOOTPRINT])

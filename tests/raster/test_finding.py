@@ -50,16 +50,6 @@ def test_camvid_has_labels_with_a_suffix() -> None:
             assert pair_sources([images], [labels], KEYS) == wanted
 
 
-def test_cityscapes_has_a_folder_a_city() -> None:
-    names = [(city, f"{city}_{number}") for city, numbers in CITIES.items() for number in numbers]
-    images = [f"leftImg8bit/train/{city}/{name}_leftImg8bit.png" for city, name in names]
-    labels = [f"gtFine/train/{city}/{name}_gtFine_labelIds.png" for city, name in names]
-    touch(*images, *labels)
-    for pattern in ("gtFine/train/{1}/{2}_gtFine_labelIds.png", "gtFine/train/{parent}/{2}_gtFine_labelIds.png"):
-        found = pair_sources(["leftImg8bit/train/*/*_leftImg8bit.png"], [pattern], KEYS)
-        assert found == (tuple(images), tuple(labels))
-
-
 def test_two_folders_are_paired_by_name() -> None:
     touch("a/x.jpg", "a/y.jpg", "b/y.png", "b/x.png", "b/z.png")
     assert pair_sources(["a"], ["b"], KEYS) == (("a/x.jpg", "a/y.jpg"), ("b/x.png", "b/y.png"))

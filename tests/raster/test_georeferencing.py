@@ -16,7 +16,6 @@ from rasterio.rpc import RPC
 from tests.raster.test_tile_store import cut, plan
 from tests.small_files import UTM
 from tiledseg.errors import RasterError
-from tiledseg.raster.labels.label_map import check_grids_match
 from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, publish
 from tiledseg.raster.reading.reader import open_raster
 
@@ -130,12 +129,3 @@ def test_what_a_map_cannot_keep_is_said_and_points_at_no_place_are_refused(tmp_p
     Path(f"{source}.aux.xml").write_text(pam.replace('X="3"', 'X="nan"'))
     with pytest.raises(RasterError, match=r"both.png has the control point 1 at \(2.0, 1.0, nan, .*no place"):
         open_raster(str(source))
-
-
-def test_labels_with_other_control_points(tmp_path: Path) -> None:
-    image = open_raster(write(tmp_path / "image.tif", **PLACES["points"])).info
-    check_grids_match(image, open_raster(write(tmp_path / "none.tif")).info)
-    check_grids_match(image, open_raster(write(tmp_path / "same.tif", **PLACES["points"])).info)
-    other = open_raster(write(tmp_path / "other.tif", gcps=POINTS[1:], crs=UTM)).info
-    with pytest.raises(RasterError, match=r"image.tif and .*other.tif differ in ground control: 5 points against 4"):
-        check_grids_match(image, other)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rasterio.crs import CRS
 
 from tiledseg.errors import ConfigError, LabelError, RasterError
-from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
@@ -125,20 +125,6 @@ def test_colour_png_with_and_without_alpha(tmp_path: Path, bands: int) -> None:
     expected = np.array([[0, 0, 1, 1]] * 3)
     expected[0, 0] = 255 if bands == 4 else 0
     np.testing.assert_array_equal(classes_HW, expected)
-
-
-def test_read_labels_ignores_nodata_and_places_errors(tmp_path: Path) -> None:
-    pixels_CHW = np.zeros((1, 100, 200), np.int16)
-    pixels_CHW[0, 40, 70] = 77
-    pixels_CHW[0, :10] = -9
-    label_map = LabelMap.from_config(3, 200)
-    path = write(tmp_path / "a.tif", pixels_CHW, nodata=-9)
-    with open_raster(path) as reader:
-        classes_HW = read_labels(reader, label_map, Box(Interval(5, 20), Interval(0, 50)))
-        assert (classes_HW[:5] == 200).all()
-        assert (classes_HW[5:] == 0).all()
-        with pytest.raises(LabelError, match=r"a.tif holds value 77 at \(row 40, col 70\)"):
-            read_labels(reader, label_map, Box(Interval(30, 60), Interval(60, 90)))
 
 
 def test_the_ignored_value_in_the_raster_and_numbers_as_text() -> None:

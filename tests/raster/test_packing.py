@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rasterio.errors import RasterioIOError
-from rio_cogeo.cogeo import cog_info, cog_validate
+from rio_cogeo.cogeo import cog_validate
 
 from tests.raster.gdal_meaning import meaning
 from tests.raster.test_writer import PLACE, UTM, Info, write_boxes
@@ -179,14 +179,6 @@ def test_large_files_are_bigtiff() -> None:
     assert narrow.overviews > 0.99 * narrow.plain
     assert Packing().is_big(narrow)
     assert not PLAIN.is_big(narrow)
-
-
-def test_a_large_map_is_packed_as_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiledseg.config.map_formats._CLASSIC_LIMIT", 100_000)
-    for name, how in (("cog", Packing()), ("gtiff", Packing("gtiff", "lzw"))):
-        write_map(tmp_path / f"{name}.tif", classes_of(600, 600)[None], how)
-        assert (tmp_path / f"{name}.tif").read_bytes()[:4] == b"II+\0", "43: BigTIFF"
-    assert cog_info(tmp_path / "cog.tif").COG
 
 
 @pytest.mark.parametrize("fails", ["copy", "kept"])

@@ -77,8 +77,3 @@ def test_what_is_drawn_depends_on_the_words_alone() -> None:
     assert drawer.draw("seed 1 image 0", 0) == drawer.draw("seed 1 image 0", 1)
     assert drawer.draw("seed 1 image 0", 0) != drawer.draw("seed 1 image 1", 0)
     assert Drawer(Augmentation(), ((40, 50),), 2).draw("a", 0) is None
-
-
-def test_one_more_augmentation_leaves_the_draws_of_the_others() -> None:
-    few, more = Augmentation(brightness=0.2), Augmentation(brightness=0.2, contrast=0.2, noise=0.1, drop_bands=0.5)
-    assert draw_photometry(few, "a", 4).offsets == draw_photometry(more, "a", 4).offsets

@@ -133,17 +133,6 @@ def test_by_tiles_as_whole(tmp_path: Path, info: Any, grid: tuple[int, int]) -> 
     np.testing.assert_array_equal(found, whole)
 
 
-def test_one_class_needs_no_attribute(tmp_path: Path, info: Any) -> None:
-    shapes = drawn_shapes(7, 5)
-    path = write_vectors(tmp_path / "roofs.gpkg", shapes, UTM)
-    plain = LabelReading(LabelMap.from_config(2), background=0)
-    with plain.open(path, info) as labels:
-        found = read_labels(labels, plain.label_map, Box.of_shape(SHAPE))
-    np.testing.assert_array_equal(found, expected(shapes, [1] * len(shapes), 0, info))
-    with pytest.raises(ConfigError, match=r"label_attribute is null.*2 classes"):
-        reading(attribute=None).open(path, info)
-
-
 def test_a_layer_is_named(tmp_path: Path, info: Any) -> None:
     import pyogrio.raw
 

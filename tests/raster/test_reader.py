@@ -113,14 +113,6 @@ def test_beyond_the_raster_is_numpys_symmetric_padding(
     np.testing.assert_array_equal(valid_HW, (expected_CHW != pixels_CHW[0, 0, 0]).all(0))
 
 
-def test_bands_are_selected_in_the_order_asked(tmp_path: Path) -> None:
-    pixels_CHW = random_pixels((4, 8, 8))
-    with open_raster(write(tmp_path / "a.tif", pixels_CHW), bands=[3, 1]) as reader:
-        assert reader.info.bands == 2
-        assert reader.info.band_numbers == (3, 1)
-        np.testing.assert_array_equal(reader.read(whole(pixels_CHW))[0], pixels_CHW[[2, 0]])
-
-
 def test_alpha_is_validity_unless_asked_for_as_data(tmp_path: Path) -> None:
     pixels_CHW = random_pixels((4, 20, 20))
     pixels_CHW[3] = np.where(np.arange(20) < 5, 0, 255)
@@ -283,17 +275,6 @@ class TestBadFiles:
             ({"nodata": -9999}, f"data.nodata is -9999, which uint8 pixels of {path} cannot hold"),
         ):
             assert words in self.message(path, **options)
-
-    def test_mixed_dtypes(self, tmp_path: Path) -> None:
-        paths = [write(tmp_path / f"{dtype}.tif", random_pixels((1, 4, 4), dtype)) for dtype in ("uint8", "float32")]
-        bands = "".join(
-            f'<VRTRasterBand dataType="{dtype}" band="{i}"><SimpleSource><SourceFilename>{path}</SourceFilename>'
-            f"<SourceBand>1</SourceBand></SimpleSource></VRTRasterBand>"
-            for i, (dtype, path) in enumerate(zip(("Byte", "Float32"), paths, strict=True), start=1)
-        )
-        mixed = tmp_path / "mixed.vrt"
-        mixed.write_text(f'<VRTDataset rasterXSize="4" rasterYSize="4">{bands}</VRTDataset>')
-        assert "mixes dtypes uint8, float32" in self.message(mixed, references=True)
 
     def test_zero_bands(self, tmp_path: Path) -> None:
         path = tmp_path / "a.nc"

@@ -67,14 +67,6 @@ def test_any_number_of_ranks_gives_the_same_bits(tmp_path: object, dtype: str, m
     assert one.std == pytest.approx(together.std(1), rel=1e-9)
 
 
-def test_the_shares_of_the_ranks_are_the_blocks() -> None:
-    infos = [RasterInfo("a", 5000, 9000, 1, "uint8"), RasterInfo("b", 3, 4, 1, "uint8")]
-    every = statistics_blocks(infos)
-    assert sum(block.box.area for block in every) == 5000 * 9000 + 12
-    for size in (1, 3, 7, 100):
-        assert sum((statistics_blocks(infos, rank, size) for rank in range(size)), ()) == every
-
-
 @pytest.mark.parametrize(("dtype", "value"), [("uint16", 7), ("float32", 0.1), ("float64", 1e5 / 3)])
 def test_a_constant_band_gets_std_one_and_a_warning(dtype: str, value: float) -> None:
     pixels_CHW = np.stack([np.full((31, 17), value, dtype), np.arange(31 * 17).reshape(31, 17).astype(dtype)])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -43,11 +42,6 @@ def write_boxes(layout: RasterLayout, boxes: list[Box], pixels_CHW: np.ndarray) 
             out.write(box, pixels_CHW[:, *box.slices])
 
 
-def write_seeded(layout: RasterLayout, boxes: list[Box], dtype: str) -> None:
-    """What one process of a job does; module-level so that a spawned process finds it."""
-    write_boxes(layout, boxes, pixels_of((layout.bands, layout.height, layout.width), dtype))
-
-
 def partition(data: st.DataObject, box: Box, depth: int) -> list[Box]:
     """Any guillotine cutting of a box."""
     if depth == 0 or box.area < 2 or not data.draw(st.booleans()):
@@ -82,25 +76,6 @@ def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
     assert files[0].read_bytes() == files[1].read_bytes()
     with rasterio.open(files[1]) as dataset:
         np.testing.assert_array_equal(dataset.read(), pixels_CHW)
-
-
-def test_processes_write_what_one_process_writes(tmp_path: Path) -> None:
-    height, width, dtype = 1700, 1300, "float32"
-    boxes = [Box(Interval(r, min(r + 300, height)), Interval(c, min(c + 170, width)))
-             for r in range(0, height, 300) for c in range(0, width, 170)]  # fmt: skip
-    one = lay_out(tmp_path / "one.tif", Info(height, width), 2, dtype)
-    write_seeded(one, [Box.of_shape((height, width))], dtype)
-    publish(one)
-    many = lay_out(tmp_path / "many.tif", Info(height, width), 2, dtype)
-    context = multiprocessing.get_context("spawn")
-    jobs = [context.Process(target=write_seeded, args=(many, boxes[rank::2], dtype)) for rank in range(2)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-    assert [job.exitcode for job in jobs] == [0, 0]
-    publish(many)
-    assert (tmp_path / "one.tif").read_bytes() == (tmp_path / "many.tif").read_bytes()
 
 
 @pytest.mark.parametrize("nodata", [None, 0, 255])
