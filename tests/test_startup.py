@@ -30,7 +30,6 @@ NOT_FOR_A_STEP = {
     "tiledseg.execution.passes.pipeline_passes",
     "tiledseg.memory.offload",
     "tiledseg.models.rebuild",
-    "tiledseg.pipeline.chunk_orders",
     "tiledseg.planning.walk.layer_memory",
     "tiledseg.planning.memory.greedy",
     "tiledseg.planning.walk.segment_memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,10 +12,23 @@ from tests.tracing.cases import traced
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.stopwatch import HostClock
+from tiledseg.comm.transports.work import Work
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
-from tiledseg.pipeline.layer_times import LayerTime, TensorSpec, can_be_measured, measure_layer, measure_layer_times
+from tiledseg.pipeline.layer_times import (
+    LayerTime,
+    TensorSpec,
+    can_be_measured,
+    measure_layer,
+    measure_layer_times,
+    measure_link,
+    slowest_link,
+)
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -56,16 +70,6 @@ def test_layers_after_an_image_mean_have_their_times() -> None:
     after = [n for n, node in enumerate(graph.nodes) if any("mean" in source for source in node.inputs)]
     assert after
     assert all(times[n].forward > 0 and times[n].backward > 0 for n in after)
-
-
-def test_a_heavy_convolution_takes_longer_than_a_light_one() -> None:
-    """4700 times the multiply-adds."""
-    unet = UNet(2, 1, 3, 64, bands=2, classes=2)
-    times = measure_layer_times(unet.graph(), unet.bands, (64, 64), CPU, torch.float32)
-    names = unet.graph().names[1:]
-    heavy, light = times[names.index("decoder0.conv0")], times[names.index("head")]
-    assert heavy.forward > light.forward
-    assert heavy.backward > light.backward
 
 
 def test_no_global_state_of_random_numbers_moves() -> None:
@@ -110,21 +114,6 @@ def test_an_illegal_size_is_refused() -> None:
         measure_layer_times(unet.graph(), unet.bands, (32, 30), CPU, torch.float32)
 
 
-def test_a_disturbance_for_a_while_spoils_one_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    unet = UNet(2, 1, 3, 4)
-    rounds: dict[object, int] = {}
-
-    def disturbed(*job: Any) -> tuple[LayerTime, TensorSpec]:
-        rounds[job] = rounds.get(job, 0) + 1
-        times = {1: LayerTime(9.0, 2.0), 2: LayerTime(1.0, 9.0), 3: LayerTime(9.0, 9.0)}
-        return times[rounds[job]], measure_layer(*job)[1]
-
-    monkeypatch.setattr(layer_times, "measure_layer", disturbed)
-    times = measure_layer_times(unet.graph(), unet.bands, (16, 16), CPU, torch.float32)
-    assert set(times) == {LayerTime(1.0, 2.0)}
-    assert set(rounds.values()) == {3}
-
-
 @pytest.mark.parametrize("name", ["Mixed", "Mirrored", "Spacious", "Parsing"])
 def test_layers_of_traced_networks_are_measured_or_said_to_be_none(name: str) -> None:
     """Kernels that are no squares, comparisons; means of parts of the image have no module of a description alone."""
@@ -133,3 +122,46 @@ def test_layers_of_traced_networks_are_measured_or_said_to_be_none(name: str) ->
     if name != "Parsing":
         times = measure_layer_times(graph, 3, (16, 16), torch.device("cpu"), torch.float32, repeats=1)
         assert len(times) == len(graph)
+
+
+DELAY = 0.5
+
+
+class _Slow:
+    """Messages whose start takes a while, and longer if they are large, by a clock that knows of nothing else."""
+
+    def __init__(self, inner: PointToPoint, per_byte: float) -> None:
+        self._inner, self._per_byte = inner, per_byte
+        self.meter = inner.meter
+        self.now = 0.0
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        self.now += DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends)
+        return self._inner.start(sends, receives)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.mpi
+def test_all_ranks_know_the_same_link(mesh: Mesh) -> None:
+    """Of each number of stages that the job has ranks for; ranks outside the mesh know it too."""
+    for stages in range(2, mesh.size + 1):
+        link = slowest_link(mesh.communicator, MeshShape(mesh.size // stages, 1, 1, stages), mesh.device)
+        assert all(other == link for other in mesh.communicator.gather_objects(link))
+        assert 0 < link.latency < 10
+        assert 0 <= link.per_byte < 1e-6, "a megabyte a second, even here"
+
+
+@pytest.mark.mpi
+def test_the_parts_of_a_message_are_told_apart(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delay of each message is latency, one that grows with its bytes is not: of both ways one rank sends."""
+    if mesh.size < 2:
+        pytest.skip("needs 2 ranks")
+    messages = _Slow(mesh.communicator.point_to_point(), per_byte=1e-6)
+    monkeypatch.setattr(HostClock, "mark", lambda clock: messages.now)
+    if mesh.rank < 2:
+        link = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, torch.device("cpu"))
+        assert link.latency == pytest.approx(DELAY, rel=0.01)
+        assert link.per_byte == pytest.approx(0.5e-6)
+    messages.close()

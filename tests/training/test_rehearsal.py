@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +113,9 @@ def test_a_stage_that_sends_in_another_order_is_named(
 ) -> None:
     """The skip before the tensor that the next stage takes first."""
 
-    def turned(program: Any, rank: int, in_order: bool = False) -> tuple[Any, ...]:
-        moves = itinerary(program, rank, in_order)
-        return tuple(replace(move, sends=move.sends[::-1]) for move in moves) if rank == 0 else moves
+    def turned(program: Any, rank: int) -> tuple[Any, ...]:
+        moves = itinerary(program, rank)
+        return tuple(move._replace(sends=move.sends[::-1]) for move in moves) if rank == 0 else moves
 
     monkeypatch.setattr(executor, "itinerary", turned)
     code, found = rehearsed(config, capsys, 8, "--parallel.stages", "2", "--model.levels", "3")

@@ -25,17 +25,7 @@ from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.partition import SplitNetwork
-from tiledseg.pipeline.schedule import (
-    Forward,
-    Receive,
-    ReceiveActivation,
-    Route,
-    Send,
-    SendActivation,
-    forward_program,
-    most_in_flight,
-    program,
-)
+from tiledseg.pipeline.schedule import MessageEnd, Route, forward_program, most_in_flight, program
 from tiledseg.pipeline.simulation import verify
 
 _VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
@@ -60,7 +50,6 @@ class PipelineExecutor:
         self.busy = Stopwatch(split.device)
         self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
         self._split, self._axes, self._pipeline = split, axes, cut.pipeline
-        self._in_order = axes.stage_messages.in_order
         self._moves = functools.lru_cache(maxsize=8)(self._plan)
 
     @property
@@ -85,12 +74,15 @@ class PipelineExecutor:
             return
         self.most_held = {}
         moves = self._moves(len(micro_batches))
-        last = {move.compute.chunk: move.compute for move in moves if not isinstance(move.compute, Forward)}
+        last = {move.compute.chunk: move.compute for move in moves if move.compute.backward}
         run = _Run(self, micro_batches)
         for move in moves:
             if last.get(move.compute.chunk) == move.compute:
                 last_backward(self.chunks[move.compute.chunk].parameters())
-            run.do(move)
+            run.receive(move)
+            with self.busy.running():
+                run.backward(*move.compute[:2]) if move.compute.backward else run.forward(*move.compute[:2])
+            run.send(move.sends)
         run.finish()
 
     def outputs(self, micro_batches: Sequence[StagedBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
@@ -98,12 +90,16 @@ class PipelineExecutor:
         nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
             return
-        moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage, self._in_order)
+        moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage)
         run = _Run(self, micro_batches)
         for move in moves:
-            outputs = run.pass_on(move)
-            if outputs is not None:
-                yield move.compute.micro_batch, outputs
+            run.receive(move)
+            with self.busy.running():
+                outputs = run.forward(*move.compute[:2], differentiable=False)
+            run.send(move.sends)
+            if self.chunks[move.compute.chunk].is_last:
+                results = self._split.network.graph.results
+                yield move.compute.micro_batch, tuple(outputs[result] for result in results)
         run.finish()
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
@@ -112,7 +108,7 @@ class PipelineExecutor:
         sample = min(micro_batches, _VERIFIED)
         bounds = most_in_flight(schedule, pipeline.size, sample)
         verify(program(schedule, pipeline, sample, times), len(pipeline.ranks), bounds)
-        return itinerary(program(schedule, pipeline, micro_batches, times), self.stage, self._in_order)
+        return itinerary(program(schedule, pipeline, micro_batches, times), self.stage)
 
     def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
         """Return room for what travels along a route, either way: channels last, in one piece."""
@@ -128,99 +124,74 @@ class _Run:
     """The micro-batches of one run, and what is under way of them."""
 
     def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[StagedBatch]) -> None:
-        self._executor = executor
-        self._micro_batches = micro_batches
-        self._routes = executor._pipeline.routes
-        self._coming: dict[Receive, tuple[Work, torch.Tensor]] = {}
-        self._leaving: dict[Send, Work] = {}
+        self._executor, self._micro_batches = executor, micro_batches
+        self._routes, self._axes = executor._pipeline.routes, executor._axes
+        self._coming: dict[MessageEnd, tuple[Work, torch.Tensor]] = {}
+        self._leaving: dict[MessageEnd, Work] = {}
         self._held: dict[tuple[int, int], Held] = {}
         self._holding: Counter[int] = Counter()
-        # What has come for a computation, or is handed on by this rank itself.
-        self._activations: dict[tuple[int, Route], torch.Tensor] = {}
-        self._gradients: dict[tuple[int, Route], torch.Tensor] = {}
+        # What has come for a computation, or is handed on by this rank itself: by (gradient, micro-batch, route).
+        self._tensors: dict[tuple[bool, int, Route], torch.Tensor] = {}
 
-    def do(self, move: Move) -> None:
-        """Do one move of a training step."""
-        self._receive(move)
-        m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
-        with self._executor.busy.running():
-            if isinstance(move.compute, Forward):
-                self._forward(m, chunk)
-            else:
-                self._backward(m, chunk)
-        self._send(move.sends)
-
-    def pass_on(self, move: Move) -> tuple[torch.Tensor, ...] | None:
-        """Do one move of a run that only goes forward; return the network's outputs from the last chunk."""
-        self._receive(move)
-        m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
-        with self._executor.busy.running():
-            outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
-        if chunk.is_last:
-            return tuple(outputs[result] for result in self._executor._split.network.graph.results)
-        self._hand_on(m, chunk, outputs)
-        self._send(move.sends)
-        return None
-
-    def finish(self) -> None:
-        for work in self._leaving.values():
+    def receive(self, move: Move) -> None:
+        """Post receives, and wait for those that the move needs."""
+        for end in move.posts:
+            tensor = self._executor.buffer(end.route, self._micro_batches[end.micro_batch])
+            message = Message(self._axes.rank_of_stage(end.peer), _flat(tensor))
+            self._coming[end] = self._axes.stage_messages.start([], [message]), tensor
+        for end in move.receives:
+            work, tensor = self._coming.pop(end)
             work.wait()
-        self._leaving.clear()
-        left = [*self._coming, *self._held, *self._activations, *self._gradients]
-        assert not left, f"the run has left {left[0]}"
+            self._tensors[end.gradient, end.micro_batch, end.route] = tensor
+        for end in move.released:
+            self._leaving.pop(end).wait()
 
-    def _receive(self, move: Move) -> None:
-        messages = self._executor._axes.stage_messages
-        for receive in move.posts:
-            tensor = self._executor.buffer(receive.route, self._micro_batches[receive.micro_batch])
-            peer = self._executor._axes.rank_of_stage(receive.peer)
-            self._coming[receive] = messages.start([], [Message(peer, _flat(tensor))]), tensor
-        for receive in move.receives:
-            work, tensor = self._coming.pop(receive)
-            work.wait()
-            place = self._activations if isinstance(receive, ReceiveActivation) else self._gradients
-            place[receive.micro_batch, receive.route] = tensor
-        for send in move.released:
-            self._leaving.pop(send).wait()
+    def send(self, ends: Sequence[MessageEnd]) -> None:
+        """Post sends."""
+        for end in ends:
+            tensor = self._tensors.pop((end.gradient, end.micro_batch, end.route))
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+            message = Message(self._axes.rank_of_stage(end.peer), _flat(tensor))
+            self._leaving[end] = self._axes.stage_messages.start([message], [])
 
-    def _send(self, sends: Sequence[Send]) -> None:
-        for send in sends:
-            place = self._activations if isinstance(send, SendActivation) else self._gradients
-            tensor = place.pop((send.micro_batch, send.route)).contiguous(memory_format=torch.channels_last)
-            peer = self._executor._axes.rank_of_stage(send.peer)
-            self._leaving[send] = self._executor._axes.stage_messages.start([Message(peer, _flat(tensor))], [])
-
-    def _forward(self, m: int, chunk: Chunk) -> None:
+    def forward(self, m: int, index: int, differentiable: bool = True) -> Tensors:
+        """Run a chunk forward, and return the outputs of the last one; `differentiable`: a backward pass follows."""
         executor = self._executor
-        recompute = executor._split.settings.recomputes(executor.stage, m, len(self._micro_batches))
-        held, outputs = chunk.forward(self._micro_batches[m], self._inputs(m, chunk), recompute)
-        self._held[m, chunk.index] = held
-        self._holding[chunk.index] += 1
-        most = executor.most_held
-        most[chunk.index] = max(most.get(chunk.index, 0), self._holding[chunk.index])
-        if not chunk.is_last:
-            self._hand_on(m, chunk, outputs)
+        chunk = executor.chunks[index]
+        inputs = {r.tensor: self._tensors.pop((False, m, r)) for r in self._routes if r.target == index}
+        if chunk.is_first:
+            inputs[0] = self._micro_batches[m].source()
+        if differentiable:
+            recompute = executor._split.settings.recomputes(executor.stage, m, len(self._micro_batches))
+            self._held[m, index], outputs = chunk.forward(self._micro_batches[m], inputs, recompute)
+            self._holding[index] += 1
+            executor.most_held[index] = max(executor.most_held.get(index, 0), self._holding[index])
+        else:
+            outputs = chunk.output(self._micro_batches[m], inputs)
+        for route in self._routes:
+            if route.source == index:
+                self._tensors[False, m, route] = outputs[route.tensor]
+        return outputs if chunk.is_last else {}
 
-    def _backward(self, m: int, chunk: Chunk) -> None:
+    def backward(self, m: int, index: int) -> None:
+        """Run a chunk backward."""
+        chunk = self._executor.chunks[index]
         gradients: dict[int, list[torch.Tensor]] = {tensor: [] for tensor in chunk.leaving}
         for route in self._routes:
-            if route.source == chunk.index and route.returns:
-                gradients[route.tensor].insert(0, self._gradients.pop((m, route)))
-        found = chunk.backward(self._micro_batches[m], self._held.pop((m, chunk.index)), gradients)
-        self._holding[chunk.index] -= 1
+            if route.source == index and route.returns:
+                gradients[route.tensor].insert(0, self._tensors.pop((True, m, route)))
+        sums = chunk.backward(self._micro_batches[m], self._held.pop((m, index)), gradients)
+        self._holding[index] -= 1
         for route in self._routes:
-            if route.target == chunk.index and route.returns:
-                self._gradients[m, route] = found[route.tensor]
+            if route.target == index and route.returns:
+                self._tensors[True, m, route] = sums[route.tensor]
 
-    def _inputs(self, m: int, chunk: Chunk) -> Tensors:
-        """Return what has come for a chunk; the network's input for the first."""
-        inputs = {r.tensor: self._activations.pop((m, r)) for r in self._routes if r.target == chunk.index}
-        return inputs if not chunk.is_first else {**inputs, 0: self._micro_batches[m].source()}
-
-    def _hand_on(self, m: int, chunk: Chunk, outputs: Tensors) -> None:
-        for route in self._routes:
-            if route.source == chunk.index:
-                self._activations[m, route] = outputs[route.tensor]
+    def finish(self) -> None:
+        """Wait for the sends that nothing has come after."""
+        for work in self._leaving.values():
+            work.wait()
+        left = [*self._coming, *self._held, *self._tensors]
+        assert not left, f"the run has left {left[0]}"
 
 
 def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:

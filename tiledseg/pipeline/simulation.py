@@ -8,40 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.chunk_orders import BACKWARD_SLOTS, FORWARD_SLOTS
 from tiledseg.pipeline.schedule import (
+    BACKWARD_SLOTS,
+    FORWARD_SLOTS,
     Action,
-    Backward,
     ChunkMap,
-    Forward,
+    MessageEnd,
+    Pass,
     Program,
-    Receive,
-    ReceiveActivation,
-    ReceiveGradient,
     Route,
-    Send,
-    SendActivation,
-    SendGradient,
 )
 
-_WORDS = {
-    Forward: "forward",
-    Backward: "backward",
-    SendActivation: "send of the activation",
-    SendGradient: "send of the gradient",
-    ReceiveActivation: "receive of the activation",
-    ReceiveGradient: "receive of the gradient",
-}
 Placed = tuple[int, Action]  # rank, action
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A computation and when it runs, in the unit of the times given."""
 
-    action: Forward | Backward
+    action: Pass
     start: float
     stop: float
 
@@ -90,11 +77,9 @@ def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
     held, most = [0] * chunks, [0] * chunks
     for actions in program:
         for action in actions:
-            if isinstance(action, Forward):
-                held[action.chunk] += 1
+            if isinstance(action, Pass):
+                held[action.chunk] += -1 if action.backward else 1
                 most[action.chunk] = max(most[action.chunk], held[action.chunk])
-            elif isinstance(action, Backward):
-                held[action.chunk] -= 1
     return tuple(most)
 
 
@@ -112,19 +97,18 @@ def simulate(
     if stuck:
         raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {words_of(stuck[0][1])}")
     clock, link = [0.0] * len(program), [0.0] * len(program)
-    arrival: dict[tuple[int, Receive], float] = {}
+    arrival: dict[Placed, float] = {}
     spans: list[list[Span]] = [[] for _ in program]
     for rank, action in order:
-        if isinstance(action, Forward | Backward):
+        if isinstance(action, Pass):
             start = clock[rank]
-            times = forward if isinstance(action, Forward) else backward
-            clock[rank] += times[action.chunk]
+            clock[rank] += (backward if action.backward else forward)[action.chunk]
             spans[rank].append(Span(action, start, clock[rank]))
-        elif isinstance(action, Send):
-            link[rank] = max(clock[rank], link[rank]) + transfer(action.route)
-            arrival[action.peer, action.received_from(rank)] = link[rank]
-        else:
+        elif action.arrives:
             clock[rank] = max(clock[rank], arrival[rank, action])
+        else:
+            link[rank] = max(clock[rank], link[rank]) + transfer(action.route)
+            arrival[action.peer, action.other_end(rank)] = link[rank]
     return Timeline(tuple(map(tuple, spans)))
 
 
@@ -141,24 +125,21 @@ def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
     for rank, spans in enumerate(line.spans):
         first = pipeline.ranks.index(rank)
         for span in spans:
-            letter = "F" if isinstance(span.action, Forward) else "B"
+            letter = "B" if span.action.backward else "F"
             letter = letter if span.action.chunk == first else letter.lower()
             for slot in range(round(span.start), round(span.stop)):
                 rows[rank][slot] = f"{letter}{span.action.micro_batch}"
-    cell = max(len(text) for row in rows for text in row) + 1
     labels = [f"stage {rank} " for rank in range(len(rows))]
-    label = max(map(len, labels))
-    room = max((width - label) // max(cell, 4), 5)
-    if slots * cell <= width - label:
-        room = slots
-    if slots > room:
-        head = (room - 2) * 2 // 3
-        tail = room - 2 - head
-        rows = [[*row[:head], "...", *row[slots - tail :]] for row in rows]
-    cell = max(cell, 4) if slots > room else cell
+    room = width - max(map(len, labels))
+    cell = max(len(text) for row in rows for text in row) + 1
+    if slots * cell > room:
+        cell = max(cell, 4)
+        columns = max(room // cell, 5)
+        head = (columns - 2) * 2 // 3
+        rows = [[*row[:head], "...", *row[slots - (columns - 2 - head) :]] for row in rows]
+    lines = zip(labels, rows, strict=True)
     return "\n".join(
-        (name.ljust(label) + "".join(text.ljust(cell) for text in row)).rstrip()
-        for name, row in zip(labels, rows, strict=True)
+        (f"{label:<{width - room}}" + "".join(f"{text:<{cell}}" for text in row)).rstrip() for label, row in lines
     )
 
 
@@ -166,7 +147,7 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     """Return all actions in an order in which every receive follows its send, and the action at which each rank is
     stuck."""
     position = [0] * len(program)
-    coming: set[tuple[int, Action]] = set()
+    coming: set[Placed] = set()
     order: list[Placed] = []
     moved = True
     while moved:
@@ -174,10 +155,11 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
         for rank, actions in enumerate(program):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                if isinstance(action, Receive) and (rank, action) not in coming:
-                    break
-                if isinstance(action, Send):
-                    coming.add((action.peer, action.received_from(rank)))
+                if isinstance(action, MessageEnd):
+                    if not action.arrives:
+                        coming.add((action.peer, action.other_end(rank)))
+                    elif (rank, action) not in coming:
+                        break
                 order.append((rank, action))
                 position[rank] += 1
                 moved = True
@@ -186,8 +168,10 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
 
 
 def words_of(action: Action) -> str:
-    what = f"{_WORDS[type(action)]} of micro-batch {action.micro_batch}"
-    if isinstance(action, Forward | Backward):
-        return f"{what}, chunk {action.chunk}"
-    route = action.route
-    return f"{what}, tensor {route.tensor}, chunk {route.source} to {route.target}, rank {action.peer}"
+    """Return an action in words."""
+    if isinstance(action, Pass):
+        way = "backward" if action.backward else "forward"
+        return f"{way} of micro-batch {action.micro_batch}, chunk {action.chunk}"
+    way, thing = "receive" if action.arrives else "send", "gradient" if action.gradient else "activation"
+    route = f"tensor {action.route.tensor}, chunk {action.route.source} to {action.route.target}"
+    return f"{way} of the {thing} of micro-batch {action.micro_batch}, {route}, rank {action.peer}"

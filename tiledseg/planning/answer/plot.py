@@ -14,7 +14,6 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
-from tiledseg.pipeline.schedule import Forward
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
@@ -137,7 +136,7 @@ def _draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
     for rank, spans in enumerate(timeline.spans):
         for span in spans:
             begin, length = 1000 * span.start, 1000 * (span.stop - span.start)
-            kind = isinstance(span.action, Forward), span.action.chunk != ranks.index(ranks[span.action.chunk])
+            kind = not span.action.backward, span.action.chunk != ranks.index(ranks[span.action.chunk])
             kinds.add(kind)
             bar = [(begin, length)], (rank - 0.4, 0.8)
             axes.broken_barh(*bar, facecolor=_PASSES[kind][0], edgecolor="white", linewidth=0.4)

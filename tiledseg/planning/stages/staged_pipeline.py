@@ -12,8 +12,16 @@ from functools import cache, cached_property
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import TOLERANCES, BalancePrices, choose_balances, choose_folded_balances, cuts
-from tiledseg.pipeline.chunk_orders import ChunkTimes
-from tiledseg.pipeline.schedule import ChunkMap, Program, Route, chunk_routes, kept_of, most_in_flight, program
+from tiledseg.pipeline.schedule import (
+    ChunkMap,
+    ChunkTimes,
+    Program,
+    Route,
+    chunk_routes,
+    kept_of,
+    most_in_flight,
+    program,
+)
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.stages.cost import StagePrices
 
