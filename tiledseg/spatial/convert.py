@@ -6,37 +6,24 @@ checkpoints keep to that and do not know how the image is spread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.pixelwise import Activation, Mark, ZeroAtZero
-from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.block import BlockModule, BlockPlace
+from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.upsample import UpsampleModule
 from tiledseg.models.network import GraphNetwork
-from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
-from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
+from tiledseg.spatial import twins
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
-from tiledseg.spatial.place import SpatialLayer
-from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
-from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
-
-# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
-# torch differentiates them by their output, so they can write it over their input.
-IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)
-ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout)
-POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
+from tiledseg.spatial.twins import POINTWISE, SpatialLayer
 
 REASONS: dict[type[nn.Module], str] = {
     nn.Dropout: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
@@ -52,59 +39,26 @@ REASONS: dict[type[nn.Module], str] = {
 }
 
 
-class Pointwise(SpatialLayer):
-    """A layer that is the same on any block."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.module = module
-        description = _pointwise(module)
-        self.descriptions = description, description
-
-    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.module(x_BCHW)
-        return result
-
-
-def _pointwise(module: nn.Module) -> Layer:
-    if isinstance(module, nn.Identity):
-        return Mark()
-    if isinstance(module, IN_PLACE):
-        return Activation()
-    return ZeroAtZero() if isinstance(module, ZERO_AT_ZERO) else Layer()
-
-
-class Own(SpatialLayer):
-    """A module of ours, which computes blocks itself."""
-
-    def __init__(self, name: str, module: BlockModule, ranks: Ranks) -> None:
-        self.module, self.ranks, self.fill = module, ranks, module.fill
-        self.descriptions = module.rows, module.cols
-
-    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.module.on_block(place, self.ranks, x_BCHW, *others_BCHW)
-
-
 # The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
 # anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), SpatialConvolution),
-    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), SpatialTransposedConvolution),
-    **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), SpatialMaxPool),
-    nn.AvgPool2d: SpatialAveragePool,
-    nn.PixelShuffle: SpatialPixelShuffle,
-    nn.PixelUnshuffle: SpatialPixelUnshuffle,
-    **dict.fromkeys((nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
-    **dict.fromkeys(POINTWISE, Pointwise),
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), twins.SpatialConvolution),
+    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), twins.transposed_twin),
+    **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), twins.max_pool_twin),
+    nn.AvgPool2d: twins.average_pool_twin,
+    nn.PixelShuffle: twins.shuffle_twin,
+    nn.PixelUnshuffle: twins.unshuffle_twin,
+    **dict.fromkeys((nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), twins.upsample_twin),
+    **dict.fromkeys(POINTWISE, twins.pointwise_twin),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), partial(SpatialBatchNorm, kind="batch")),
-    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), partial(SpatialNorm, kind="group")),
-    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), partial(SpatialNorm, kind="instance")),
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), SpatialBatchNorm),
+    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), SpatialNorm),
+    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), SpatialNorm),
 }
 
 
-@dataclass(frozen=True)
-class ConvertedNetwork:
+class ConvertedNetwork(NamedTuple):
     """A network's layers, ready for a block, and its graph along rows and along columns."""
 
     layers: tuple[SpatialLayer, ...]
@@ -147,9 +101,9 @@ def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
     """Return the spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
-        return Own(name, module, ranks)
+        return twins.own_twin(module, ranks)
     if kind in WHOLE_IMAGE_TWINS:
-        return WHOLE_IMAGE_TWINS[kind](name=name, module=module, ranks=ranks)
+        return WHOLE_IMAGE_TWINS[kind](name, module, ranks)
     if kind in TWINS:
         return TWINS[kind](name, module)
     reason = REASONS.get(kind, "is not known to give the same result on a part of the image as on all of it")

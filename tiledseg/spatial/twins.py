@@ -1,0 +1,253 @@
+"""Twins of layers, which compute a rank's block: halo instead of padding, padding at the image's border only.
+
+The exchange before a layer has brought its input, so it does not communicate; but `SpatialConvolution.overlapped` has
+the exchange within, and norms (`norm`) sum statistics. Gradients of weights are this rank's part; their sum over the
+ranks is the undivided layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Activation, Mark, ZeroAtZero
+from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
+from tiledseg.geometry.sharing.decomposition import BlockExchange
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
+from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
+from tiledseg.models.layers.pooling import max_pool, pair
+from tiledseg.models.layers.upsample import upsample
+from tiledseg.models.norm import PixelNorm
+from tiledseg.models.normalise import Ranks
+from tiledseg.models.sending import sent
+from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.spatial.overlap import OverlapJob, OverlappedConvolution
+
+# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
+# torch differentiates them by their output, so they can write it over their input.
+IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)
+ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout)
+POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
+
+
+class SpatialLayer:
+    """A layer that computes a rank's part of the undivided layer's output.
+
+    `compute` returns the outputs `place.given` from what is read of each input, `place.read` of the first. `fill`: what
+    stands beyond the tensor's ends in what it reads. `descriptions`: its geometry along rows and columns.
+    """
+
+    def __init__(
+        self, compute: Callable[..., torch.Tensor], rows: Layer, cols: Layer | None = None, fill: float = 0.0
+    ) -> None:
+        self._compute, self.descriptions, self.fill = compute, (rows, cols or rows), fill
+
+    def __call__(self, place: BlockPlace, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._compute(place, *inputs_BCHW)
+
+
+def own_twin(module: BlockModule, ranks: Ranks) -> SpatialLayer:
+    """Return the twin of a module of ours, which computes blocks itself."""
+    return SpatialLayer(
+        lambda place, *inputs_BCHW: module.on_block(place, ranks, *inputs_BCHW), module.rows, module.cols, module.fill
+    )
+
+
+def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
+    """Return the twin of a layer that is the same on any block."""
+    described: Layer = Layer()
+    if isinstance(module, nn.Identity):
+        described = Mark()
+    elif isinstance(module, IN_PLACE):
+        described = Activation()
+    elif isinstance(module, ZERO_AT_ZERO):
+        described = ZeroAtZero()
+    return SpatialLayer(lambda place, x_BCHW: module(x_BCHW), described)
+
+
+def unshuffle_twin(name: str, module: nn.PixelUnshuffle) -> SpatialLayer:
+    """Return a twin that makes channels of blocks of pixels: a rank reads the blocks of what it gives."""
+    return SpatialLayer(lambda place, x_BCHW: module(x_BCHW), PixelUnshuffle(module.downscale_factor))
+
+
+def shuffle_twin(name: str, module: nn.PixelShuffle) -> SpatialLayer:
+    """Return a twin that makes pixels of a pixel's channels: local."""
+    factor = module.upscale_factor
+    return SpatialLayer(lambda place, x_BCHW: place.crop_given(module(x_BCHW), factor), PixelShuffle(factor))
+
+
+def upsample_twin(name: str, module: nn.Upsample) -> SpatialLayer:
+    """Return a twin that upsamples by whole factors: nearest is local, bilinear needs one coarse pixel of its
+    neighbours, bicubic two. At the image's ends the interpolation repeats the last pixel itself."""
+    scale, mode = module.scale_factor, module.mode
+    if scale is None or module.size is not None:
+        raise ConfigError(f"layer '{name}' upsamples to a fixed size, which would be a block's; give a scale_factor")
+    factors = (scale, scale) if isinstance(scale, int | float) else (scale[0], scale[1])
+    if any(f != int(f) or f < 1 for f in factors):
+        raise ConfigError(f"layer '{name}' upsamples by {scale}; only whole factors fall on the ranks' edges")
+    if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        raise ConfigError(f"layer '{name}' upsamples '{mode}'; give nearest, bilinear or bicubic")
+    if module.align_corners:
+        raise ConfigError(
+            f"layer '{name}' upsamples with align_corners=True, whose weights depend on the whole image's size; "
+            "set align_corners=False"
+        )
+    rows, cols = int(factors[0]), int(factors[1])
+    return SpatialLayer(
+        lambda place, x_BCHW: place.crop_given(upsample(x_BCHW, (rows, cols), mode), (rows, cols)),
+        *(Upsample(mode.removesuffix("-exact"), factor) for factor in (rows, cols)),
+    )
+
+
+def max_pool_twin(name: str, module: nn.MaxPool2d) -> SpatialLayer:
+    """Return a twin that pools with any kernel, stride, padding and dilation; its padding is minus infinity, not zero.
+    A window that lies across an edge belongs to one rank, which has the pixels it needs."""
+    _refuse_ceil(name, module.ceil_mode)
+    if module.return_indices:
+        raise ConfigError(
+            f"layer '{name}' returns indices, which would be those of a block; set return_indices off, or take "
+            "MaxIndices"
+        )
+    sizes = pair(module.kernel_size), pair(module.stride), pair(module.padding), pair(module.dilation)
+    kernel, stride, padding, dilation = sizes
+
+    def compute(place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return max_pool(x_BCHW, (kernel, stride, place.own_padding(padding), dilation))
+
+    return SpatialLayer(compute, *(MaxPool(*dim) for dim in zip(*sizes, strict=True)), fill=float("-inf"))
+
+
+def average_pool_twin(name: str, module: nn.AvgPool2d) -> SpatialLayer:
+    """Return a twin that averages with any kernel, stride and padding, which counts as zeros or not at all."""
+    _refuse_ceil(name, module.ceil_mode)
+    sizes = pair(module.kernel_size), pair(module.stride), pair(module.padding)
+    kernel, stride, padding = sizes
+    row, col = (AveragePool(*dim) for dim in zip(*sizes, strict=True))
+    inside_only = not module.count_include_pad and max(padding) > 0 and module.divisor_override is None
+    divisor = 1 if inside_only else module.divisor_override
+
+    def compute(place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = functional.avg_pool2d(
+            x_BCHW, kernel, stride, place.own_padding(padding), count_include_pad=True, divisor_override=divisor
+        )
+        if not inside_only:
+            return y_BCHW
+        counts = (_positions_inside(pool, dim) for pool, dim in ((row, place.row), (col, place.col)))
+        rows_H, cols_W = (sent(count, y_BCHW.device).to(y_BCHW.dtype) for count in counts)
+        return y_BCHW / (rows_H[:, None] * cols_W[None, :])
+
+    return SpatialLayer(compute, row, col)
+
+
+def _positions_inside(pool: Pool, place: DimPlace) -> torch.Tensor:
+    """Count the positions of each given window that lie within the tensor."""
+    whole = Interval(0, place.sizes[0])
+    windows = (pool.required_input(Interval(o, o + 1)) for o in range(place.given.start, place.given.stop))
+    return torch.tensor([window.clip(whole).size for window in windows], dtype=torch.float64)
+
+
+def _refuse_ceil(name: str, ceil_mode: bool) -> None:
+    if ceil_mode:
+        raise ConfigError(
+            f"layer '{name}' pools with ceil_mode, whose last windows hang over the image; set it to False"
+        )
+
+
+class SpatialConvolution(SpatialLayer):
+    """A convolution with any kernel, stride, dilation, groups and zero padding (also `same` with even kernels)."""
+
+    def __init__(self, name: str, module: nn.Conv2d) -> None:
+        if module.padding_mode != "zeros":
+            raise ConfigError(
+                f"layer '{name}' pads with '{module.padding_mode}', not zeros, which is a node of its own: trace it"
+            )
+        self._module = module
+        # The kernel of the module: on one rank its twin is itself, to the last bit.
+        self._convolve = module.compute if isinstance(module, ChosenConvolution) else functional.conv2d
+        self._row, self._col = (_convolution_along(module, dim) for dim in (0, 1))
+        super().__init__(self._convolved, self._row, self._col)
+
+    def _convolved(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        m, row, col = self._module, self._row, self._col
+        # A dim that is not cut keeps the layer's own padding; of uneven padding the odd zero is put there first.
+        extra = (col.extra if place.col.whole else 0, row.extra if place.row.whole else 0)
+        if any(extra):
+            x_BCHW = functional.pad(x_BCHW, (0, extra[0], 0, extra[1]))
+        padding = place.own_padding((row.padding, col.padding))
+        return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
+
+    def can_overlap(self, place: BlockPlace) -> bool:
+        """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
+        return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
+
+    def overlapped(
+        self, x_BCHW: torch.Tensor, place: BlockPlace, exchanger: HaloExchanger, exchange: BlockExchange
+    ) -> torch.Tensor:
+        """Compute the layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior
+        is computed. The same result but for the order of sums. Collective over the ranks of the image."""
+        m = self._module
+        kind = x_BCHW.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
+        bias = None if m.bias is None else m.bias.to(dtype)
+        padding = place.own_padding((self._row.padding, self._col.padding))
+        options = (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups
+        job = OverlapJob(exchanger, exchange, (self._row, self._col), place, self._convolve, options)
+        result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
+        return result
+
+
+def _convolution_along(module: nn.Conv2d, dim: int) -> Convolution:
+    kernel, stride, dilation = (getattr(module, key)[dim] for key in ("kernel_size", "stride", "dilation"))
+    before = after = 0
+    if module.padding == "same":
+        before, after = dilation * (kernel - 1) // 2, -(-dilation * (kernel - 1) // 2)
+    elif not isinstance(module.padding, str):
+        before = after = module.padding[dim]
+    sizes = module.out_channels, kernel, stride, before, dilation
+    return Convolution(*sizes, module.bias is not None, after - before, module.groups, _across(module, dim))
+
+
+def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:
+    """Return the kernel along the other dim, where it differs."""
+    return None if module.kernel_size[0] == module.kernel_size[1] else module.kernel_size[1 - dim]
+
+
+def transposed_twin(name: str, module: nn.ConvTranspose2d) -> SpatialLayer:
+    """Return the twin of a transposed convolution with any kernel, stride, padding, output padding, dilation and
+    groups. Inputs beyond the tensor add nothing but keep the outputs beside them, which have a bias only."""
+    m = module
+    convolve = convolve_transposed if isinstance(m, OneDnnTransposed) else functional.conv_transpose2d
+    padding = (int(m.padding[0]), int(m.padding[1]))
+    dims = [
+        TransposedConvolution(
+            m.out_channels,
+            m.kernel_size[dim],
+            m.bias is not None,
+            m.stride[dim],
+            padding[dim],
+            m.output_padding[dim],
+            m.dilation[dim],
+            m.groups,
+            _across(m, dim),
+        )
+        for dim in (0, 1)
+    ]
+
+    def compute(place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        starts = [
+            0 if at.whole else at.read.start * layer.step - layer.padding
+            for layer, at in zip(dims, (place.row, place.col), strict=True)
+        ]
+        own, more = place.own_padding(padding), place.own_padding((m.output_padding[0], m.output_padding[1]))
+        y_BCHW = convolve(x_BCHW, m.weight, m.bias, m.stride, own, more, m.groups, m.dilation)
+        return place.crop(y_BCHW, (starts[0], starts[1]))
+
+    return SpatialLayer(compute, *dims)
