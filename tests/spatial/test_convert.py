@@ -21,8 +21,9 @@ from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.layers.joins import AddModule
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
-from tiledseg.spatial.convert import POINTWISE, convert_layer, convert_layers
+from tiledseg.spatial.convert import convert_layer, convert_layers
 from tiledseg.spatial.network import SpatialNetwork
+from tiledseg.spatial.twins import POINTWISE
 
 
 class Doubled(nn.Conv2d):

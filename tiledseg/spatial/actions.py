@@ -13,7 +13,7 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange, block_exchang
 from tiledseg.geometry.sharing.layer_windows import NodeWindows
 from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
 from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.place import SpatialLayer
+from tiledseg.spatial.twins import SpatialConvolution, SpatialLayer
 
 DimWindows = tuple[NodeWindows, ...]
 
@@ -64,8 +64,9 @@ class Action:
     ) -> torch.Tensor:
         """Return the node's output from the tensors at hand. Collective over the ranks of the image."""
         only = self.inputs[0]
-        if overlap and only.exchange is not None and only.pads is None and layer.can_overlap(self.place):
-            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.exchange)
+        exchange, overlaps = only.exchange, overlap and only.pads is None
+        if overlaps and exchange and isinstance(layer, SpatialConvolution) and layer.can_overlap(self.place):
+            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], exchange)
         brought, owned = zip(self.inputs, inputs, exchangers, strict=True), layer.descriptions[0].owns_gradient
         return layer(self.place, *(bring.window(x, exchanger, layer.fill, owned) for bring, x, exchanger in brought))
 

@@ -48,7 +48,9 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     nn.AvgPool2d: twins.average_pool_twin,
     nn.PixelShuffle: twins.shuffle_twin,
     nn.PixelUnshuffle: twins.unshuffle_twin,
-    **dict.fromkeys((nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), twins.upsample_twin),
+    **dict.fromkeys(
+        (nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), twins.upsample_twin
+    ),
     **dict.fromkeys(POINTWISE, twins.pointwise_twin),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
@@ -73,28 +75,24 @@ def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Callable[[], Ra
     """
     layers: list[SpatialLayer] = []
     faults: list[str] = []
-    for name, module in named_layers(network):
+    if isinstance(network, GraphNetwork):
+        modules = dict(zip(network.graph.names[1:], network.layers.values(), strict=True))
+    else:
+        modules = dict(network.named_children())
+    for name, module in modules.items():
         try:
             layers.append(convert_layer(name, module, ranks()))
         except ConfigError as error:
             faults.append(str(error))
     if faults:
         raise ConfigError(f"the network cannot be spread over ranks: {'; '.join(faults)}; or use parallel.halo read")
-    rows, cols = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
-    if isinstance(network, GraphNetwork):
-        still = [layer.is_still for layer in network.graph.layers]
-        rows, cols = ([d.stilled if s else d for d, s in zip(each, still, strict=True)] for each in (rows, cols))
-        return ConvertedNetwork(tuple(layers), network.graph.with_layers(rows), network.graph.with_layers(cols))
-    names = [name for name, _ in network.named_children()]
-    return ConvertedNetwork(tuple(layers), *(chain(zip(names, each, strict=True)) for each in (rows, cols)))
-
-
-def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers in order, with the names that messages call them by."""
-    if isinstance(network, GraphNetwork):
-        yield from zip((node.name for node in network.graph.nodes), network.layers.values(), strict=True)
-    else:
-        yield from network.named_children()
+    dims = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
+    if not isinstance(network, GraphNetwork):
+        return ConvertedNetwork(tuple(layers), *(chain(zip(modules, each, strict=True)) for each in dims))
+    graph = network.graph
+    still = [layer.is_still for layer in graph.layers]
+    rows, cols = (graph.with_layers([d.stilled if s else d for d, s in zip(each, still, strict=True)]) for each in dims)
+    return ConvertedNetwork(tuple(layers), rows, cols)
 
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:

@@ -23,6 +23,7 @@ from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
 from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.spatial.norm import SpatialBatchNorm
 
 
 class SpatialNetwork:
@@ -117,13 +118,16 @@ class SpatialNetwork:
             action = self._program(rows, cols)[k]
             window = action.inputs[0].window(tensors[graph.sources[k][0]], self._exchangers[k][0], layer.fill)
             blocks.append((action.place, window))
+        assert isinstance(layer, SpatialBatchNorm), "a batch norm"
         normed = layer.together(blocks, ranks, device)
         for (tensors, _, _), y_BCHW in zip(images, normed, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
         """Run the backward pass of `norm_together` on a rank that had no image."""
-        self._converted.layers[k].no_gradients(ranks, device)
+        layer = self._converted.layers[k]
+        assert isinstance(layer, SpatialBatchNorm), "a batch norm"
+        layer.no_gradients(ranks, device)
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """Return this rank's block of each tensor for an input so cut, in positions of the whole tensor."""

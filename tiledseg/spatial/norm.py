@@ -24,10 +24,9 @@ from tiledseg.models.norm import (
     normed_together,
     sharing_of,
     takes_statistics,
-    track,
 )
 from tiledseg.models.normalise import NormScope, Ranks, Statistics, measure, moment_gradient, normalise
-from tiledseg.spatial.place import SpatialLayer
+from tiledseg.spatial.twins import SpatialLayer
 
 _NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)
 
@@ -35,17 +34,23 @@ _NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)
 class SpatialNorm(SpatialLayer):
     """Instance or group norm: statistics of each sample, and channel or group of channels."""
 
-    def __init__(self, name: str, kind: str, module: StatisticsNorm, ranks: Ranks) -> None:
-        if isinstance(module, nn.InstanceNorm2d) and module.track_running_stats:
-            raise ConfigError(f"layer '{name}' keeps running statistics of instances; set track_running_stats=False")
+    def __init__(self, name: str, module: StatisticsNorm, ranks: Ranks) -> None:
         self.module: Any = module
         self.ranks = ranks
-        groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-        running = kind != "batch" or module.running_mean is not None
-        description = Norm(kind, groups, module.weight is not None, running, getattr(module, "still", False))
-        self.descriptions = description, description
+        affine = module.weight is not None
+        if isinstance(module, nn.GroupNorm):
+            described = Norm("group", module.num_groups, affine)
+        elif isinstance(module, nn.InstanceNorm2d):
+            if module.track_running_stats:
+                raise ConfigError(
+                    f"layer '{name}' keeps running statistics of instances; set track_running_stats=False"
+                )
+            described = Norm("instance", 1, affine)
+        else:
+            described = Norm("batch", 1, affine, module.running_mean is not None, getattr(module, "still", False))
+        super().__init__(self._normed, described)
 
-    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
             whole: torch.Tensor = self.module(x_BCHW)
             return whole
@@ -59,10 +64,6 @@ class SpatialNorm(SpatialLayer):
     def measured(self, x_BCHW: torch.Tensor) -> Statistics:
         """Return the statistics of a block, without any halo. No communication."""
         return measure(x_BCHW, sharing_of(self.module, x_BCHW))
-
-    def track(self, found: Statistics) -> None:
-        """Move the running statistics, where it has some, by those of the whole image."""
-        track(self.module, found)
 
     def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
@@ -91,18 +92,22 @@ class SpatialBatchNorm(SpatialNorm):
     def measures(self) -> bool:
         return takes_statistics(self.module)
 
-    def __call__(self, place: BlockPlace, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+    def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         m = self.module
         if takes_statistics(m):
-            return super().__call__(place, x_BCHW)
+            return super()._normed(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
 
     def together(
         self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
+        """Run the layer on this rank's blocks of several images; its statistics are those of all images of all `ranks`.
+        Collective over these; a rank may have none, and calls `no_gradients` backward. On `device` it then sums zeros.
+        """
         return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, device)
 
     def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
+        """Run the backward pass of `together` on a rank that had no image. Collective."""
         no_gradients(self.module, ranks, device)
 
 

@@ -45,10 +45,8 @@ class SpatialLayer:
     stands beyond the tensor's ends in what it reads. `descriptions`: its geometry along rows and columns.
     """
 
-    def __init__(
-        self, compute: Callable[..., torch.Tensor], rows: Layer, cols: Layer | None = None, fill: float = 0.0
-    ) -> None:
-        self._compute, self.descriptions, self.fill = compute, (rows, cols or rows), fill
+    def __init__(self, compute: Callable[..., torch.Tensor], *described: Layer, fill: float = 0.0) -> None:
+        self._compute, self.descriptions, self.fill = compute, (described[0], described[-1]), fill
 
     def __call__(self, place: BlockPlace, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self._compute(place, *inputs_BCHW)
@@ -56,9 +54,11 @@ class SpatialLayer:
 
 def own_twin(module: BlockModule, ranks: Ranks) -> SpatialLayer:
     """Return the twin of a module of ours, which computes blocks itself."""
-    return SpatialLayer(
-        lambda place, *inputs_BCHW: module.on_block(place, ranks, *inputs_BCHW), module.rows, module.cols, module.fill
-    )
+
+    def compute(place: BlockPlace, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return module.on_block(place, ranks, *inputs_BCHW)
+
+    return SpatialLayer(compute, module.rows, module.cols, fill=module.fill)
 
 
 def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:

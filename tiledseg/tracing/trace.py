@@ -17,7 +17,8 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Made, Record, differing, differing_at_third, differing_otherwise, values_in, where
 from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
 from tiledseg.tracing.functions.handlers import handler_of, unit

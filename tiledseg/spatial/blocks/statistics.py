@@ -19,6 +19,7 @@ import torch
 
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.models.layers.block import BlockPlace
+from tiledseg.models.norm import track
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks
 from tiledseg.models.notes import still_statistics
 from tiledseg.spatial.blocks.network import BlockNetwork, Doing, Sums
@@ -143,7 +144,7 @@ class StepNorms:
             assert isinstance(layer, SpatialBatchNorm), "a batch norm"
             parts = [part for image in self._images for part in image.parts.pop(k)]
             self._measured[k] = joined_over(parts, layer.module.num_features, *self._together)
-            layer.track(self._measured[k])
+            track(layer.module, self._measured[k])
             for image in self._images:
                 image.measured[k] = self._measured[k]
 

@@ -13,7 +13,7 @@ from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import joins
-from tiledseg.spatial.convert import POINTWISE
+from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REVERSED, SAME, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import RESIZING
