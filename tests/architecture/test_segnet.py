@@ -30,7 +30,7 @@ def test_the_count_is_the_published_one() -> None:
     assert count_parameters(SegNet(norm="batch", classes=11).graph(), 3) == 29_449_355
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("depth", [1, 3, 5])
 def test_the_output_is_as_large_as_the_image(depth: int) -> None:
     network = SegNet(depth, base_channels=2, classes=5)
     graph = network.graph()
@@ -47,7 +47,7 @@ def test_a_depth_that_vgg_16_has_not_is_refused(depth: int) -> None:
         SegNet(depth)
 
 
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("depth", [3])
 def test_contexts_give_the_undivided_output(depth: int) -> None:
     case = Case(SegNet(depth, base_channels=2, norm="none", bands=2, classes=3), (3, 2))
     assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12

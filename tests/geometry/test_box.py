@@ -1,45 +1,61 @@
+"""Intervals and boxes against sets of positions."""
+
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 
-law = settings(derandomize=True, max_examples=60, deadline=None)
-intervals = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: Interval(p[0], p[0] + p[1]))
-boxes = st.builds(Box, intervals, intervals)
+law = settings(derandomize=True, max_examples=100, deadline=None)
+intervals = st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda p: Interval(p[0], p[0] + p[1]))
+boxes = st.builds(Box, *(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: Interval(p[0], sum(p))),) * 2)
 
 
-def mask(box: Box) -> np.ndarray:
-    pixels_HW = np.zeros((60, 60), dtype=bool)
-    pixels_HW[box.slices] = True
-    return pixels_HW
-
-
-@law
-@given(boxes, boxes)
-def test_operations_are_those_of_masks(a: Box, b: Box) -> None:
-    assert mask(a).sum() == a.area == a.height * a.width
-    assert a.shape == (a.height, a.width)
-    np.testing.assert_array_equal(mask(a.clip(b)), mask(a) & mask(b))
-    np.testing.assert_array_equal(mask(a.shift(3, 5))[3:, 5:], mask(a)[:-3, :-5])
-    if a.area and b.area:
-        assert a.contains(b) == bool((mask(a) >= mask(b)).all())
-        inner = b.clip(a)
-        if inner.area:
-            np.testing.assert_array_equal(mask(a.relative_to(a))[: a.height, : a.width], True)
-            assert Box.of_shape(a.shape).contains(inner.relative_to(a))
+def positions(interval: Interval) -> set[int]:
+    return set(range(interval.start, interval.stop))
 
 
 @law
-@given(boxes, st.integers(1, 7), st.integers(1, 7))
-def test_blocks_cover_a_box_once_along_the_files_own_grid(box: Box, height: int, width: int) -> None:
-    count_HW = np.zeros((60, 60), dtype=int)
-    blocks = list(box.blocks(height, width))
+@given(intervals, intervals, st.integers(0, 9), st.integers(0, 9))
+def test_operations_are_those_of_sets_of_positions(a: Interval, b: Interval, before: int, after: int) -> None:
+    assert positions(a.clip(b)) == positions(a) & positions(b)
+    assert b.contains(a.clip(b)), "even where nothing meets"
+    assert positions(a.hull(b)) >= positions(a) | positions(b)
+    assert positions(a.shift(3)) == {p + 3 for p in positions(a)}
+    assert positions(a.relative_to(b.start)) == {p - b.start for p in positions(a)}
+    grown = a.expand(before, after)
+    assert (grown.start, grown.stop) == (a.start - before, a.stop + after)
+    assert list(range(100))[grown.shift(40).slice] == [p + 40 for p in range(grown.start, grown.stop)]
+    if positions(a) and positions(b):
+        assert a.contains(b) == (positions(a) >= positions(b))
+        hull = a.hull(b)
+        assert {hull.start, hull.stop - 1} <= positions(a) | positions(b)
+
+
+def test_stop_before_start_names_both() -> None:
+    with pytest.raises(GeometryError, match=r"2.*5"):
+        Interval(5, 2)
+
+
+@law
+@given(boxes, boxes, st.integers(1, 7), st.integers(1, 7))
+def test_boxes_are_intervals_of_rows_and_columns(a: Box, b: Box, height: int, width: int) -> None:
+    """Their blocks cover them once, along a file's own grid."""
+    assert (a.height, a.width) == a.shape == (a.row.size, a.col.size)
+    assert a.area == a.height * a.width
+    assert a.clip(b) == Box(a.row.clip(b.row), a.col.clip(b.col))
+    assert a.contains(b) == (a.row.contains(b.row) and a.col.contains(b.col))
+    assert a.relative_to(a) == Box.of_shape(a.shape)
+    count_HW, expected_HW = np.zeros((60, 60), dtype=int), np.zeros((60, 60), dtype=int)
+    expected_HW[a.slices] = 1
+    blocks = list(a.blocks(height, width))
     for block in blocks:
         count_HW[block.slices] += 1
         assert block.row.start // height == (block.row.stop - 1) // height
         assert block.col.start // width == (block.col.stop - 1) // width
-    np.testing.assert_array_equal(count_HW, mask(box))
+    np.testing.assert_array_equal(count_HW, expected_HW)
     assert blocks == sorted(blocks)

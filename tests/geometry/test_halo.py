@@ -8,12 +8,13 @@ from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import (
     Footprint,
     is_padded,
     minimum_halo,
     network_footprint,
+    paper_efficiency,
+    paper_efficiency_linear,
     paper_halo,
     paper_shrink,
     round_up,
@@ -21,7 +22,8 @@ from tiledseg.geometry.halo import (
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.geometry.shapes import is_legal_size, required_input, tensor_shapes
+from tiledseg.geometry.shapes import is_legal_size, required_input
+from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
 
 
 def test_paper_formula() -> None:
@@ -61,21 +63,6 @@ def test_an_unpadded_network_takes_off_what_the_formula_says(levels: int) -> Non
     assert footprint.offset == paper_halo(levels, 2, 2)
 
 
-@pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("levels", [1, 2, 4, 6])
-def test_lost_pixels_are_found_where_a_search_from_nothing_finds_them(
-    levels: int, kernel: int, upsampling: str
-) -> None:
-    layers = UNet(levels=levels, kernel=kernel, convs_per_level=1, padding="valid", upsampling=upsampling).graph()
-    smallest = next(n for n in range(1, 4000) if is_legal_size(layers, n))
-    assert network_footprint(layers).offset * 2 == smallest - _outputs(layers, smallest)
-
-
-def _outputs(graph: Graph, size: int) -> int:
-    return tensor_shapes(graph, 1, size, size)[-1][1]
-
-
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
 def test_a_wider_halo_is_taken_and_still_legal(padding: str, upsampling: str) -> None:
@@ -108,14 +95,6 @@ def test_an_output_of_another_resolution_is_refused(last: Layer, words: str) -> 
         network_footprint(line(Convolution(2, 3, padding=1), last))
 
 
-def test_a_network_without_context_needs_no_halo() -> None:
-    assert network_footprint(line(Convolution(2, 1))) == Footprint(1, 0, 0)
-
-
-def test_round_up() -> None:
-    assert [round_up(n, 16) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
-
-
 def test_halo_is_that_of_every_aligned_core_and_enough_for_any() -> None:
     for upsampling in ("transposed", "nearest", "bilinear"):
         layers = UNet(levels=4, upsampling=upsampling).graph()
@@ -128,3 +107,17 @@ def test_halo_is_that_of_every_aligned_core_and_enough_for_any() -> None:
                 assert aligned.expand(before, after).contains(need)
                 if core == aligned:
                     assert aligned.expand(before, after) == need
+
+
+@pytest.mark.parametrize(("grid", "halo"), [(8, 92), (1, 0), (40, 200)])
+def test_efficiency_and_its_first_order(grid: int, halo: int) -> None:
+    """The paper's optimum: 1.3161, and 1.2944 by the linear form."""
+    exact, linear = (
+        formula((10000, 10000), (grid, grid), halo) for formula in (paper_efficiency, paper_efficiency_linear)
+    )
+    assert exact == pytest.approx(linear + (2 * halo * grid / 10000) ** 2)
+    if grid == 8:
+        assert (exact, round(linear, 4)) == ((1434 / 1250) ** 2, 1.2944)
+    tiling = make_tiling((300, 200), (3, 2), Footprint(1, halo, halo))
+    assert tiling_efficiency(tiling) == sum(t.context.height * t.context.width for t in tiling.tiles) / 60000
+    assert tiling_efficiency(make_tiling((160, 320), (1, 1), Footprint(16, 96, 96))) == 1

@@ -41,8 +41,7 @@ def row_support(network: nn.Module, shape: tuple[int, int], out: Interval) -> In
 @pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("convs", [1, 2, 3])
-@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize(("levels", "convs"), [(2, 1), (2, 3), (3, 2), (5, 1), (5, 2)])
 def test_minimum_halo_is_the_support_of_the_gradient(
     levels: int, convs: int, kernel: int, padding: str, upsampling: str
 ) -> None:

@@ -67,51 +67,6 @@ def _after_padding(graph: Graph, plan: Plan, k: int) -> bool:
     return False
 
 
-@law
-@given(networks(), st.integers(3, 12), st.data(), fusions)
-def test_a_plan_can_be_carried_out_by_every_rank(
-    sequence: Graph, quarter: int, data: st.DataObject, fusion: int
-) -> None:
-    partition = data.draw(partitions(size=4 * quarter))
-    plan = planned(sequence, partition, fusion)
-    assume(plan is not None)
-    follow(sequence, plan, partition)
-    assert [at.node for at in plan] == list(sequence.nodes)
-    cuts = [partition, *(at.output for at in plan)]
-    for at, sources in zip(plan, sequence.sources, strict=True):
-        assert [given.partition for given in at.inputs] == [cuts[source] for source in sources]
-
-
-@law
-@given(st.lists(layers, min_size=1, max_size=5).map(lambda each: line(*each)), partitions(), fusions)
-def test_a_plan_of_any_chain_can_be_carried_out(sequence: Graph, partition: Partition, fusion: int) -> None:
-    plan = planned(sequence, partition, fusion)
-    assume(plan is not None)
-    follow(sequence, plan, partition)
-
-
-@law
-@given(networks(), st.integers(3, 12), st.data(), fusions)
-def test_an_exchange_serves_as_many_layers_as_asked_and_one_that_no_layer_needs_is_not_planned(
-    sequence: Graph, quarter: int, data: st.DataObject, fusion: int
-) -> None:
-    partition = data.draw(partitions(size=4 * quarter))
-    plan = planned(sequence, partition, fusion, early=False)
-    assume(plan is not None)
-    since = [0]  # of each tensor, the halos on the longest way from an exchange
-    for at, sources in zip(plan, sequence.sources, strict=True):
-        longest = 0
-        for index, (one, source) in enumerate(zip(at.inputs, sources, strict=True)):
-            whole = one.partition.whole
-            wants = [at.node.layer.required_input(out, index).clip(whole) for out in at.output.blocks]
-            needs = not all(own.contains(w) for own, w in zip(one.partition.blocks, wants, strict=True))
-            assert needs or not one.exchanged
-            before = 0 if one.exchanged else since[source]
-            longest = max(longest, before + (needs and at.node.layer.arity == 1))
-        assert longest <= fusion
-        since.append(longest)
-
-
 @st.composite
 def padded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
     """A padded U-Net and an input cut on its alignment."""
@@ -147,15 +102,6 @@ def test_runs_of_a_padded_unet(drawn: tuple[UNet, Partition], fusion: int) -> No
         assert counts[3] == int(partition.parts > 1 and halos)
 
 
-@law
-@given(networks(), st.integers(2, 12), fusions)
-def test_one_rank_exchanges_nothing(sequence: Graph, quarter: int, fusion: int) -> None:
-    plan = planned(sequence, Partition((0, 4 * quarter)), fusion)
-    assume(plan is not None)
-    assert not any(at.exchanges for at in plan)
-    assert all(at.given == at.output.blocks for at in plan)
-
-
 @st.composite
 def unpadded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
     """An unpadded U-Net, a legal size, and blocks that can be cut through all its levels."""
@@ -187,51 +133,6 @@ def test_settled_edges_leave_halos_to_convolutions_and_bilinear_upsampling(drawn
         assert at.given == at.output.blocks or at.node.layer.keeps_zero
 
 
-@law
-@given(networks(), partitions(), st.integers(1, 4))
-def test_an_early_exchange_brings_the_same(sequence: Graph, partition: Partition, fusion: int) -> None:
-    """It only comes before activations: as many exchanges, and the same windows for every other layer."""
-    late = planned(sequence, partition, fusion, early=False)
-    early = planned(sequence, partition, fusion)
-    assume(late is not None and early is not None)
-    assert sum(at.exchanges for at in early) == sum(at.exchanges for at in late)
-    for a, b in zip(early, late, strict=True):
-        assert a.node.layer.keeps_zero or ([i.read for i in a.inputs], a.given) == ([i.read for i in b.inputs], b.given)
-
-
-@law
-@given(padded_unets())
-def test_edges_on_the_alignment_of_a_padded_unet_are_settled_already(drawn: tuple[UNet, Partition]) -> None:
-    unet, partition = drawn
-    assert settle(unet.graph(), partition) == partition
-
-
-@law
-@given(networks(), partitions())
-def test_settling_keeps_blocks(sequence: Graph, partition: Partition) -> None:
-    """Where no place fits, the edge stays; never does one pass another."""
-    settled = settle(sequence, partition)
-    assert (settled.parts, settled.size) == (partition.parts, partition.size)
-
-
-def test_a_skip_that_does_not_fit_is_refused() -> None:
-    halved = Graph((Node("stash", Mark()), Node("pool", MaxPool()), Node("up", Upsample()), JOIN))
-    with pytest.raises(GeometryError, match=r"layer 'pop': it joins tensors of 9 and 8 positions.* another input size"):
-        layer_windows(halved, Partition((0, 4, 9)))
-
-
-@pytest.mark.parametrize("fusion", [0, -3])
-def test_a_fusion_of_no_layers_is_refused(fusion: int) -> None:
-    with pytest.raises(GeometryError, match=f"fusion of {fusion} layers; give at least 1"):
-        layer_windows(line(Layer()), Partition((0, 4)), fusion)
-
-
-def test_a_rank_without_pixels_in_the_depths_is_refused_by_the_layer_that_takes_them() -> None:
-    deep = chain((f"pool{i}", MaxPool()) for i in range(3))
-    with pytest.raises(GeometryError, match="'pool2' gives 3 positions along a dim that 3 ranks share"):
-        layer_windows(deep, Partition((0, 4, 6, 24)))
-
-
 def test_a_norm_sees_the_pixels_that_later_layers_drop() -> None:
     sequence = line(Norm("batch"), Convolution(1, 1, 3))
     partition = Partition((0, 5, 11))
@@ -249,3 +150,76 @@ def test_a_skip_cut_elsewhere_than_its_tensor_travels() -> None:
     assert [at.exchanges for at in plan] == [False, False, False, True]
     assert plan[-1].inputs[0].exchange(0).receives[0].part == Interval(5, 6)
     follow(sequence, plan, partition)
+
+
+@law
+@given(
+    st.one_of(networks(), st.lists(layers, min_size=1, max_size=5).map(lambda each: line(*each))),
+    st.integers(3, 12),
+    st.data(),
+    fusions,
+)
+def test_a_plan_can_be_carried_out_by_every_rank(
+    sequence: Graph, quarter: int, data: st.DataObject, fusion: int
+) -> None:
+    """One rank exchanges nothing. An exchange serves as many layers as asked, and is planned where one needs it. An
+    early one brings the same before an activation."""
+    partition = data.draw(partitions(size=4 * quarter))
+    plan, late = planned(sequence, partition, fusion), planned(sequence, partition, fusion, early=False)
+    assume(plan is not None and late is not None)
+    follow(sequence, plan, partition)
+    assert [at.node for at in plan] == list(sequence.nodes)
+    cuts = [partition, *(at.output for at in plan)]
+    assert sum(at.exchanges for at in plan) == sum(at.exchanges for at in late)
+    since = [0]  # of each tensor, the halos on the longest way from an exchange
+    for at, after, sources in zip(plan, late, sequence.sources, strict=True):
+        assert [given.partition for given in at.inputs] == [cuts[source] for source in sources]
+        same = ([i.read for i in at.inputs], at.given) == ([i.read for i in after.inputs], after.given)
+        assert same or at.node.layer.keeps_zero
+        longest = 0
+        for index, (one, source) in enumerate(zip(after.inputs, sources, strict=True)):
+            wants = [at.node.layer.required_input(out, index).clip(one.partition.whole) for out in at.output.blocks]
+            needs = not all(own.contains(w) for own, w in zip(one.partition.blocks, wants, strict=True))
+            assert needs or not one.exchanged
+            longest = max(longest, (0 if one.exchanged else since[source]) + (needs and at.node.layer.arity == 1))
+        assert longest <= fusion
+        since.append(longest)
+    alone = planned(sequence, Partition((0, 4 * quarter)), fusion)
+    if alone is not None:
+        assert not any(at.exchanges or at.given != at.output.blocks for at in alone)
+
+
+@law
+@given(networks(), partitions(), padded_unets())
+def test_settling_keeps_blocks_and_those_on_the_alignment(
+    sequence: Graph, partition: Partition, drawn: tuple[UNet, Partition]
+) -> None:
+    """Where no place fits, the edge stays; never does one pass another."""
+    settled = settle(sequence, partition)
+    assert (settled.parts, settled.size) == (partition.parts, partition.size)
+    assert settle(drawn[0].graph(), drawn[1]) == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("graph", "edges", "fusion", "words"),
+    [
+        (
+            Graph((Node("stash", Mark()), Node("pool", MaxPool()), Node("up", Upsample()), JOIN)),
+            (0, 4, 9),
+            1,
+            "layer 'pop': it joins tensors of 9 and 8 positions.* another input size",
+        ),
+        (line(Layer()), (0, 4), 0, "fusion of 0 layers; give at least 1"),
+        (
+            chain((f"pool{i}", MaxPool()) for i in range(3)),
+            (0, 4, 6, 24),
+            1,
+            "'pool2' gives 3 positions along a dim that 3 ranks share",
+        ),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_by_name(
+    graph: Graph, edges: tuple[int, ...], fusion: int, words: str
+) -> None:
+    with pytest.raises(GeometryError, match=words):
+        layer_windows(graph, Partition(edges), fusion)

@@ -20,7 +20,8 @@ from tiledseg.geometry.layers.joins import Add, Concatenate
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.geometry.shapes import is_legal_size, output_size, required_input, resized, total_stride
+from tiledseg.geometry.shapes import is_legal_size, output_size, required_input, resized, tensor_shapes, total_stride
+from tiledseg.models.network import build_modules
 
 law = settings(derandomize=True, max_examples=150, deadline=None)
 
@@ -107,10 +108,9 @@ def inside(chain: list[Layer], out: Interval, size: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("stride", [1, 2, 4])
-@pytest.mark.parametrize("dilation", [1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "padding"), itertools.product((1, 2, 5), (1, 4), (1, 3), (0, 2))
+)
 def test_one_convolution_reads_its_taps_exactly(kernel: int, stride: int, dilation: int, padding: int) -> None:
     layer = Convolution(1, kernel, stride=stride, padding=padding, dilation=dilation)
     size = 40
@@ -140,12 +140,9 @@ def test_branches_of_one_tensor_need_the_widest_and_two_outputs_both() -> None:
 @pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_the_total_stride_of_a_unet_is_that_of_its_poolings(upsampling: str, padding: str) -> None:
+    assert total_stride(line(Convolution(1, 3, stride=3), Convolution(1, 3, stride=2), Upsample("bilinear"))) == 6
     for levels in range(1, 8):
         assert total_stride(UNet(levels=levels, upsampling=upsampling, padding=padding).graph()) == 2 ** (levels - 1)
-
-
-def test_total_stride_counts_strided_convolutions() -> None:
-    assert total_stride(line(Convolution(1, 3, stride=3), Convolution(1, 3, stride=2), Upsample("bilinear"))) == 6
 
 
 def test_legal_sizes_of_the_unpadded_unet() -> None:
@@ -157,13 +154,6 @@ def test_legal_sizes_of_the_unpadded_unet() -> None:
     assert output_size(layers, 1436) == 1252
     with pytest.raises(GeometryError, match="1434 is not legal"):
         output_size(layers, 1434)
-
-
-def test_legal_sizes_of_the_padded_unet_are_the_multiples_of_the_alignment() -> None:
-    layers = UNet(levels=5).graph()
-    assert [n for n in range(1, 200) if is_legal_size(layers, n)] == list(range(16, 200, 16))
-    assert not is_legal_size(layers, 1434)
-    assert output_size(layers, 1440) == 1440
 
 
 def test_a_skip_that_does_not_fit_names_both_sizes() -> None:
@@ -179,3 +169,23 @@ def test_resizing_to_another_tensor_is_a_whole_factor() -> None:
     assert resized(nodes, "up", "b", "b").layer == Mark()
     with pytest.raises(ConfigError, match="would resize 'a' by 1/2 to the size of 'b'"):
         resized(nodes, "up", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("unet", "size"),
+    [
+        (UNet(3, 2, 3, 4, "same", "instance", "transposed", bands=3, classes=5), (20, 28)),
+        (UNet(3, 1, 5, 3, "same", "none", "bilinear", bands=1, classes=2), (8, 12)),
+        (UNet(3, 2, 3, 4, "valid", "pixel", "nearest", bands=2, classes=2), (44, 60)),
+        (UNet(1, 1, 3, 2, bands=2, classes=3), (7, 5)),
+    ],
+    ids=lambda value: f"{value.padding}-{value.upsampling}" if isinstance(value, UNet) else "x".join(map(str, value)),
+)
+def test_shapes_are_those_of_real_tensors(unet: UNet, size: tuple[int, int]) -> None:
+    network = build_modules(unet)
+    found: list[tuple[int, ...]] = []
+    for module in network.layers.values():
+        module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))
+    with torch.no_grad():
+        network(torch.zeros(1, unet.bands, *size))
+    assert list(tensor_shapes(unet.graph(), unet.bands, *size)[1:]) == found

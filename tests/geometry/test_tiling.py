@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, r
 from tiledseg.geometry.shapes import output_size, required_input
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, make_tiling
 
-law = settings(derandomize=True, max_examples=150, deadline=None)
+law = settings(derandomize=True, max_examples=100, deadline=None)
 
 networks = st.builds(
     UNet,
@@ -49,52 +50,6 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Tiling]:
     return layers, make_tiling(raster, grid, footprint)
 
 
-@law
-@given(cases())
-def test_cores_cover_every_pixel_once(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    count_HW = np.zeros(tiling.raster, dtype=int)
-    for tile in tiling.tiles:
-        assert Box.of_shape(tiling.raster).contains(tile.core)
-        assert tile.core.area > 0
-        count_HW[tile.core.slices] += 1
-    assert (count_HW == 1).all()
-
-
-@law
-@given(cases())
-def test_core_edges_lie_on_the_alignment_or_the_rasters_end(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    unit = tiling.footprint.alignment
-    for tile in tiling.tiles:
-        for side, end in ((tile.core.row, tiling.raster[0]), (tile.core.col, tiling.raster[1])):
-            assert side.start % unit == 0
-            assert side.stop % unit == 0 or side.stop == end
-
-
-@law
-@given(cases())
-def test_tiles_are_even_to_one_alignment_unit(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    unit = tiling.footprint.alignment
-    for dim, word in ((0, "row"), (1, "col")):
-        units = {round_up(getattr(t.core, word).size, unit) // unit for t in tiling.tiles}
-        assert max(units) - min(units) <= 1
-        assert tiling.core_max[dim] == max(getattr(t.core, word).size for t in tiling.tiles)
-        assert tiling.context_max[dim] == max(getattr(t.context, word).size for t in tiling.tiles)
-
-
-@law
-@given(cases())
-def test_tiles_are_numbered_row_major(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    rows, cols = tiling.grid
-    assert len(tiling) == rows * cols
-    assert [t.index for t in tiling.tiles] == list(range(rows * cols))
-    assert [t.position for t in tiling.tiles] == [divmod(i, cols) for i in range(rows * cols)]
-    assert [t.core for t in tiling.tiles] == sorted(t.core for t in tiling.tiles)
-
-
 def dims(tile: Tile) -> list[tuple[Interval, Interval, Interval, Interval]]:
     """(core, context, output, core in output) along rows and along columns."""
     inner = tile.core_in_output
@@ -102,49 +57,6 @@ def dims(tile: Tile) -> list[tuple[Interval, Interval, Interval, Interval]]:
         (tile.core.row, tile.context.row, tile.output.row, inner.row),
         (tile.core.col, tile.context.col, tile.output.col, inner.col),
     ]
-
-
-@law
-@given(cases())
-def test_contexts_are_legal_inputs_whose_output_holds_the_core(case: tuple[Graph, Tiling]) -> None:
-    layers, tiling = case
-    for tile in tiling.tiles:
-        for core, context, output, inner in dims(tile):
-            assert output_size(layers, context.size) == output.size
-            assert output.contains(core)
-            assert Interval(0, output.size).contains(inner)
-            assert output.start + inner.start == core.start
-            assert inner.size == core.size
-
-
-@law
-@given(cases())
-def test_a_context_contains_the_receptive_field_of_its_core(case: tuple[Graph, Tiling]) -> None:
-    layers, tiling = case
-    unit = tiling.footprint.alignment
-    for tile in tiling.tiles:
-        for (core, context, output, inner), size in zip(dims(tile), tiling.raster, strict=True):
-            need = required_input(layers, inner).shift(context.start)  # in absolute positions
-            if tiling.footprint.mirror:
-                assert context.contains(need)
-                continue
-            # A padded network pads beyond the extended raster, as it does when it is given the whole of it.
-            extended = Interval(0, round_up(size, unit))
-            assert need == required_input(layers, core)
-            assert context.contains(need.clip(extended))
-            assert extended.contains(context)
-            assert output == context
-
-
-@law
-@given(cases())
-def test_every_tile_sees_the_pooling_grid_of_the_whole_raster(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    whole = make_tiling(tiling.raster, (1, 1), tiling.footprint).tiles[0]
-    for tile in tiling.tiles:
-        for (_, context, _, _), (_, whole_context, _, _) in zip(dims(tile), dims(whole), strict=True):
-            assert (context.start - whole_context.start) % tiling.footprint.alignment == 0
-            assert whole_context.contains(context) or tiling.footprint.mirror
 
 
 @law
@@ -158,28 +70,77 @@ def test_a_grid_finer_than_the_alignment_names_both_values(unet: UNet, raster: t
             make_tiling(raster, grid, footprint)
 
 
-@law
-@given(cases())
-def test_context_sizes_are_those_of_the_tiles(case: tuple[Graph, Tiling]) -> None:
-    _, tiling = case
-    rows = context_sizes(tiling.raster[0], tiling.grid[0], tiling.footprint)
-    cols = context_sizes(tiling.raster[1], tiling.grid[1], tiling.footprint)
-    assert [(row, col) for row in rows for col in cols] == [t.context.shape for t in tiling.tiles]
-
-
-@pytest.mark.parametrize("raster", [(0, 10), (10, 0), (-1, 10)])
-def test_an_empty_raster_is_refused(raster: tuple[int, int]) -> None:
-    with pytest.raises(GeometryError, match=f"raster has {min(raster)} "):
-        make_tiling(raster, (1, 1), Footprint(16, 96, 96))
-
-
-@pytest.mark.parametrize("grid", [(0, 1), (1, 0), (2, -1)])
-def test_an_empty_grid_is_refused(grid: tuple[int, int]) -> None:
-    with pytest.raises(GeometryError, match=f"grid has {min(grid)} tiles"):
-        make_tiling((100, 100), grid, Footprint(16, 96, 96))
-
-
 def test_the_papers_raster() -> None:
     tiling = make_tiling((10000, 10000), (8, 8), network_footprint(UNet(levels=5).graph()))
     assert tiling.core_max == (1264, 1264)
     assert tiling.context_max == (1440, 1440)
+
+
+@law
+@given(cases())
+def test_cores_cover_every_pixel_once_in_even_aligned_tiles_row_by_row(case: tuple[Graph, Tiling]) -> None:
+    _, tiling = case
+    unit, (rows, cols) = tiling.footprint.alignment, tiling.grid
+    assert [t.index for t in tiling.tiles] == list(range(rows * cols))
+    assert [t.position for t in tiling.tiles] == [divmod(i, cols) for i in range(rows * cols)]
+    assert [t.core for t in tiling.tiles] == sorted(t.core for t in tiling.tiles)
+    count_HW = np.zeros(tiling.raster, dtype=int)
+    for tile in tiling.tiles:
+        assert Box.of_shape(tiling.raster).contains(tile.core)
+        assert tile.core.area > 0
+        count_HW[tile.core.slices] += 1
+        for side, end in ((tile.core.row, tiling.raster[0]), (tile.core.col, tiling.raster[1])):
+            assert side.start % unit == 0
+            assert side.stop % unit == 0 or side.stop == end
+    assert (count_HW == 1).all()
+    for dim, word in ((0, "row"), (1, "col")):
+        units = {round_up(getattr(t.core, word).size, unit) // unit for t in tiling.tiles}
+        assert max(units) - min(units) <= 1
+        assert tiling.core_max[dim] == max(getattr(t.core, word).size for t in tiling.tiles)
+        assert tiling.context_max[dim] == max(getattr(t.context, word).size for t in tiling.tiles)
+
+
+@law
+@given(cases())
+def test_a_context_is_a_legal_input_that_holds_all_that_its_core_depends_on(case: tuple[Graph, Tiling]) -> None:
+    """And every tile sees the pooling grid of the whole raster."""
+    layers, tiling = case
+    unit = tiling.footprint.alignment
+    whole = make_tiling(tiling.raster, (1, 1), tiling.footprint).tiles[0]
+    contexts = [
+        context_sizes(side, parts, tiling.footprint) for side, parts in zip(tiling.raster, tiling.grid, strict=True)
+    ]
+    assert list(itertools.product(*contexts)) == [t.context.shape for t in tiling.tiles]
+    for tile in tiling.tiles:
+        every = zip(dims(tile), dims(whole), tiling.raster, strict=True)
+        for (core, context, output, inner), (_, whole_context, _, _), size in every:
+            assert output_size(layers, context.size) == output.size
+            assert output.contains(core)
+            assert Interval(0, output.size).contains(inner)
+            assert inner.shift(output.start) == core
+            assert (context.start - whole_context.start) % unit == 0
+            need = required_input(layers, inner).shift(context.start)  # in absolute positions
+            if tiling.footprint.mirror:
+                assert context.contains(need)
+                continue
+            # A padded network pads beyond the extended raster, as it does when it is given the whole of it.
+            extended = Interval(0, round_up(size, unit))
+            assert need == required_input(layers, core)
+            assert context.contains(need.clip(extended))
+            assert extended.contains(context)
+            assert whole_context.contains(context)
+            assert output == context
+
+
+@pytest.mark.parametrize(
+    ("raster", "grid", "words"),
+    [
+        ((0, 10), (1, 1), "raster has 0 "),
+        ((10, -1), (1, 1), "raster has -1 "),
+        ((100, 100), (0, 1), "grid has 0 tiles"),
+        ((100, 100), (2, -1), "grid has -1 tiles"),
+    ],
+)
+def test_an_empty_raster_or_grid_is_refused(raster: tuple[int, int], grid: tuple[int, int], words: str) -> None:
+    with pytest.raises(GeometryError, match=words):
+        make_tiling(raster, grid, Footprint(16, 96, 96))

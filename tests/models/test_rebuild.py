@@ -55,7 +55,7 @@ POLICIES: dict[str, Callable[[Graph, int], MemoryPolicy]] = {
     "compaction": compaction,
     "recomputation": recomputation,
     "everything": everything,
-    **{f"drawn{seed}": lambda graph, bands, seed=seed: drawn(graph, seed) for seed in range(4)},
+    **{f"drawn{seed}": lambda graph, bands, seed=seed: drawn(graph, seed) for seed in range(2)},
 }
 NETWORKS: dict[str, tuple[Network, tuple[int, int]]] = {
     "unet": (UNet(3, base_channels=4, dropout=0.3), (32, 48)),

@@ -16,7 +16,7 @@ from torch import nn
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.geometry.pyramid import bins_of
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, gradient_of_part, part_of, whole_place
 from tiledseg.models.layers.upsample import Resampled, dim_taps
 from tiledseg.models.network import run_nodes
 from tiledseg.models.normalise import Ranks, summed
@@ -34,8 +34,7 @@ class PooledBranchModule(BlockModule):
         self.inner = nn.ModuleList(modules)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        dims = zip(x_BCHW.shape[2:], (self.rows, self.cols), strict=True)
-        return self._branch(BlockPlace(*(_whole(size, layer.factor) for size, layer in dims)), None, x_BCHW)
+        return self._branch(whole_place(x_BCHW, (self.rows.factor, self.cols.factor)), None, x_BCHW)
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
@@ -50,18 +49,13 @@ class PooledBranchModule(BlockModule):
         run_nodes(graph, lambda k, inputs: self.inner[k](*inputs), tensors, 0, len(graph))
         made_BCHW = tensors[graph.results[0]]
         taps = [
-            dim_taps(Interval(0, size), dim.given, (size, dim.sizes[1]), self.rows.aligned)
+            dim_taps(Interval(0, size), dim.given, (size, dim.sizes[1]), "aligned" if self.rows.aligned else "bilinear")
             for (dim, _), size in zip(dims, made_BCHW.shape[2:], strict=True)
         ]
         layout = torch.channels_last if x_BCHW.is_contiguous(memory_format=torch.channels_last) else None
         made_BCHW = made_BCHW.contiguous(memory_format=layout or torch.contiguous_format)
         result: torch.Tensor = Resampled.apply(made_BCHW, *taps)
         return result
-
-
-def _whole(size: int, factor: int) -> DimPlace:
-    read = Interval(0, size)
-    return DimPlace(read, Interval(0, size * factor), read, (size, size * factor), True)
 
 
 def _shares(dim: DimPlace, bins: int) -> torch.Tensor:
@@ -84,7 +78,7 @@ class _Means(torch.autograd.Function):
         cols: torch.Tensor,
         ranks: Ranks | None,
     ) -> torch.Tensor:
-        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        own_BCHW = part_of(x_BCHW, owned)
         each = [_row_sum(own_BCHW, share) for share in rows]  # whose places are read on the host
         rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
         ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.shape = owned, ranks, rows, cols, x_BCHW.shape
@@ -98,11 +92,7 @@ class _Means(torch.autograd.Function):
         summed(wide_BCHW, ctx.ranks)
         by_columns_BCHW = (wide_BCHW @ ctx.cols).to(g_BCHW.dtype)
         own_dx_BCHW = ctx.rows.T.to(g_BCHW.dtype) @ by_columns_BCHW
-        if ctx.owned is None:
-            return own_dx_BCHW, None, None, None, None
-        dx_BCHW = g_BCHW.new_zeros(ctx.shape)
-        dx_BCHW[ctx.owned] = own_dx_BCHW
-        return dx_BCHW, None, None, None, None
+        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None
 
 
 def _row_sum(x_BCHW: torch.Tensor, share_H: torch.Tensor) -> torch.Tensor:

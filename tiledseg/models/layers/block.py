@@ -70,6 +70,27 @@ class BlockPlace:
         return cropped(y_BCHW, row.slice, col.slice)
 
 
+def whole_place(x_BCHW: torch.Tensor, factors: tuple[int, int] = (1, 1)) -> BlockPlace:
+    """Return the place of a layer that has the whole tensor, and makes `factors` times as many rows and columns."""
+    sizes = zip(map(int, x_BCHW.shape[2:]), factors, strict=True)
+    whole = [(Interval(0, size), size, size * factor) for size, factor in sizes]
+    return BlockPlace(*(DimPlace(read, Interval(0, out), read, (size, out), True) for read, size, out in whole))
+
+
+def part_of(x_BCHW: torch.Tensor, owned: Slices | None) -> torch.Tensor:
+    """Return the owned part of a tensor; None: all of it."""
+    return x_BCHW if owned is None else x_BCHW[owned]
+
+
+def gradient_of_part(own_BCHW: torch.Tensor, owned: Slices | None, shape: torch.Size) -> torch.Tensor:
+    """Return the gradient of a tensor of which only the owned part has one."""
+    if owned is None:
+        return own_BCHW
+    whole_BCHW = own_BCHW.new_zeros(shape)
+    whole_BCHW[owned] = own_BCHW
+    return whole_BCHW
+
+
 Places = Mapping[int, BlockPlace]  # by the node's number
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
-from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped
+from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of
 from tiledseg.models.normalise import Ranks, Slices, summed
 
 
@@ -85,7 +85,7 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, owned: Slices | None, ranks: Ranks | None, total: bool) -> torch.Tensor:
         ctx.owned, ctx.ranks, ctx.shape, ctx.dtype = owned, ranks, x_BCHW.shape, x_BCHW.dtype
-        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        own_BCHW = part_of(x_BCHW, owned)
         pixels = own_BCHW.new_full((1,), own_BCHW.shape[2] * own_BCHW.shape[3], dtype=torch.float64)
         sums = torch.cat([own_BCHW.sum((2, 3), dtype=torch.float64).flatten(), pixels])
         summed(sums, ranks)
@@ -142,7 +142,7 @@ class _Max(torch.autograd.Function):
         ranks: Ranks | None,
         even: bool,
     ) -> torch.Tensor:
-        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        own_BCHW = part_of(x_BCHW, owned)
         values_BC11, found_BC11 = functional.adaptive_max_pool2d(own_BCHW, 1, return_indices=True)
         row, col = found_BC11 // own_BCHW.shape[3] + start[0], found_BC11 % own_BCHW.shape[3] + start[1]
         first_BC11 = row * width + col
@@ -163,7 +163,7 @@ class _Max(torch.autograd.Function):
         summed(sums_BC11, ctx.ranks)
         if ctx.even:
             x_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
-            own_BCHW = x_BCHW if ctx.owned is None else x_BCHW[ctx.owned]
+            own_BCHW = part_of(x_BCHW, ctx.owned)
             own_dx_BCHW = (own_BCHW == most_BC11) * (sums_BC11 / count_BC11).to(g_BCHW.dtype)
         else:
             found_BC11, mine_BC11 = ctx.saved_tensors
@@ -171,11 +171,7 @@ class _Max(torch.autograd.Function):
             flat = g_BCHW.new_zeros(*ctx.shape[:2], own[0] * own[1])
             flat.scatter_(2, found_BC11.flatten(2), (sums_BC11 * mine_BC11).to(g_BCHW.dtype).flatten(2))
             own_dx_BCHW = flat.unflatten(2, tuple(own))
-        if ctx.owned is None:
-            return own_dx_BCHW, None, None, None, None, None
-        dx_BCHW = g_BCHW.new_zeros(ctx.shape)
-        dx_BCHW[ctx.owned] = own_dx_BCHW
-        return dx_BCHW, None, None, None, None, None
+        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None, None
 
 
 def _chosen(

@@ -1,10 +1,14 @@
-"""Upsampling, with an adjoint of its own where torch's is slow, or missing.
+"""Upsampling whose result does not depend on how the image is cut, and whose gradient is the same run after run.
 
-With deterministic algorithms torch does not use its CUDA kernels for bilinear upsampling, since the backward kernel
-adds in no fixed order. It gathers from index tensors, slowly and with several times the memory; it refuses bicubic
-upsampling. The forward kernels have a fixed order, so they are kept, and whole factors have a simple adjoint: sums of
-slices in one order. On a CPU torch's kernels serve both ways (one core, 64 channels, 128 x 128 to 256 x 256 px: 1 ms;
-by slices 10).
+Two of torch's kernels do otherwise. With aligned corners its weights depend on the tensor at hand, whose ends it takes
+for the image's. Here weights are quotients of integers: each output's place in the whole image times (N - 1) over
+(M - 1), so a part gives what the whole gives. And with deterministic algorithms torch does not use its CUDA kernels for
+the gradient of bilinear upsampling, which add in no fixed order, and refuses bicubic upsampling: the forward kernels
+are kept, and the gradient is a sum of outputs' gradients in an order of its own (`Taps`). On a CPU torch's kernels
+serve both ways.
+
+An output is a weighted sum of a few inputs, an input's gradient one of a few outputs'. Both are gathered, nothing is
+added where others add too.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
+from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
 from tiledseg.models.normalise import Ranks, at_least_single
 from tiledseg.models.sending import sent
 
 Factors = tuple[int, int]
 KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.aten.upsample_bicubic2d}
-BEYOND = 2  # inputs before the first and after the last one that a kernel reaches for
+ROWS = 2  # the dim of x_BCHW; columns are the next
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 25}  # values that are made at once: on a CPU what fits a cache
 
 
 class UpsampleModule(nn.Upsample):
@@ -53,65 +58,33 @@ def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
 
 
 class Interpolated(torch.autograd.Function):
-    """Bilinear or bicubic upsampling by torch's forward kernel, and back by sums of slices."""
+    """Bilinear or bicubic upsampling by torch's forward kernel, and back by sums in one order."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
-        ctx.factors, ctx.mode = factors, mode
         size = [factor * side for factor, side in zip(factors, x_BCHW.shape[2:], strict=True)]
+        ctx.taps = [
+            dim_taps(Interval(0, side), Interval(0, out), (side, out), mode)
+            for side, out in zip(x_BCHW.shape[2:], size, strict=True)
+        ]
         made: torch.Tensor = KERNELS[mode](x_BCHW, size, False, float(factors[0]), float(factors[1]))
         return made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        dx_BCHW = at_least_single(g_BCHW)
-        for dim, factor in ((3, ctx.factors[1]), (2, ctx.factors[0])):
-            dx_BCHW = _gathered(dx_BCHW, dim, factor, ctx.mode)
-        return dx_BCHW.to(g_BCHW.dtype), None, None
-
-
-def _gathered(g: torch.Tensor, dim: int, factor: int, mode: str) -> torch.Tensor:
-    """Return the adjoint along one dim. Parts beyond the ends go to the end itself, which the kernels repeat."""
-    size = g.shape[dim] // factor
-    wide = g.new_zeros([*g.shape[:dim], size + 2 * BEYOND, *g.shape[dim + 1 :]])
-    for phase in range(factor):
-        outputs = g[(slice(None),) * dim + (slice(phase, None, factor),)]
-        first, weights = taps(phase, factor, mode)
-        for place, weight in enumerate(weights, BEYOND + first):
-            wide.narrow(dim, place, size).add_(outputs, alpha=weight)
-    dx = wide.narrow(dim, BEYOND, size)
-    dx.select(dim, 0).add_(wide.narrow(dim, 0, BEYOND).sum(dim))
-    dx.select(dim, size - 1).add_(wide.narrow(dim, BEYOND + size, BEYOND).sum(dim))
-    return dx
-
-
-def taps(phase: int, factor: int, mode: str) -> tuple[int, list[float]]:
-    """Return the first of the inputs that output `factor * i + phase` blends, counted from input i, and their weights;
-    bicubic ones are those of Keys with a = -3/4, as torch has them."""
-    lower, rest = divmod(2 * phase + 1 - factor, 2 * factor)
-    t = rest / (2 * factor)
-    if mode == "bilinear":
-        return lower, [1 - t, t]
-    near = [((1.25 * d - 2.25) * d) * d + 1 for d in (t, 1 - t)]
-    far = [((-0.75 * d + 3.75) * d - 6) * d + 3 for d in (1 + t, 2 - t)]
-    return lower - 1, [far[0], *near, far[1]]
-
-
-ROWS = 2  # the dim of x_BCHW; columns are the next
-CACHED = 1 << 16  # values that are made at once
+        return _resampled(g_BCHW, *(taps.backward for taps in ctx.taps)), None, None
 
 
 class AlignedUpsampleModule(BlockModule):
     """Bilinear upsampling by whole factors (row, col), with align_corners=True."""
 
-    def __init__(self, factors: tuple[int, int]) -> None:
+    def __init__(self, factors: Factors) -> None:
         super().__init__(*map(Geometry, factors))
         self.factors = factors
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        dims = zip(x_BCHW.shape[2:], self.factors, strict=True)
-        return self.on_tile(BlockPlace(*(_whole(size, factor) for size, factor in dims)), x_BCHW)
+        return self.on_tile(whole_place(x_BCHW, self.factors), x_BCHW)
 
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
@@ -120,11 +93,6 @@ class AlignedUpsampleModule(BlockModule):
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self.on_tile(place, x_BCHW)
-
-
-def _whole(size: int, factor: int) -> DimPlace:
-    read = Interval(0, size)
-    return DimPlace(read, Interval(0, size * factor), read, (size, size * factor), True)
 
 
 class Taps(NamedTuple):
@@ -142,20 +110,25 @@ class DimTaps(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], aligned: bool = True) -> DimTaps:
-    """Return taps of the outputs `given` from the inputs `read`, of `sizes` in all, with the corners' centres
-    `aligned`, or the corners themselves. Outputs in a tile's halo that need inputs beyond `read` take its last one,
-    unread."""
+def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], mode: str = "aligned") -> DimTaps:
+    """Return taps of outputs `given` from inputs `read`, of `sizes` in all. `mode`: `aligned`, bilinear with the
+    corners' centres aligned; `bilinear` and `bicubic` (Keys with a = -3/4, as torch), with the corners aligned. Outputs
+    in a tile's halo that need inputs beyond `read` take its last one, unread."""
     inputs, outputs = sizes
     at = torch.arange(given.start, given.stop, dtype=torch.int64)
-    if aligned:
+    if mode == "aligned":
         at, steps = at * (inputs - 1), max(outputs - 1, 1)
     else:
-        at, steps = ((2 * at + 1) * inputs - outputs).clamp(min=0), 2 * outputs
-    lower, rest = at // steps, at % steps
-    share = rest.double() / steps
-    places = torch.stack([lower, lower + 1], dim=1).sub(read.start).clamp(0, read.size - 1)
-    forward = Taps(places, torch.stack([1 - share, share], dim=1))
+        at, steps = (2 * at + 1) * inputs - outputs, 2 * outputs
+    lower, t = at // steps, (at % steps).double() / steps
+    if mode == "bicubic":
+        near = [((1.25 * d - 2.25) * d) * d + 1 for d in (t, 1 - t)]
+        far = [((-0.75 * d + 3.75) * d - 6) * d + 3 for d in (1 + t, 2 - t)]
+        first, weights = -1, [far[0], *near, far[1]]
+    else:
+        first, weights = 0, [1 - t, t]
+    places = torch.stack([lower + first + term for term in range(len(weights))], dim=1).clamp(0, inputs - 1)
+    forward = Taps(places.sub(read.start).clamp(0, read.size - 1), torch.stack(weights, dim=1))
     return DimTaps(forward, _adjoint(forward, read.size))
 
 
@@ -188,7 +161,7 @@ class Resampled(torch.autograd.Function):
 
 
 def _resampled(x_BCHW: torch.Tensor, rows: Taps, cols: Taps) -> torch.Tensor:
-    """Resample in the memory format of x, a few rows at a time, which fit a cache."""
+    """Resample in the memory format of x, a few rows at a time."""
     if x_BCHW.is_contiguous(memory_format=torch.channels_last):
         return _by_rows(x_BCHW.permute(0, 2, 3, 1), 1, rows, cols).permute(0, 3, 1, 2)
     return _by_rows(x_BCHW, ROWS, rows, cols)
@@ -201,7 +174,7 @@ def _by_rows(x: torch.Tensor, dim: int, rows: Taps, cols: Taps) -> torch.Tensor:
     made = x.new_empty(shape)
     dtype = at_least_single(x[:0]).dtype
     rows, cols = (Taps(sent(taps.places, x.device), sent(taps.weights, x.device).to(dtype)) for taps in (rows, cols))
-    step = max(1, CACHED // max(1, made.numel() // shape[dim]))
+    step = max(1, AT_ONCE.get(x.device.type, 1 << 16) // max(1, made.numel() // shape[dim]))
     for first in range(0, shape[dim], step):
         some = Taps(rows.places[first : first + step], rows.weights[first : first + step])
         made.narrow(dim, first, len(some.places)).copy_(_sums(_sums(x, dim, some), dim + 1, cols))
