@@ -109,7 +109,7 @@ def inside(chain: list[Layer], out: Interval, size: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "dilation", "padding"), itertools.product((1, 2, 5), (1, 4), (1, 3), (0, 2))
+    ("kernel", "stride", "dilation", "padding"), [*itertools.product((1, 2, 5), (1, 4), (1, 3), (0, 2))]
 )
 def test_one_convolution_reads_its_taps_exactly(kernel: int, stride: int, dilation: int, padding: int) -> None:
     layer = Convolution(1, kernel, stride=stride, padding=padding, dilation=dilation)

@@ -59,7 +59,7 @@ TILES = {
 }
 
 
-LAYER = {  # more in tests/spatial/blocks/test_shared_images.py, where ranks are threads
+LAYER = {  # more in tests/spatial/blocks/test_block_network.py, where ranks are threads
     "unet-instance": InBlocks(unet("same", "transposed", "instance"), (1, 2), grid=(8, 4), halo="layer"),
     "every-layer": InBlocks(EveryLayer(True), (2, 2), grid=(4, 2), halo="layer"),
     "ratios": InBlocks(unet_of_losses("batch"), (2, 1), LOSSES["both"][0], (4, 2), halo="layer"),

@@ -136,10 +136,20 @@ def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes:
         weights_BCHW = case.weights(at, seed)
         window_BCHW = exchanger.exchange(x_BCHW, case.exchange(at), case.fill)
         (dx_BCHW,) = torch.autograd.grad(window_BCHW, x_BCHW, weights_BCHW)
-        if not torch.equal(window_BCHW, case.with_margin(case.image(seed))[case.window(at)]):
+        image_BCHW, gradient_BCHW = case.image(seed), expected_gradient(case, axes, seed)[case.owned(at)]
+        if not torch.equal(window_BCHW, case.with_margin(image_BCHW)[case.window(at)]):
             fault = "the window is not that of the image"
-        elif not torch.equal(dx_BCHW, expected_gradient(case, axes, seed)[case.owned(at)]):
+        elif not torch.equal(dx_BCHW, gradient_BCHW):
             fault = "the gradient is not the sum of the windows' gradients"
+        # A gradient that nobody else has, which is added to where it lies.
+        layout = torch.channels_last if case.channels_last else torch.contiguous_format
+        owned_BCHW = exchanger.exchange(x_BCHW, case.exchange(at), case.fill, owned=True)
+        own_BCHW = weights_BCHW.clone(memory_format=layout)
+        (dx_owned_BCHW,) = torch.autograd.grad(owned_BCHW, x_BCHW, own_BCHW)
+        if case.exchange(at) is not None and not torch.equal(dx_owned_BCHW, gradient_BCHW):
+            fault = "a gradient that is added to where it lies is not the sum"
+        elif not torch.equal(x_BCHW, case.block(image_BCHW, at)):
+            fault = "the block was written over"
         inside_BCHW = torch.where(torch.isfinite(window_BCHW), window_BCHW.detach(), 0)
         if case.fill:  # the part of F that is linear
             is_filled = case.with_margin(torch.zeros(case.shape))[case.window(at)] != 0
@@ -151,39 +161,11 @@ def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes:
     opened.agree(fault)
 
 
-def check_owned(case: Case, opened: OpenAxes, axes: Axes) -> None:
-    """A gradient that nobody else has, which is added to where it lies. Collective over the job."""
-    fault, at = None, axes.position
-    exchange = None if at is None else case.exchange(at)
-    if at is not None and exchange is not None:
-        image_BCHW, exchanger = case.image(2), HaloExchanger(axes)
-        x_BCHW = case.block(image_BCHW, at).requires_grad_()
-        layout = torch.channels_last if case.channels_last else torch.contiguous_format
-        weights_BCHW = case.weights(at, 2).contiguous(memory_format=layout)
-        summed_BCHW = expected_gradient(case, axes, 2)
-        owned_BCHW = exchanger.exchange(x_BCHW, exchange, case.fill, owned=True)
-        (dx_BCHW,) = torch.autograd.grad(owned_BCHW, x_BCHW, weights_BCHW.clone())
-        if not torch.equal(owned_BCHW, case.with_margin(image_BCHW)[case.window(at)]):
-            fault = "the window is not that of the image"
-        elif not torch.equal(dx_BCHW, summed_BCHW[case.owned(at)]):
-            fault = "a gradient that is added to where it lies is not the sum"
-        elif not torch.equal(x_BCHW, case.block(image_BCHW, at)):
-            fault = "the block was written over"
-    opened.agree(fault)
-
-
 @mesh_shapes
 def test_windows_gradients_and_the_adjoint_identity(opened: OpenAxes, shape: tuple[int, int]) -> None:
     axes = opened.of(*shape)
 
     for_all(opened, cases(shape), lambda case: check_exchange(case, opened, HaloExchanger(axes), axes), 12)
-
-
-@mesh_shapes
-def test_a_gradient_that_is_added_to_where_it_lies(opened: OpenAxes, shape: tuple[int, int]) -> None:
-    axes = opened.of(*shape)
-
-    for_all(opened, cases(shape), lambda case: check_owned(case, opened, axes), 12)
 
 
 def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = torch.float64) -> Case:

@@ -147,20 +147,4 @@ def test_drawn_configurations_end_with_the_undivided_result(opened: OpenAxes) ->
     meshes += [(2, 1, size // 2), (2, size // 2, 1)] if size >= 4 else []
     for replicas, rows, cols in meshes:
         axes = opened.of(rows, cols, replicas)
-        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 4)
-
-
-@pytest.mark.parametrize("fusion", [1, 3, WHOLE])
-def test_an_image_too_small_for_the_mesh_is_refused_by_every_rank_before_any_message(
-    opened: OpenAxes, fusion: int
-) -> None:
-    network = build_modules(UNet(4, 1, 3, 2, bands=2), seed=1)
-    rows, cols = opened.shapes()[0]
-    axes = opened.of(rows, cols)
-    cut = Partition.even(8, rows), Partition.even(8, cols)
-    refused = opened.mesh.communicator.gather_objects(refusal(network, axes, *cut, fusion))
-    assert refused == refused[:1] * opened.mesh.size
-    if rows * cols > 1:
-        assert "use fewer ranks an image, larger images, or fewer levels" in refused[0]
-    else:
-        assert refused[0] is None
+        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 3)

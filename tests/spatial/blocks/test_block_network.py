@@ -1,6 +1,10 @@
-"""A network in blocks on one rank against torch's on the whole image: y, dx, all gradients and buffers, in float64."""
+"""Images in blocks, on one rank and on ranks that share one, against torch on the whole image, in one process: y, dx,
+all gradients (summed over the ranks) and buffers, in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,44 +12,69 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.spatial import drawn
+from tests.spatial.blocks.thread_ranks import on_ranks
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.twins import Network, Result, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import settle
+from tiledseg.memory.shelf import open_shelf
 from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork
+from tiledseg.spatial.blocks.program import ImageRanks
+
+EVERYTHING = 1 << 20
 
 
-def in_blocks(network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Result:
-    """One pass of a copy of the network, block by block; the loss is the weighted sum of `undivided`."""
-    network = copied(network)
-    twin = BlockNetwork(network)
-    program = twin.program(rows, cols)
-    run = BlockPass(twin, [Image(x_BCHW, program)], input_gradient=True)
+def in_blocks(
+    network: Network,
+    x_BCHW: torch.Tensor,
+    cut: Callable[[BlockNetwork], tuple[Partition, Partition]],
+    axes: Axes | None = None,
+    store: str = "host",
+    scored: int = EVERYTHING,
+) -> Result:
+    """One pass of a copy of the network over this rank's blocks of what `cut` gives. The loss is the weighted sum of
+    `undivided`, of `scored` rows of the output."""
+    torch.set_num_threads(1)
+    axes, own = axes or serial_axes(), copied(network)
+    twin, shelf = BlockNetwork(own), open_shelf(store)
+    assert axes.position is not None
+    ranks = ImageRanks(axes.shape.rows, axes.shape.cols, (axes.position.row, axes.position.col))
+    program = twin.program(*cut(twin), None, ranks)
+    x_own_BCHW = x_BCHW[(slice(None), slice(None), *program.own_box.slices)]
+    run = BlockPass(twin, [Image(x_own_BCHW, program)], shelf, True, axes=axes)
     run.forward()
-    (one,) = run.images
-    rows_out, cols_out = (cut[program.segments[-1].leaving[0]] for cut in (program.rows, program.cols))
+    (blocks,) = run.images
+    full = [dim[program.segments[-1].leaving[0]].size for dim in (program.rows, program.cols)]
     y_BCHW: list[torch.Tensor] = []
 
-    def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
         if not y_BCHW:
-            y_BCHW.append(outputs[0].new_zeros(*outputs[0].shape[:2], rows_out.size, cols_out.size))
-        at = (slice(None), slice(None), *one.output_box(block).slices)
-        y_BCHW[0][at] = outputs[0].detach()
-        return (outputs[0] * loss_weights(y_BCHW[0].shape)[at].to(outputs[0])).sum()
+            y_BCHW.append(outputs[0].new_zeros(*outputs[0].shape[:2], *full))
+        box = blocks.output_box(block)
+        place = (slice(None), slice(None), *box.slices)
+        y_BCHW[0][place] = outputs[0].detach()
+        weights_BCHW = loss_weights(y_BCHW[0].shape)
+        weights_BCHW[:, :, scored:] = 0
+        return None if box.row.start >= scored else (outputs[0] * weights_BCHW[place].to(outputs[0])).sum()
 
     run.backward(loss)
     dx_BCHW = torch.zeros_like(x_BCHW)
-    for block in range(program.blocks):
-        gradient = one.input_gradient(block)
+    for block in program.own:
+        gradient = blocks.input_gradient(block)
         if gradient is not None:
             dx_BCHW[(slice(None), slice(None), *program.box(0, block).slices)] = gradient
-    weights = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in network.named_parameters()}
-    return Result(y_BCHW[0], dx_BCHW, weights, dict(network.named_buffers()))
+    run.close()
+    shelf.close()
+    weights = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in own.named_parameters()}
+    return Result(y_BCHW[0], dx_BCHW, weights, dict(own.named_buffers()))
 
 
 def check(case: Case) -> bool:
@@ -57,7 +86,7 @@ def check(case: Case) -> bool:
         if case.rows.parts * case.cols.parts == 1:
             return False
     try:
-        found = in_blocks(case.network, case.x_BCHW, case.rows, case.cols)
+        found = in_blocks(case.network, case.x_BCHW, lambda twin: (case.rows, case.cols))
     except GeometryError:
         return False
     assert expected is not None, "torch refuses this, the blocks do not"
@@ -66,15 +95,18 @@ def check(case: Case) -> bool:
     return True
 
 
-NORMS = ["none", "pixel", "instance", "group", "batch"]
-CUTS = [("same", (24, 32), norm, blocks) for norm in NORMS for blocks in [(1, 1), (2, 3)]]
-CUTS += [("same", (24, 32), "batch", blocks) for blocks in [(2, 1), (1, 3), (4, 4)]]
-CUTS += [("valid", (68, 76), norm, (2, 3)) for norm in ("none", "instance", "batch")]
+def unet(padding: str, norm: str, upsampling: str) -> UNet:
+    return UNet(3, 2, 3, 4, padding, norm, upsampling, 0.25, bands=2, classes=3)
+
+
+CUTS = [("same", (24, 32), norm, (2, 3)) for norm in ("none", "pixel", "instance", "group", "batch")]
+CUTS += [("same", (24, 32), "batch", blocks) for blocks in [(1, 1), (1, 3), (4, 4)]]
+CUTS += [("valid", (68, 76), norm, (2, 3)) for norm in ("none", "batch")]
 
 
 @pytest.mark.parametrize(("padding", "size", "norm", "blocks"), CUTS)
 def test_a_unet_of_two_images(padding: str, size: tuple[int, int], norm: str, blocks: tuple[int, int]) -> None:
-    network = build_modules(UNet(3, 2, 3, 4, padding, norm, "bilinear", 0.25, bands=2, classes=3), seed=1).double()
+    network = build_modules(unet(padding, norm, "bilinear"), seed=1).double()
     rows, cols = BlockNetwork(network).partitions((Partition((0, size[0])), Partition((0, size[1]))), blocks)
     assert check(Case(network, image((2, 2, *size), 5), rows, cols))
 
@@ -104,3 +136,48 @@ def _may_tie(network: Network) -> bool:
     modules = list(network.modules())
     copies = any(isinstance(m, nn.Upsample) and m.mode == "nearest" for m in modules)
     return copies and any(isinstance(m, MaxIndicesModule) for m in modules)
+
+
+SHARED = {
+    "unet-none": (unet("same", "none", "transposed"), (2, 1), (1, 2)),
+    "unet-batch": (unet("same", "batch", "bilinear"), (2, 2), (2, 1)),
+    "unet-instance": (unet("same", "instance", "nearest"), (1, 3), (2, 2)),
+    "valid-group": (unet("valid", "group", "nearest"), (2, 1), (1, 2)),
+    "every-layer": (EveryLayer(True), (2, 2), (2, 1)),
+    "foreign-layers": (ForeignLayers(True), (2, 1), (1, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "store", "scored"),
+    [
+        *((name, "host", EVERYTHING) for name in SHARED),
+        ("unet-batch", "file", EVERYTHING),
+        ("unet-instance", "host", 16),
+        ("every-layer", "host", 16),
+    ],
+)
+def test_ranks_that_share_an_image_in_blocks(name: str, store: str, scored: int, tmp_path: Path) -> None:
+    """Also where nobody scores a rank's outputs: its zeros are in the sums that the others wait for."""
+    kind, ranks, blocks = SHARED[name]
+    network = build_modules(kind, seed=1).double()
+    x_BCHW = image((2, 2, *((40, 56) if name != "valid-group" else (68, 76))), 5)
+
+    def cut(twin: BlockNetwork) -> tuple[Partition, Partition]:
+        dims = zip((twin.graph, twin.along_columns), x_BCHW.shape[2:], ranks, strict=True)
+        rows, cols = (settle(graph, Partition.even(size, count)) for graph, size, count in dims)
+        return twin.partitions((rows, cols), blocks)
+
+    folder = store if store == "host" else str(tmp_path)
+    found = on_ranks(*ranks, lambda axes: in_blocks(network, x_BCHW, cut, axes, folder, scored))
+    for other in found[1:]:
+        assert all(torch.equal(other.buffers[name], tensor) for name, tensor in found[0].buffers.items())
+    weights = {name: sum(each.gradients[name] for each in found) for name in found[0].gradients}
+    whole = Result(sum(e.y_BCHW for e in found), sum(e.dx_BCHW for e in found), weights, found[0].buffers)
+    if scored == EVERYTHING:
+        expected = undivided(network, x_BCHW)
+    else:
+        sides = Partition((0, x_BCHW.shape[2])), Partition((0, x_BCHW.shape[3]))
+        expected = in_blocks(network, x_BCHW, lambda twin: sides, scored=scored)
+    fault = difference(whole, expected)
+    assert fault is None, fault
