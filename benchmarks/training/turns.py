@@ -105,12 +105,10 @@ def _noise(part: Any) -> Any:
 
 
 def in_turns(mesh: Mesh) -> Mesh:
-    """The same ranks, whose communicators take turns and whose messages count as carried out in order."""
+    """The same ranks, whose communicators take turns."""
     from tiledseg.comm.transports.turns import TurnCommunicator
 
-    turning = TurnCommunicator(mesh.communicator)
-    turning.in_order = True
-    return replace(mesh, communicator=turning)
+    return replace(mesh, communicator=TurnCommunicator(mesh.communicator))
 
 
 def measure(given: argparse.Namespace, mesh: Mesh) -> dict[str, Any]:

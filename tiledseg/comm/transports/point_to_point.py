@@ -59,13 +59,10 @@ class MessageMeter:
 
 
 class Carrier(ABC):
-    """The transport of messages among `size` ranks. `rank`: this one's number, from 0. `in_order`: the messages of a
-    rank are carried out one by one, in the order in which it started them, so that one that waits for its peer holds up
-    those after it (NCCL)."""
+    """The transport of messages among `size` ranks. `rank`: this one's number, from 0."""
 
     rank: int
     size: int
-    in_order: bool = False
 
     @abstractmethod
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
@@ -85,7 +82,6 @@ class PointToPoint:
 
     def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
-        self.in_order = carrier.in_order
         self._carrier = carrier
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:

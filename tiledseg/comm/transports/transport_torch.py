@@ -64,7 +64,6 @@ class TorchCommunicator(Communicator):
         self._is_part, self._is_guest = is_part, is_guest
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self.in_order = self._groups.with_nccl
         self.rank = self._groups.ranks.index(dist.get_rank())
         self.size = len(self._groups.ranks)
 

@@ -57,7 +57,7 @@ class TurnCommunicator(Communicator):
         self._communicator = communicator
         self._turns = turns or Turns()
         self._messages = object()  # the owner of a turn of messages
-        self.rank, self.size, self.in_order = communicator.rank, communicator.size, communicator.in_order
+        self.rank, self.size = communicator.rank, communicator.size
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         self._turns.take(self)
