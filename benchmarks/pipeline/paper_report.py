@@ -55,11 +55,3 @@ def speed_table(rows: Sequence[Row]) -> str:
             key = f"{row.network}, {row.model}", row.size, row.schedule
             found.setdefault(key, {})[row.stages] = row.speed_up
     return markdown(head, [(*key, *(f"{ups[n]:.2f}" for n in stages)) for key, ups in found.items()])
-
-
-def sums_table(found: Sequence[tuple[str, float, float]]) -> str:
-    """Sums of layer times against the whole network's."""
-    head = ("network", "sum of its layers, s", "whole, s", "ratio")
-    return markdown(
-        head, [(name, f"{total:.3g}", f"{whole:.3g}", f"{total / whole:.2f}") for name, total, whole in found]
-    )

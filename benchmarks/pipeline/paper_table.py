@@ -1,12 +1,10 @@
 r"""The paper's table of pipelines, by SIMULATION from measured layer times: their balance against ours, 1 to 6 stages.
 
-    python -m benchmarks.pipeline.paper_table --times benchmarks/pipeline/paper_times.json   simulates again
-    python -m benchmarks.pipeline.paper_table --save times.json                              measures first
-    python -m benchmarks.pipeline.paper_table --check --models small --sizes 192 512         sums against wholes
+    python -m benchmarks.pipeline.paper_table --times benchmarks/pipeline/paper_times.json
 
-Each layer's time is measured by itself on this machine. All times of a case are then divided by one number, so that
-the whole network runs at --flops: messages, at --bandwidth and --latency, stand to computing as they do on such a
-device. A schedule is replayed with these times (`tiledseg.pipeline.simulation`): no pipeline runs.
+The time of each layer was measured by itself, by the program of commit 34d75aec. All times of a case are divided by one
+number, so that the whole network runs at --flops: messages, at --bandwidth and --latency, stand to computing as they do
+on such a device. A schedule is replayed with these times (`tiledseg.pipeline.simulation`): no pipeline runs.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from benchmarks.pipeline.paper_network import NETWORKS
-from benchmarks.pipeline.paper_report import caps_table, shares_table, speed_table, sums_table
+from benchmarks.pipeline.paper_report import caps_table, shares_table, speed_table
 from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Simulated, all_rows
-from benchmarks.pipeline.paper_times import Case, Measurement, legal_size, measure, sums_and_wholes
+from benchmarks.pipeline.paper_times import Case, Measurement, legal_size
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
@@ -47,23 +43,10 @@ def _run(options: argparse.Namespace) -> None:
         for model in options.models
         for size in options.sizes
     ]
-    if options.check:
-        torch.set_num_threads(options.threads)
-        found = sums_and_wholes(cases, options.base_channels, options.repeats)
-        print(sums_table(found))
-        return
-    if options.times is not None:
-        measurement = Measurement.load(options.times)
-        missing = [case.key for case in cases if case not in measurement.cases]
-        if missing:
-            raise ConfigError(
-                f"{options.times} has no times of {', '.join(missing)}; leave --times out to measure them"
-            )
-    else:
-        torch.set_num_threads(options.threads)
-        measurement = measure(cases, options.base_channels, options.repeats, torch.device(options.device))
-        if options.save is not None:
-            measurement.save(options.save)
+    measurement = Measurement.load(options.times)
+    missing = [case.key for case in cases if case not in measurement.cases]
+    if missing:
+        raise ConfigError(f"{options.times} has no times of {', '.join(missing)}; give others")
     machine = Machine(parse_flops(options.flops), parse_bandwidth(options.bandwidth), parse_latency(options.latency))
     simulated = [Simulated(case, measurement, machine, options.micro_batches) for case in cases]
     rows = [row for one in simulated for row in all_rows(one, options.stages)]
@@ -90,17 +73,11 @@ def _heading(measurement: Measurement, options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add: Callable[..., argparse.Action] = parser.add_argument
-    add("--times", type=Path, metavar="FILE", help="measured before: measure nothing")
-    add("--save", type=Path, metavar="FILE", help="where to keep what is measured")
-    add("--check", action="store_true", help="only compare the sums of layer times with whole networks, on the CPU")
+    add("--times", type=Path, metavar="FILE", required=True, help="times of the layers")
     add("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     add("--models", nargs="+", choices=tuple(PRESETS), default=tuple(PRESETS))
     add("--sizes", nargs="+", type=int, default=(192, 512, 1024), help="px a side; rounded up to legal ones")
     add("--stages", nargs="+", type=int, default=(1, 2, 3, 4, 5, 6))
-    add("--base-channels", type=int, default=32)
-    add("--repeats", type=int, default=2)
-    add("--threads", type=int, default=1)
-    add("--device", default="cpu")
     add("--micro-batches", type=int, default=24)
     add("--flops", default="10T", help="what the whole network is taken to run at (default 10T)")
     add("--bandwidth", default="40GB", help="between GPUs of a node (default 40GB; NVLink on Summit: 50 at most)")

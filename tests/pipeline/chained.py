@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tiledseg.pipeline.schedule import ChunkMap, MessageEnd, Pass, Program, Route
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route
 from tiledseg.pipeline.simulation import in_flight, replay
 
 FIRST_SKIP = 1000  # the number of the tensor; smaller ones go from chunk to chunk
@@ -27,12 +27,12 @@ def is_sound(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_f
     ranks, wanted, pairs = pipeline.ranks, set(), []
     for m in range(micro_batches):
         for chunk, rank in enumerate(ranks):
-            wanted |= {(rank, Pass(m, chunk)), (rank, Pass(m, chunk, True))}
-            pairs.append(((rank, Pass(m, chunk)), (rank, Pass(m, chunk, True))))
+            wanted |= {(rank, ChunkPass(m, chunk)), (rank, ChunkPass(m, chunk, True))}
+            pairs.append(((rank, ChunkPass(m, chunk)), (rank, ChunkPass(m, chunk, True))))
         for route in pipeline.routes:
             for back in (False, True)[: 1 + route.returns]:
                 maker, taker = (route.target, route.source) if back else (route.source, route.target)
-                way = [(ranks[maker], Pass(m, maker, back)), (ranks[taker], Pass(m, taker, back))]
+                way = [(ranks[maker], ChunkPass(m, maker, back)), (ranks[taker], ChunkPass(m, taker, back))]
                 if not pipeline.is_local(route):
                     send = MessageEnd(m, route, ranks[taker], back)
                     way[1:1] = [(ranks[maker], send), (ranks[taker], send.other_end(ranks[maker]))]

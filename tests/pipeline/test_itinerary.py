@@ -14,9 +14,9 @@ from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
     ChunkMap,
+    ChunkPass,
     ChunkTimes,
     MessageEnd,
-    Pass,
     Program,
     forward_program,
     program,
@@ -70,7 +70,7 @@ def test_every_action_is_there_once_posted_in_order_and_let_go_in_time(drawn: tu
             sent = [send for move in plans[peer] for send in move.sends if send.peer == rank]
             assert posted == sent, "a transport matches by order"
     for chunk, rank in enumerate(pipeline.ranks):  # so that running statistics move as they do without a pipeline
-        forward = [a.micro_batch for a in actions[rank] if isinstance(a, Pass) and a[1:] == (chunk, False)]
+        forward = [a.micro_batch for a in actions[rank] if isinstance(a, ChunkPass) and a[1:] == (chunk, False)]
         assert forward == list(range(len(forward)))
 
 
@@ -128,7 +128,7 @@ def test_posting_early_would_block_a_transport_that_keeps_the_order() -> None:
 
 def seconds_in_one_queue(actions: Program) -> float:
     """A rank does the head of its queue and then the next: a message takes no time, once both ends are at it."""
-    queues: list[list[Pass | tuple[int, MessageEnd]]] = []
+    queues: list[list[ChunkPass | tuple[int, MessageEnd]]] = []
     for rank in range(len(actions)):
         queues.append([])
         for move in itinerary(actions, rank):
@@ -142,7 +142,7 @@ def seconds_in_one_queue(actions: Program) -> float:
         for rank, queue in enumerate(queues):
             while at[rank] < len(queue):
                 head = queue[at[rank]]
-                if isinstance(head, Pass):
+                if isinstance(head, ChunkPass):
                     clock[rank] += BACKWARD if head.backward else FORWARD
                 else:
                     other = heads.setdefault(head, rank)

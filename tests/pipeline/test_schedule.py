@@ -19,9 +19,9 @@ from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.balance import BalancePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.schedule import (
     ChunkMap,
+    ChunkPass,
     ChunkTimes,
     MessageEnd,
-    Pass,
     Route,
     chunk_routes,
     compute_orders,
@@ -96,13 +96,13 @@ def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
     pipeline = chained((0, 1, 2), [(0, 2)])
     made = program("1f1b", pipeline, 1)
     *chain, skip = pipeline.routes
-    assert made[0][:3] == (Pass(0, 0), MessageEnd(0, chain[0], 1), MessageEnd(0, skip, 2))
+    assert made[0][:3] == (ChunkPass(0, 0), MessageEnd(0, chain[0], 1), MessageEnd(0, skip, 2))
     assert not any(isinstance(a, MessageEnd) and a.route == skip for a in made[1])
     assert made[2] == (
         MessageEnd(0, chain[1], 1, arrives=True),
         MessageEnd(0, skip, 0, arrives=True),
-        Pass(0, 2),
-        Pass(0, 2, True),
+        ChunkPass(0, 2),
+        ChunkPass(0, 2, True),
         MessageEnd(0, chain[1], 1, gradient=True),
         MessageEnd(0, skip, 0, gradient=True),
     )
@@ -177,7 +177,7 @@ def test_a_pass_without_gradients_keeps_every_rank_busy(schedule: str, stages: i
     """Forward only, chunks of equal ranks: M micro-batches take M turns and the way there."""
     pipeline = chained(chunk_ranks(schedule, stages))
     actions = forward_program(pipeline, 20)
-    assert not [a for rank in actions for a in rank if isinstance(a, Pass) and a.backward]
+    assert not [a for rank in actions for a in rank if isinstance(a, ChunkPass) and a.backward]
     folded = len(pipeline.ranks) > stages
     times = [2.0 if pipeline.ranks.count(rank) == 1 and folded else 1.0 for rank in pipeline.ranks]
     assert simulate(actions, times, times).makespan <= (2 if folded else 1) * 20 + 2 * stages

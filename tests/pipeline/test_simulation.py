@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.pipeline.chained import FIRST_SKIP, chained
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.schedule import Pass, program
+from tiledseg.pipeline.schedule import ChunkPass, program
 from tiledseg.pipeline.simulation import draw, simulate, verify
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
@@ -19,7 +19,7 @@ TWO = chained((0, 1))
 def test_all_faults_are_listed_at_once_and_a_sound_program_has_none() -> None:
     made = program("1f1b", TWO, 5)
     verify(made, 2, [2, 1])
-    unsent = tuple(action for action in made[0] if isinstance(action, Pass) or action.arrives), made[1]
+    unsent = tuple(action for action in made[0] if isinstance(action, ChunkPass) or action.arrives), made[1]
     with pytest.raises(ConfigError, match=r"rank 0 waits forever at: receive of the gradient .*; rank 1") as caught:
         verify(unsent, 2, [2, 1])
     assert "\n" not in str(caught.value)
@@ -70,10 +70,10 @@ def test_messages_take_turns_on_a_ranks_link_and_cost_it_no_time() -> None:
         program("gpipe", pipeline, 1), [1, 1, 1], [1, 1, 1], lambda route: 10 if route.tensor >= FIRST_SKIP else 2
     )
     start = {span.action: span.start for spans in line.spans for span in spans}
-    assert start[Pass(0, 1)] == 3  # 1 of work, 2 on the way
-    assert start[Pass(0, 2)] == 13  # the skip left after the activation: 1 + 2 + 10
-    assert start[Pass(0, 2, True)] == 14
-    assert start[Pass(0, 0, True)] == 15 + 2 + 10  # its gradient likewise
+    assert start[ChunkPass(0, 1)] == 3  # 1 of work, 2 on the way
+    assert start[ChunkPass(0, 2)] == 13  # the skip left after the activation: 1 + 2 + 10
+    assert start[ChunkPass(0, 2, True)] == 14
+    assert start[ChunkPass(0, 0, True)] == 15 + 2 + 10  # its gradient likewise
 
 
 def test_drawings() -> None:

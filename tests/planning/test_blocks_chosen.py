@@ -72,7 +72,7 @@ def test_a_finer_grid_is_taken_where_it_fits() -> None:
 
 @pytest.mark.parametrize(
     "parallel",
-    [Parallelism(halo="exchange"), Parallelism(stages=2, recompute=("never",) * 2, timed=False)],
+    [Parallelism(halo="exchange"), Parallelism(stages=2, recompute=("never",) * 2)],
     ids=["exchange", "stages"],
 )
 def test_where_blocks_cannot_be_all_is_as_without(parallel: Parallelism) -> None:

@@ -11,7 +11,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.pipeline.layer_times import MeasuredLink
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import (
     MeasuredTimes,
@@ -52,8 +51,8 @@ def test_measured_messages_decide_too() -> None:
     """Each layer as long as the others, so that a quick link leaves the cut in the middle; a slow one moves it to where
     fewer bytes go through."""
     forward, backward = [1e-3] * len(LAYERS), [2e-3] * len(LAYERS)
-    links = (MeasuredLink(0.0, per_byte) for per_byte in (1e-12, 1e-6))
-    quick, slow = (plan(measured=MeasuredTimes(forward, backward, link.seconds), stages=2) for link in links)
+    links = (lambda size: 1e-12 * size), (lambda size: 1e-6 * size)
+    quick, slow = (plan(measured=MeasuredTimes(forward, backward, link), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
     prices = StagePrices(tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes))
     assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))

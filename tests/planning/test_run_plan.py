@@ -89,17 +89,12 @@ def test_a_step_that_needs_more_than_there_is_is_told() -> None:
     assert plan_run(question(grid=(1, 1), memory=plan.memory)).warnings == ()
 
 
-def test_the_balance_waits_for_times_only_where_they_are_measured() -> None:
-    asked = question(stages=2, memory=1 << 30, grid=(2, 2))
-    plan = plan_run(asked)
-    assert plan.pipeline is None
-    layers = len(asked.network.graph())
-    last = [0.0] * (layers - 1) + [1.0]
-    found = balanced(asked, plan, MeasuredTimes(last, last, lambda size: 0.0))
-    assert found.pipeline is not None
-    assert sum(found.pipeline.balance) == layers
-    for other in (replace(asked, trains=False), question(stages=2, balance="modelled", memory=1 << 30, grid=(2, 2))):
-        assert plan_run(other).pipeline is not None
+@pytest.mark.parametrize("balance", ["auto", "modelled"])
+def test_the_plan_has_the_balance(balance: str) -> None:
+    asked = question(stages=2, balance=balance, memory=1 << 30, grid=(2, 2))
+    pipeline = plan_run(asked).pipeline
+    assert pipeline is not None
+    assert sum(pipeline.balance) == len(asked.network.graph())
 
 
 def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:

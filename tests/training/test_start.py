@@ -99,7 +99,7 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
 def test_layers_are_timed_with_the_kernels_of_the_steps(
     material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
-    """`balance: auto` of other kernels would be that of another run."""
+    """Before anything is measured or run."""
     found: list[bool] = []
 
     def fail(*_: object) -> None:
@@ -107,7 +107,7 @@ def test_layers_are_timed_with_the_kernels_of_the_steps(
         raise InputError("seen")
 
     torch.use_deterministic_algorithms(not deterministic)
-    monkeypatch.setattr(module, "with_times", fail)
+    monkeypatch.setattr(module, "check_weights", fail)
     with pytest.raises(InputError, match="seen"):
         run(config_of(material, tmp_path / "run", deterministic=deterministic))
     torch.use_deterministic_algorithms(False)

@@ -32,8 +32,8 @@ class ParallelConfig:
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
             on the machine (python -m benchmarks.spatial measures it)
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
-        balance: layers a stage as a list (folded: a chunk), auto (by times measured at the start) or modelled
-            (by multiply-adds)
+        balance: layers a stage as a list (folded: a chunk); auto or modelled by the machine's profile, else by
+            multiply-adds
         schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: a shorthand of memory.recompute for stages: compute a stage's forward pass again in place of keeping

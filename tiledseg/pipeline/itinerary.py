@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tiledseg.pipeline.schedule import BACKWARD_SLOTS, FORWARD_SLOTS, Action, MessageEnd, Pass, Program
+from tiledseg.pipeline.schedule import BACKWARD_SLOTS, FORWARD_SLOTS, Action, ChunkPass, MessageEnd, Program
 from tiledseg.pipeline.simulation import simulate
 
 Ends = tuple[MessageEnd, ...]
@@ -40,7 +40,7 @@ class Move(NamedTuple):
     posts: Ends
     receives: Ends
     released: Ends
-    compute: Pass
+    compute: ChunkPass
     sends: Ends
 
 
@@ -68,12 +68,12 @@ def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
     return tuple(moves)
 
 
-def _groups(actions: Sequence[Action]) -> list[tuple[Ends, Pass, Ends]]:
+def _groups(actions: Sequence[Action]) -> list[tuple[Ends, ChunkPass, Ends]]:
     """Return each computation with the receives in front of it and the sends after it."""
-    groups: list[tuple[Ends, Pass, Ends]] = []
+    groups: list[tuple[Ends, ChunkPass, Ends]] = []
     receives: Ends = ()
     for action in actions:
-        if isinstance(action, Pass):
+        if isinstance(action, ChunkPass):
             groups.append((receives, action, ()))
             receives = ()
         elif action.arrives:
@@ -84,12 +84,12 @@ def _groups(actions: Sequence[Action]) -> list[tuple[Ends, Pass, Ends]]:
     return groups
 
 
-def _common_order(program: Program) -> dict[tuple[int, Pass], int]:
+def _common_order(program: Program) -> dict[tuple[int, ChunkPass], int]:
     """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
 
     If two start together, the one of the rank that has done more comes later: its messages are not needed yet.
     """
-    chunks = 1 + max(action.chunk for actions in program for action in actions if isinstance(action, Pass))
+    chunks = 1 + max(action.chunk for actions in program for action in actions if isinstance(action, ChunkPass))
     line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
     computations = sorted(
         (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)

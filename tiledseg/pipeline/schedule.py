@@ -93,7 +93,7 @@ class ChunkMap:
         return self.ranks[route.source] == self.ranks[route.target]
 
 
-class Pass(NamedTuple):
+class ChunkPass(NamedTuple):
     """The forward or the `backward` pass of a chunk; after the latter nothing of the micro-batch is kept."""
 
     micro_batch: int
@@ -116,7 +116,7 @@ class MessageEnd(NamedTuple):
         return self._replace(peer=rank, arrives=not self.arrives)
 
 
-Action = Pass | MessageEnd
+Action = ChunkPass | MessageEnd
 Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
 
 
@@ -185,16 +185,21 @@ def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
     A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of each
     in turn: no rank waits once the pipeline is full.
     """
-    orders: list[list[Pass]] = []
+    orders: list[list[ChunkPass]] = []
     for rank in range(pipeline.size):
         first, *others = (chunk for chunk, place in enumerate(pipeline.ranks) if place == rank)
         ahead = -(-(others[0] - first) // 2) if others else 0
-        turns = ([Pass(m, first), *(Pass(m - ahead, chunk) for chunk in others)] for m in range(micro_batches + ahead))
+        turns = (
+            [ChunkPass(m, first), *(ChunkPass(m - ahead, chunk) for chunk in others)]
+            for m in range(micro_batches + ahead)
+        )
         orders.append([each for turn in turns for each in turn if 0 <= each.micro_batch < micro_batches])
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
-def compute_orders(schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None) -> list[list[Pass]]:
+def compute_orders(
+    schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
+) -> list[list[ChunkPass]]:
     """Return what each rank computes, in order; it depends on no skips.
 
     `times`: the same on all ranks. Orders of ranks with several chunks are made for them (None: for ranks of equal
@@ -202,21 +207,19 @@ def compute_orders(schedule: str, stages: int, micro_batches: int, times: ChunkT
     """
     if schedule == "folded":
         return fastest(chunk_ranks(schedule, stages), micro_batches, times)
-    orders: list[list[Pass]] = []
+    orders: list[list[ChunkPass]] = []
     for stage in range(stages):
-        forward = [Pass(m, stage) for m in range(micro_batches)]
-        if schedule == "gpipe":
-            orders.append(forward + [Pass(m, stage, True) for m in reversed(range(micro_batches))])
-            continue
+        forward, backward = ([ChunkPass(m, stage, back) for m in range(micro_batches)] for back in (False, True))
         ahead = min(stages - 1 - stage, micro_batches)
-        turns = (
-            each for m in range(micro_batches) for each in (*forward[m + ahead : m + ahead + 1], Pass(m, stage, True))
-        )
-        orders.append([*forward[:ahead], *turns])
+        if schedule == "gpipe":
+            orders.append(forward + backward[::-1])
+        else:
+            turns = (each for m in range(micro_batches) for each in (*forward[m + ahead : m + ahead + 1], backward[m]))
+            orders.append([*forward[:ahead], *turns])
     return orders
 
 
-def with_messages(order: Iterable[Pass], pipeline: ChunkMap) -> Iterator[Action]:
+def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> Iterator[Action]:
     """Yield each pass between its receives and its sends."""
     ranks, routes = pipeline.ranks, [route for route in pipeline.routes if not pipeline.is_local(route)]
     incoming = [[(r, ranks[r.source]) for r in routes if r.target == chunk] for chunk in range(len(ranks))]
@@ -231,7 +234,7 @@ def with_messages(order: Iterable[Pass], pipeline: ChunkMap) -> Iterator[Action]
         yield from (MessageEnd(m, route, peer, backward) for route, peer in after)
 
 
-def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> list[list[Pass]]:
+def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> list[list[ChunkPass]]:
     """Return the order of the least makespan that is known for these times of chunks on `ranks`; without times, for
     ranks of equal work. The law: whatever the times, every order is sound (`simulation.verify`)."""
     if times is None:
@@ -245,7 +248,7 @@ def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None =
 
 def _urgent_first(
     ranks: Sequence[int], chunk_times: ChunkTimes, micro_batches: int, rate: float, patience: float
-) -> tuple[float, list[list[Pass]]]:
+) -> tuple[float, list[list[ChunkPass]]]:
     """Return the makespan and the order in which each rank takes its most urgent pass.
 
     A micro-batch makes 2C passes over the C chunks, numbered in their order: forward through chunks 0 to C - 1, then
@@ -263,7 +266,7 @@ def _urgent_first(
     steps = [time + waits[number + 1] for number, time in enumerate(times)]
     left = list(accumulate(reversed(steps)))[::-1]  # from the start of each pass to the end of the last
     ends: list[list[float]] = [[] for _ in times]  # of the micro-batches that each pass has started
-    order: list[list[Pass]] = [[] for _ in own]
+    order: list[list[ChunkPass]] = [[] for _ in own]
 
     def ready_at(number: int) -> float:
         """Return the time at which the pass's next micro-batch can start; infinity where that is not known, or its
@@ -288,7 +291,7 @@ def _urgent_first(
         if ready_at(number) > now:
             continue
         free[rank] = now + times[number]
-        order[rank].append(Pass(len(ends[number]), min(number, 2 * chunks - 1 - number), number >= chunks))
+        order[rank].append(ChunkPass(len(ends[number]), min(number, 2 * chunks - 1 - number), number >= chunks))
         ends[number].append(free[rank])
         heapq.heappush(events, (free[rank], rank))
         if number + 1 < len(times):

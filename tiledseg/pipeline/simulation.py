@@ -16,8 +16,8 @@ from tiledseg.pipeline.schedule import (
     FORWARD_SLOTS,
     Action,
     ChunkMap,
+    ChunkPass,
     MessageEnd,
-    Pass,
     Program,
     Route,
 )
@@ -28,7 +28,7 @@ Placed = tuple[int, Action]  # rank, action
 class Span(NamedTuple):
     """A computation and when it runs, in the unit of the times given."""
 
-    action: Pass
+    action: ChunkPass
     start: float
     stop: float
 
@@ -77,7 +77,7 @@ def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
     held, most = [0] * chunks, [0] * chunks
     for actions in program:
         for action in actions:
-            if isinstance(action, Pass):
+            if isinstance(action, ChunkPass):
                 held[action.chunk] += -1 if action.backward else 1
                 most[action.chunk] = max(most[action.chunk], held[action.chunk])
     return tuple(most)
@@ -100,7 +100,7 @@ def simulate(
     arrival: dict[Placed, float] = {}
     spans: list[list[Span]] = [[] for _ in program]
     for rank, action in order:
-        if isinstance(action, Pass):
+        if isinstance(action, ChunkPass):
             start = clock[rank]
             clock[rank] += (backward if action.backward else forward)[action.chunk]
             spans[rank].append(Span(action, start, clock[rank]))
@@ -169,7 +169,7 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
 
 def words_of(action: Action) -> str:
     """Return an action in words."""
-    if isinstance(action, Pass):
+    if isinstance(action, ChunkPass):
         way = "backward" if action.backward else "forward"
         return f"{way} of micro-batch {action.micro_batch}, chunk {action.chunk}"
     way, thing = "receive" if action.arrives else "send", "gradient" if action.gradient else "activation"

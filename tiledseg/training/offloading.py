@@ -157,7 +157,7 @@ def _planned(question: RunQuestion, plan: RunPlan) -> int:
 def _remedy(question: RunQuestion, plan: RunPlan) -> str:
     """Return a smaller budget that the plan can meet with these settings, else settings that need less."""
     planned = _planned(question, plan)
-    alike = replace(question, budgeted=True, parallel=replace(question.parallel, timed=False))
+    alike = replace(question, budgeted=True)
     for share in _LESS:
         budget = int(share * min(planned, question.memory))
         try:

@@ -27,7 +27,6 @@ from tiledseg.errors import ConfigError, OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
-from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
@@ -59,7 +58,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     Every check comes before the first write; a failed one leaves no trace.
     """
     end = end_of_job(os.environ)
-    make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
+    make_deterministic(config.train.deterministic)  # first: all that follows runs the kernels of the steps
     mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
     _check_folders(config, mesh)
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
@@ -130,7 +129,6 @@ def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparati
         return preparation
 
     preparation: Preparation = mesh.on_root(on_root)
-    preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     # With their gradients, unless stages or devices hold less of them; and their average.
     whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
     copies = (2 if whole else 1) + (config.train.ema > 0)

@@ -12,8 +12,8 @@ class Parallelism:
     """The settings of how a run is spread; None where the plan decides.
 
     `mesh`: (rows, cols) of ranks an image. `fusion`: layers an exchange. `balance`: layers of each chunk; None balances
-    measured times if `timed`, else multiply-adds. `recompute`: one mode for each stage. `idle_ranks`: a job may have
-    more ranks than the mesh. The rest as the keys of the group.
+    the times of the machine's profile, else multiply-adds. `recompute`: one mode for each stage. `idle_ranks`: a job
+    may have more ranks than the mesh. The rest as the keys of the group.
     """
 
     exact: bool = True
@@ -23,7 +23,6 @@ class Parallelism:
     overlap: bool = False
     stages: int = 1
     balance: tuple[int, ...] | None = None
-    timed: bool = True
     schedule: str = "1f1b"
     micro_batches: int | None = None
     recompute: tuple[str, ...] = ("never",)
@@ -46,7 +45,6 @@ def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None
         config.overlap,
         config.stages,
         config.layer_counts(),
-        config.balance == "auto",
         config.schedule,
         config.micro_batches,
         config.recompute_modes() if recompute is None else recompute,

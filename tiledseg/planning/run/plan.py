@@ -1,6 +1,6 @@
 """The plan of a run: all that is decided before a rank starts, by one function, for every command.
 
-It needs no torch. The free memory, and the times of layers and messages, are handed to it.
+It needs no torch. The free memory is handed to it.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
     short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
     plan = replace(plan, warnings=tuple(note for note in (short, idle, inexact) if note))
-    waits = question.waits_for_times and not question.is_profiled
-    return plan if waits else balanced(question, plan)
+    return balanced(question, plan)
 
 
 def _images_at_once(question: RunQuestion) -> bool:

@@ -135,11 +135,6 @@ class RunQuestion:
         return ACTIVATION_BYTES[self.precision]
 
     @property
-    def waits_for_times(self) -> bool:
-        """True if the balance follows from measured times: see `balanced`."""
-        return self.trains and self.parallel.stages > 1 and self.parallel.timed
-
-    @property
     def is_profiled(self) -> bool:
         """True if the machine has a profile."""
         return self.machine is not None and self.machine.known
