@@ -29,7 +29,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.point_to_point import measure_link
 from tiledseg.comm.transports.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
@@ -54,7 +54,6 @@ LANES = (1, 4, 8, 16, 32)
 _ON_A_GPU = 8  # times the side of a case
 _BANDS, _CLASSES = 4, 5
 _MOVED = 8 * TENSOR  # bytes to a store, twice, and back
-_MESSAGES = 1 << 12, 1 << 23  # bytes
 _ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
 
 
@@ -211,29 +210,10 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
         if peer is None:
             continue
         messages, two = mesh.communicator.point_to_point(), mesh.rank in (0, peer)
-        link = _link(messages, peer - mesh.rank, mesh.device) if two else None
+        link = measure_link(messages, peer - mesh.rank, mesh.device) if two else None
         latency, per_byte = mesh.communicator.gather_objects(link)[0]
         links[place] = _rounded({"latency": latency, "bandwidth": 1 / max(per_byte, 1e-15)})
     return links
-
-
-def _link(messages: PointToPoint, peer: int, device: torch.device) -> tuple[float, float]:
-    """Return latency and seconds a byte of the link to a peer, by the quickest of some messages forth and back: each of
-    both ends calls it, and the one of the lower number begins."""
-
-    def seconds(size: int) -> float:
-        out = torch.zeros(size, dtype=torch.uint8, device=device)
-        back = torch.empty_like(out)
-
-        def forth_and_back() -> None:
-            for sends in (peer > 0, peer == 0):
-                message = Message(peer, out if sends else back)
-                messages.start([message] if sends else [], [] if sends else [message]).wait()
-
-        return least(device, forth_and_back) / 2
-
-    small, large = (seconds(size) for size in _MESSAGES)
-    return small, max(0.0, large - small) / (_MESSAGES[1] - _MESSAGES[0])
 
 
 def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:

@@ -9,8 +9,9 @@ raster" means on that context.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
@@ -40,40 +41,63 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class TileSpan:
+    """A row or a column of tiles, along its dim: see `Tile`."""
+
+    core: Interval
+    context: Interval
+    output: Interval
+
+
+@dataclass(frozen=True)
 class Tiling:
-    """All tiles of one raster of shape (height, width), row-major over `grid` (rows, cols)."""
+    """All tiles of one raster of shape (height, width): the products of `rows` and `cols`, row-major over `grid`."""
 
     raster: tuple[int, int]
-    grid: tuple[int, int]
     footprint: Footprint
-    tiles: tuple[Tile, ...]
+    rows: tuple[TileSpan, ...]
+    cols: tuple[TileSpan, ...]
 
     def __len__(self) -> int:
-        return len(self.tiles)
+        return len(self.rows) * len(self.cols)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.rows), len(self.cols)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        spans = itertools.product(enumerate(self.rows), enumerate(self.cols))
+        return tuple(
+            Tile(index, (i, j), Box(row.core, col.core), Box(row.context, col.context), Box(row.output, col.output))
+            for index, ((i, row), (j, col)) in enumerate(spans)
+        )
 
     @property
     def whole(self) -> Box:
         """The pixels that the network reads in all; beyond the raster they are mirrored."""
-        first, last = self.tiles[0].context, self.tiles[-1].context
-        return Box(Interval(first.row.start, last.row.stop), Interval(first.col.start, last.col.stop))
+        return Box(*(hull_of([span.context for span in spans]) for spans in (self.rows, self.cols)))
 
     def tile_at(self, row: float, col: float) -> Tile:
         """Return the tile whose core has this place, or the nearest one."""
-        rows = [self.tiles[i * self.grid[1]].core.row for i in range(self.grid[0])]
-        cols = [tile.core.col for tile in self.tiles[: self.grid[1]]]
-        at = [
-            next((k for k, interval in enumerate(dim) if place < interval.stop), len(dim) - 1)
-            for dim, place in ((rows, row), (cols, col))
-        ]
-        return self.tiles[at[0] * self.grid[1] + at[1]]
+        i, j = (
+            next((k for k, span in enumerate(spans) if place < span.core.stop), len(spans) - 1)
+            for spans, place in ((self.rows, row), (self.cols, col))
+        )
+        return self.tiles[i * len(self.cols) + j]
 
     @property
     def core_max(self) -> tuple[int, int]:
-        return max(t.core.height for t in self.tiles), max(t.core.width for t in self.tiles)
+        return max(span.core.size for span in self.rows), max(span.core.size for span in self.cols)
 
     @property
     def context_max(self) -> tuple[int, int]:
-        return max(t.context.height for t in self.tiles), max(t.context.width for t in self.tiles)
+        return max(span.context.size for span in self.rows), max(span.context.size for span in self.cols)
+
+
+def hull_of(intervals: Sequence[Interval]) -> Interval:
+    """Return the hull of intervals that follow one another."""
+    return Interval(intervals[0].start, intervals[-1].stop)
 
 
 @lru_cache(maxsize=8)
@@ -82,20 +106,9 @@ def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footp
 
     Raises GeometryError where the raster is empty or the grid is finer than the alignment.
     """
-    rows = _tile_dim("rows", raster[0], grid[0], footprint)
-    cols = _tile_dim("columns", raster[1], grid[1], footprint)
-    tiles = tuple(
-        Tile(
-            index=i * grid[1] + j,
-            position=(i, j),
-            core=Box(row.core, col.core),
-            context=Box(row.context, col.context),
-            output=Box(row.output, col.output),
-        )
-        for i, row in enumerate(rows)
-        for j, col in enumerate(cols)
-    )
-    return Tiling(raster, grid, footprint, tiles)
+    words = zip(("rows", "columns"), raster, grid, strict=True)
+    rows, cols = (_tile_dim(word, size, parts, footprint) for word, size, parts in words)
+    return Tiling(raster, footprint, rows, cols)
 
 
 def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index: int = 0) -> Tile:
@@ -135,16 +148,7 @@ def context_sizes(size: int, parts: int, footprint: Footprint) -> list[int]:
     return [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
 
 
-@dataclass(frozen=True)
-class _Span:
-    """One tile along one dim."""
-
-    core: Interval
-    context: Interval
-    output: Interval
-
-
-def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> list[_Span]:
+def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[TileSpan, ...]:
     if size < 1:
         raise GeometryError(f"the raster has {size} {word}; a raster of at least 1 x 1 pixels is needed")
     if parts < 1:
@@ -157,25 +161,26 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> list[_S
         )
     edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
     extended = Interval(0, edges[-1])
-    return [_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges)]
+    return tuple(_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges))
 
 
-def _span_around(core: Interval, size: int, footprint: Footprint) -> _Span:
+def _span_around(core: Interval, size: int, footprint: Footprint) -> TileSpan:
     unit = footprint.alignment
     aligned = Interval(core.start // unit * unit, round_up(core.stop, unit))
     return _span(aligned, size, Interval(0, round_up(size, unit)), footprint)
 
 
-def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint) -> _Span:
+def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint) -> TileSpan:
     core = aligned.clip(Interval(0, size))
     context = aligned.expand(footprint.before, footprint.after)
     if not footprint.mirror:
         clipped = context.clip(extended)
-        return _Span(core, clipped, clipped)
+        return TileSpan(core, clipped, clipped)
     start = context.start + footprint.offset
-    return _Span(core, context, Interval(start, aligned.stop + footprint.surplus))
+    return TileSpan(core, context, Interval(start, aligned.stop + footprint.surplus))
 
 
 def tiling_efficiency(tiling: Tiling) -> float:
     """Return the efficiency E of a raster: context pixels over core pixels, computed over owned. Ideally 1."""
-    return sum(t.context.area for t in tiling.tiles) / sum(t.core.area for t in tiling.tiles)
+    context = sum(span.context.size for span in tiling.rows) * sum(span.context.size for span in tiling.cols)
+    return context / (tiling.raster[0] * tiling.raster[1])

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.comm.transports.stopwatch import CPU, Stopwatch
+from tiledseg.comm.transports.stopwatch import CPU, Stopwatch, least
 from tiledseg.comm.transports.work import Work, as_bytes
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.comm.watching.verdict import name_ranks
@@ -152,3 +152,22 @@ def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tup
     """Return the tensors that a host buffer stands for, each with it."""
     pairs = zip(messages, carried, strict=True)
     return [(m.tensor, c.tensor) for m, c in pairs if m.tensor.data_ptr() != c.tensor.data_ptr()]
+
+
+def measure_link(messages: PointToPoint, peer: int, device: torch.device) -> tuple[float, float]:
+    """Return latency and seconds a byte of the link to a peer, by the quickest of some messages forth and back: each of
+    both ends calls it, and the one of the lower number begins."""
+
+    def seconds(size: int) -> float:
+        out = torch.zeros(size, dtype=torch.uint8, device=device)
+        back = torch.empty_like(out)
+
+        def forth_and_back() -> None:
+            for sends in (peer > 0, peer == 0):
+                message = Message(peer, out if sends else back)
+                messages.start([message] if sends else [], [] if sends else [message]).wait()
+
+        return least(device, forth_and_back) / 2
+
+    small, large = (seconds(size) for size in (1 << 12, 1 << 23))
+    return small, max(0.0, large - small) / ((1 << 23) - (1 << 12))

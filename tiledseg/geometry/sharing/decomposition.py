@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Node
-from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.geometry.tiling import Tile, TileSpan, Tiling, hull_of
 
 TileSizes = tuple[tuple[int, int], ...]
 
@@ -151,38 +151,39 @@ class Decomposition:
         box = Box(self.rows.owned(row), self.cols.owned(col))
         return box.shift(self.whole.row.start, self.whole.col.start)
 
+    def _range(self, dim: int, block: int) -> range:
+        """Return the numbers of a block's tiles along rows (`dim` 0) or columns."""
+        tiles, parts = self.tiling.grid[dim], self.shape[dim]
+        return range(block * tiles // parts, (block + 1) * tiles // parts)
+
+    def spans(self, dim: int, block: int) -> tuple[TileSpan, ...]:
+        """Return a block's tiles along rows (`dim` 0) or columns."""
+        return tuple((self.tiling.rows, self.tiling.cols)[dim][i] for i in self._range(dim, block))
+
     def tiles(self, row: int, col: int) -> tuple[Tile, ...]:
         """Return the tiles of the block at (row, col), row-major."""
-        grid = self.tiling.grid
-        first, stop = _tile_edges(grid[0], self.rows.parts), _tile_edges(grid[1], self.cols.parts)
-        return tuple(
-            self.tiling.tiles[i * grid[1] + j]
-            for i in range(first[row], first[row + 1])
-            for j in range(stop[col], stop[col + 1])
-        )
+        width = self.tiling.grid[1]
+        return tuple(self.tiling.tiles[i * width + j] for i in self._range(0, row) for j in self._range(1, col))
 
     def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
         """Return the sizes (context, core) of each block's tiles, along rows and along columns: a block's tiles are the
         products of both."""
-        of_rows = [[(t.context.row.size, t.core.row.size) for t in self._along(i, 0)] for i in range(self.rows.parts)]
-        of_cols = [[(t.context.col.size, t.core.col.size) for t in self._along(j, 1)] for j in range(self.cols.parts)]
-        return [tuple(each) for each in of_rows], [tuple(each) for each in of_cols]
-
-    def _along(self, block: int, dim: int) -> tuple[Tile, ...]:
-        """Return the first tiles of each row, or column, of a block's tiles."""
-        width, (rows, cols) = self.tiling.grid[1], self.shape
-        edges = _tile_edges(self.tiling.grid[dim], (rows, cols)[dim])
-        return self.tiling.tiles[edges[block] * (width, 1)[dim] : edges[block + 1] * (width, 1)[dim] : (width, 1)[dim]]
+        rows, cols = (
+            [tuple((span.context.size, span.core.size) for span in self.spans(dim, i)) for i in range(self.shape[dim])]
+            for dim in (0, 1)
+        )
+        return rows, cols
 
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """Return the window of each block's tiles, along rows and along columns, counted as the partitions are."""
-        rows = tuple(self._hull([t.context.row for t in self._along(i, 0)]) for i in range(self.rows.parts))
-        cols = tuple(self._hull([t.context.col for t in self._along(j, 1)], 1) for j in range(self.cols.parts))
+        rows, cols = (
+            tuple(
+                hull_of([span.context for span in self.spans(dim, i)]).relative_to(origin)
+                for i in range(self.shape[dim])
+            )
+            for dim, origin in ((0, self.whole.row.start), (1, self.whole.col.start))
+        )
         return rows, cols
-
-    def _hull(self, intervals: Sequence[Interval], dim: int = 0) -> Interval:
-        origin = (self.whole.row.start, self.whole.col.start)[dim]
-        return Interval(min(i.start for i in intervals), max(i.stop for i in intervals)).relative_to(origin)
 
 
 def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
@@ -193,21 +194,12 @@ def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
                 f"{ranks} {word} of ranks share an image of {tiles} {word} of tiles; use parallel.mesh with at most "
                 f"[{tiling.grid[0]}, {tiling.grid[1]}], or a finer tiling.grid"
             )
-    whole, grid = tiling.whole, tiling.grid
-    starts_row = [tiling.tiles[i * grid[1]].core.row.start for i in range(grid[0])]
-    starts_col = [tiling.tiles[j].core.col.start for j in range(grid[1])]
-    return Decomposition(tiling, whole, _cut(whole.row, starts_row, shape[0]), _cut(whole.col, starts_col, shape[1]))
-
-
-def _cut(whole: Interval, tile_starts: Sequence[int], parts: int) -> Partition:
-    inner = [tile_starts[edge] - whole.start for edge in _tile_edges(len(tile_starts), parts)[1:-1]]
-    return Partition((0, *inner, whole.size))
-
-
-@lru_cache(maxsize=256)
-def _tile_edges(tiles: int, parts: int) -> tuple[int, ...]:
-    """Return the first tile of each of `parts` blocks, and the number of tiles."""
-    return tuple(i * tiles // parts for i in range(parts + 1))
+    dims = zip((tiling.whole.row, tiling.whole.col), (tiling.rows, tiling.cols), shape, strict=True)
+    rows, cols = (
+        Partition((0, *(spans[i * len(spans) // n].core.start - whole.start for i in range(1, n)), whole.size))
+        for whole, spans, n in dims
+    )
+    return Decomposition(tiling, tiling.whole, rows, cols)
 
 
 _ALL = slice(None)

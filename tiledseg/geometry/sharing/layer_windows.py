@@ -36,7 +36,7 @@ from tiledseg.geometry.sharing.decomposition import (
     plan_exchange,
 )
 from tiledseg.geometry.sharing.segments import Segment
-from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.geometry.tiling import Tile, Tiling, hull_of
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
 
@@ -277,8 +277,9 @@ def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
 
 def exchange_block(decomposition: Decomposition, row: int, col: int) -> Tile:
     """Return the block at (row, col) of the mesh in `exchange` mode: its tiles' cores together, read without a halo."""
-    tiles = decomposition.tiles(row, col)
-    core, output = (_box_hull([getattr(tile, name) for tile in tiles]) for name in ("core", "output"))
+    rows, cols = decomposition.spans(0, row), decomposition.spans(1, col)
+    core = Box(hull_of([span.core for span in rows]), hull_of([span.core for span in cols]))
+    output = Box(hull_of([span.output for span in rows]), hull_of([span.output for span in cols]))
     return Tile(_index(decomposition, row, col), (row, col), core, decomposition.owned(row, col), output)
 
 
@@ -332,13 +333,6 @@ def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: i
 
 def _from(start: int, size: int) -> Interval:
     return Interval(start, start + size)
-
-
-def _box_hull(boxes: Sequence[Box]) -> Box:
-    hull = boxes[0]
-    for box in boxes[1:]:
-        hull = Box(hull.row.hull(box.row), hull.col.hull(box.col))
-    return hull
 
 
 def _index(decomposition: Decomposition, row: int, col: int) -> int:
