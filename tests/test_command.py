@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -28,13 +27,6 @@ def raising(error: BaseException):
         raise error
 
     return body
-
-
-@pytest.mark.parametrize("code", [0, 75])
-def test_the_body_chooses_the_code(code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(lambda: code) == code
-    assert run(lambda: None) == 0
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -96,11 +88,6 @@ def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize(("argument", "code"), [(None, 0), (3, 3), ("words", 1)])
-def test_sys_exit(argument: object, code: int) -> None:
-    assert run(raising(SystemExit(argument))) == code
-
-
 def parser() -> Parser:
     made = Parser(prog="python -m tiledseg.thing")
     made.add_argument("--size", type=int, required=True)
@@ -124,10 +111,6 @@ def test_wrong_flags_name_the_help(arguments: list[str], message: str) -> None:
     assert str(caught.value).startswith(message)
     assert str(caught.value).endswith("(see python -m tiledseg.thing --help)")
     assert "\n" not in str(caught.value)
-
-
-def test_right_flags() -> None:
-    assert parser().parse_args(["--size", "3"]) == argparse.Namespace(size=3, format="table")
 
 
 @pytest.mark.parametrize(("rank", "printed"), [("0", True), ("1", False)])

@@ -8,12 +8,9 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig, TilingConfig
-from tiledseg.config.words import read_policy
-from tiledseg.errors import ConfigError, InputError
+from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig
+from tiledseg.errors import ConfigError
 from tiledseg.planning.modes.mode_cost import fusion_word
 
 
@@ -29,16 +26,6 @@ def test_what_the_optimizer_would_ignore_is_refused() -> None:
     words = "optimizer.momentum is 0.5, but optimizer.name is adamw; leave it out, or give optimizer.name sgd"
     with pytest.raises(ConfigError, match=re.escape(words)):
         OptimizerConfig(momentum=0.5).check()
-
-
-def test_fields_of_a_policy() -> None:
-    assert read_policy("step") == ("step", {"size": 20, "gamma": 0.1})
-    assert read_policy({"name": "polynomial", "power": 2.0}) == ("polynomial", {"power": 2.0})
-    assert read_policy({"name": "cosine"}) == read_policy("cosine") == ("cosine", {})
-
-
-def test_there_are_at_most_100_keys() -> None:
-    assert sum(len(fields(getattr(Config(), group.name))) for group in fields(Config)) <= 100
 
 
 def test_the_words_of_a_fusion() -> None:
@@ -142,16 +129,6 @@ def test_validation_needs_both(images: list[str], labels: list[str], missing: st
         config.check()
 
 
-@settings(derandomize=True, max_examples=50, deadline=None)
-@given(rows=st.integers(1, 1000), cols=st.integers(1, 1000), halo=st.integers(0, 1000))
-def test_tilings(rows: int, cols: int, halo: int) -> None:
-    assert TilingConfig(rows).grid_shape() == (rows, rows)
-    assert TilingConfig([rows, cols], halo).grid_shape() == (rows, cols)
-    assert TilingConfig([rows, cols], halo).halo_width() == halo
-    assert TilingConfig().grid_shape() is None
-    assert TilingConfig().halo_width() is None
-
-
 def test_every_key_is_described_and_has_a_default() -> None:
     """The descriptions are what --help shows."""
     for group in fields(Config):
@@ -160,8 +137,3 @@ def test_every_key_is_described_and_has_a_default() -> None:
         for key in fields(kind):
             assert f"        {key.name}: " in (kind.__doc__ or ""), f"{group.name}.{key.name}"
             assert key.default is not MISSING or key.default_factory is not MISSING
-
-
-def test_a_configuration_error_is_bad_input() -> None:
-    assert issubclass(ConfigError, InputError)
-    assert ConfigError.exit_code == 2

@@ -64,10 +64,6 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_nothing_given_is_the_defaults() -> None:
-    assert parse() == Config()
-
-
 @settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=values)
 def test_a_file_comes_back_whole(tmp_path: Path, values: dict[str, Any]) -> None:
@@ -92,33 +88,6 @@ def test_flags_stand_above_the_file_that_comes_before_them(tmp_path: Path) -> No
     config = parse("--config", path, "--train.epochs", "7")
     assert (config.train.epochs, config.train.seed) == (7, 5)
     assert parse(f"--config={path}").train.seed == 5
-
-
-def test_later_files_stand_above_earlier_ones(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.yaml", "train: {epochs: 3, seed: 5}\nmodel: {levels: 2}\n")
-    second = write(tmp_path / "b.yaml", "train: {epochs: 4}\n")
-    config = parse("--config", first, "--config", second)
-    assert (config.train.epochs, config.train.seed, config.model.levels) == (4, 5, 2)
-
-
-@pytest.mark.parametrize(
-    ("typed", "images"),
-    [
-        ("a.tif", "a.tif"),
-        ("[a.tif,b.tif]", ["a.tif", "b.tif"]),
-        ("[a.tif]", ["a.tif"]),
-        ("s3://b/*.tif", "s3://b/*.tif"),
-    ],
-)
-def test_lists_and_single_paths(typed: str, images: str | list[str]) -> None:
-    assert parse("--data.images", typed).data.images == images
-
-
-def test_unions() -> None:
-    assert parse("--tiling.grid", "4").tiling.grid == 4
-    assert parse("--tiling.grid", "[2,3]").tiling.grid == [2, 3]
-    assert parse("--tiling.grid", "auto").tiling.grid == "auto"
-    assert parse("--data.classes", "{'#ff0000': 0, '#00ff00': null}").data.classes == {"#ff0000": 0, "#00ff00": None}
 
 
 @pytest.mark.parametrize(
@@ -192,16 +161,6 @@ def test_a_name_beside_a_function_that_builds_the_network(tmp_path: Path) -> Non
     assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").model.build == "mynets.unet:build"
 
 
-def test_groups_that_nobody_names_are_as_a_parser_has_them(tmp_path: Path) -> None:
-    """It is made of those that flags and files name."""
-    every = [f"--{group.name}={{}}" for group in fields(Config)]
-    write_yaml(tmp_path / "run.yaml", {"optimizer": {"lr": 0.5}})
-    given = ["--train.epochs", "3", "--config", str(tmp_path / "run.yaml")]
-    assert asdict(parse(*given)) == asdict(parse(*every, *given))
-    assert asdict(parse()) == asdict(parse(*every)) == asdict(Config())
-    assert "--trian.epochs" in error_of("--data.classes", "3", "--trian.epochs", "3")
-
-
 def test_files_that_would_never_end(tmp_path: Path) -> None:
     """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second; where others
     load the machine, all are within a minute."""
@@ -218,15 +177,6 @@ def test_files_that_would_never_end(tmp_path: Path) -> None:
     assert "gives the key 'a' a second time" in error_of("--model.arguments={a: 1, a: 2}")
     assert "; give a map of name to value" in error_of("--model.arguments=t.yaml")
     assert time.monotonic() - begun < 60
-
-
-def test_flags_are_yaml_of_the_same_kind(tmp_path: Path) -> None:
-    assert "'1' a second time" in error_of("--data.classes", "{1: 0, 1: 1}")
-    assert "16 deep" in error_of("--model.levels", "[" * 3000)
-    assert "--model takes" in error_of("--model", write(tmp_path / "model.yaml", "levels: 3\n"))
-    assert parse("--model", "{levels: 3}").model.levels == 3
-    assert parse("--data.images", "[*.tif]").data.images == "[*.tif]"
-    assert parse("--data.images", "['*.tif']").data.images == ["*.tif"]
 
 
 def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
@@ -248,8 +198,3 @@ def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
 )
 def test_a_flag_that_a_file_would_read_otherwise(words: list[str]) -> None:
     assert "which YAML takes for" in error_of(*words)
-
-
-def test_text_is_no_number(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", "run: {output: '010'}\ntrain: {deterministic: true}\n")
-    assert parse_config(["--config", file, "--data.images", "01:30"], "t", "").run.output == "010"

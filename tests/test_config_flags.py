@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from tiledseg.commands.options import parse
 from tiledseg.errors import ConfigError
-from tiledseg.evaluate import build_parser as evaluate_parser
-from tiledseg.evaluate import main as evaluate
 from tiledseg.predict import build_parser, parse_groups
 
 FILES = "checkpoint: runs/a\nimage: a.tif\noutput: b.tif\n"
@@ -86,24 +84,3 @@ def test_what_is_refused(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_groups(options_of(text, "--config", "FILE", folder=tmp_path))
     assert str(caught.value) == line.replace("FILE", str(tmp_path / "run.yaml"))
-
-
-def test_a_map_of_classes_and_a_key_of_two_words(tmp_path: Path) -> None:
-    path = tmp_path / "scores.yaml"
-    path.write_text("prediction: p.tif\nlabels: b.tif\nignore_index: 7\nclasses: {10: 0, 20: null}\n")
-    found = parse(evaluate_parser(), ["--config", str(path)])
-    assert (vars(found)["data.classes"], vars(found)["data.ignore_index"]) == ("{10: 0, 20: null}", "7")
-
-
-def test_the_plot_may_not_be_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.crash.runs import Material
-
-    Material.make(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "scores.png"
-    path.write_text("prediction: held-out-labels.tif\nlabels: held-out-labels.tif\nplot: scores.png\n")
-    assert evaluate(["--config", "scores.png"]) == 2
-    assert "scores.png" in capsys.readouterr().err
-    assert path.read_text().startswith("prediction")

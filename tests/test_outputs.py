@@ -12,8 +12,7 @@ import pytest
 
 from tests.comm.launching import clean_environment
 from tiledseg.errors import OutputError
-from tiledseg.system.files import irregular_kind
-from tiledseg.system.outputs import Output, check_outputs, files_below, temporary, whole
+from tiledseg.system.outputs import Output, check_outputs, whole
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +63,6 @@ def test_two_outputs_of_one_name_are_refused(second: str) -> None:
     check_outputs([first, whole("--probabilities", "sub/o.tif")])
 
 
-def test_two_links_to_one_file_are_one_output() -> None:
-    with pytest.raises(OutputError, match="one file"):
-        check_outputs([whole("--output", "link.tif"), whole("--probabilities", "hard.tif")])
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -95,24 +89,6 @@ def test_only_regular_files_with_a_folder_are_accepted(path: str, words: str) ->
         check_outputs([whole("--output", path)])
     assert words in str(caught.value)
     assert sorted(os.listdir()) == before
-
-
-def test_a_device_is_one_for_those_too_who_may_not_write_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(OutputError, match="it is a character device"):
-        check_outputs([whole("--output", "/dev/null")])
-
-
-@pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo])
-def test_a_temporary_name_that_is_no_file_is_refused(kind: Callable[[str], None]) -> None:
-    kind(".m.tif.part")
-    with pytest.raises(OutputError, match=rf"\.m\.tif\.part, which is .*, is {irregular_kind('.m.tif.part')}"):
-        check_outputs([whole("--output", "m.tif")])
-
-
-def test_an_older_file_may_be_replaced_and_a_link_to_it() -> None:
-    check_outputs([whole("--output", "link.tif")], ["fifo"])
-    assert temporary("sub/m.tif") == Path("sub/.m.tif.part")
 
 
 def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +122,6 @@ def test_a_limit_of_the_size_of_files_is_seen_beforehand() -> None:
     )
     assert "it takes 5001 bytes, but files may have 5000 here; raise the limit (ulimit -f)" in done.stderr
     assert "line 3, in <module>" not in done.stderr, "the smaller one is accepted"
-
-
-def test_files_of_a_folder_at_any_depth() -> None:
-    Path("sub/deep").mkdir()
-    Path("sub/deep/x").write_text("")
-    Path("sub/y").write_text("")
-    assert sorted(files_below("sub")) == [Path("sub/deep/x"), Path("sub/y")]
 
 
 @pytest.mark.parametrize("end", [*(".tif.aux.xml", ".tif.OVR", ".tif.msk", ".tfw", ".TFW", ".wld", ".prj"), "_RPC.TXT"])

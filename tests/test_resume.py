@@ -65,14 +65,6 @@ def test_more_images_and_epochs_are_trained_to_their_end_and_saved(material: Mat
     assert 0 < rates[-1] < 0.1 * rates[0], "the cosine ends with the last epoch"
 
 
-def test_another_batch_from_an_epochs_edge_on(material: Material) -> None:
-    folder = material.root / "another-batch"
-    assert train(material, folder, "--train.epochs", "2") == 0
-    assert train(material, folder, "--train.tiles_per_step", "2", "--train.checkpoint_every", "100") == 0
-    assert [line["epoch"] for line in steps(folder)] == [0] * 3 + [1] * 3 + [2] * 4 + [3] * 4
-    assert find_checkpoint(folder).state["step"] == summary(folder)["steps"] == 14
-
-
 def test_a_changed_run_that_is_stopped_goes_on_exactly(
     material: Material, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,25 +96,6 @@ def test_a_finished_run_branched_off_leaves_its_checkpoint(material: Material, b
     source = ("--train.resume", str(begun))
     assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", "2", *source) == 0
     assert find_checkpoint(folder).state["step"] == 2
-
-
-@pytest.mark.parametrize(
-    ("done", "asked", "words"),
-    [
-        (("--train.epochs", "3"), "2", "has done 3 epochs, but train.epochs is 2; give at least 3"),
-        (("--train.epochs", "3"), "1", "has done 3 epochs, but train.epochs is 1; give at least 3"),
-    ],
-)
-def test_fewer_epochs_than_are_done_are_refused(
-    material: Material, done: tuple[str, ...], asked: str, words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It was: exit 0, and a summary that said finished."""
-    folder = material.root / f"fewer-than-{asked}"
-    assert train(material, folder, *one_image(material), *WHOLE, *done) == 0
-    before = tree(folder)
-    assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", asked) == 2
-    assert words in capfd.readouterr().err
-    assert tree(folder) == before
 
 
 def test_fewer_epochs_in_the_middle_of_one(
@@ -167,16 +140,6 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000002"]
     assert train(material, tmp_path / "run", *options, "--train.epochs", "3", "--optimizer.lr", "1e-36") == 0
     assert find_checkpoint(checkpoints).saved.step == 3
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(
-    material: Material, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = material.root / "diverging"
-    options = (*one_image(material), *WHOLE, *SGD, "--optimizer.lr", "1e6", "--optimizer.warmup_steps", "0")
-    assert train(material, folder, *options, "--train.epochs", "9", "--train.checkpoint_every", "100") == 1
-    assert "the loss is " in capfd.readouterr().err
-    assert not (folder / "checkpoints").exists()
 
 
 def test_damaged_checkpoints_are_named_with_their_fault_and_the_one_that_is_taken(

@@ -13,7 +13,7 @@ from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.curves import draw_curves, png_of
+from tiledseg.reporting.curves import draw_curves
 from tiledseg.reporting.page import render
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
@@ -90,15 +90,6 @@ def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
     assert page["curves"] in render(page)
     started = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
     assert (started["state"], started["warnings"]) == ("not finished", ["a note"])
-
-
-def test_names_are_no_formulas_for_matplotlib(made: Path) -> None:
-    """Nor hidden from the legend by an underscore."""
-    validations = read_validations(made)
-    validations[-1]["classes"][0]["name"] = "_a$\\b$"
-    curves = draw_curves([], validations, "$x^", "$")
-    assert png_of(curves).startswith(b"\x89PNG")
-    assert len(curves.axes[1].get_legend().get_texts()) == 1 + len(validations[-1]["classes"])
 
 
 def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:

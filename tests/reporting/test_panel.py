@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiledseg.reporting import pictures
 from tiledseg.reporting.pictures import (
     BLANK,
     RIGHT,
@@ -35,14 +34,6 @@ def test_pictures_lie_in_their_cells(tmp_path) -> None:
     lowest = max(cell[1] + cell[3] for cells in panel.cells for cell in cells)
     for _, colour in LEGEND:
         assert (found[lowest:] == colour).all(-1).sum() > 80, "its square in the legend"
-
-
-def test_a_long_name_stays_in_its_place() -> None:
-    panel = draw_panel([[np.zeros((4, 400, 3), np.uint8)]], ("image",), LEGEND[1:])
-    below = panel.cells[0][0][1] + 4
-    ink = (panel.picture[below:] != 255).any(-1).any(0)
-    assert ink.any()
-    assert not ink[pictures._KEY + 4 :].any()
 
 
 def test_errors_and_ignored_pixels() -> None:

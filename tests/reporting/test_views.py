@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,11 +25,6 @@ def test_views_are_drawn_by_the_seed_alone() -> None:
         assert view.stride == 1 or view == views[0]
 
 
-def test_a_small_image_is_shown_once() -> None:
-    assert choose_views([(40, 30)], 4, 0) == (PanelView(0, Box.of_shape((40, 30))),)
-    assert choose_views(SHAPES, 0, 0) == ()
-
-
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(data=st.data(), stride=st.integers(1, 9))
 def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride: int) -> None:
@@ -51,8 +45,3 @@ def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride
             assert (picture[to] == -1).all()
             picture[to] = raster[core.slices][of]
     assert (picture == raster[view.box.slices][::stride, ::stride]).all()
-
-
-@pytest.mark.parametrize("core", [Box(Interval(0, 5), Interval(0, 9)), Box(Interval(6, 7), Interval(0, 9))])
-def test_a_tile_without_a_pixel_of_the_view_has_no_part(core: Box) -> None:
-    assert PanelView(0, Box(Interval(5, 9), Interval(0, 9)), 4).part(core) is None

@@ -218,8 +218,3 @@ def test_a_run_goes_on_with_the_same_pixels(
     assert main(["--config", str(root / "going.yaml")]) == 2
     assert f"is of another run: data.{key} is" in capfd.readouterr().err
     assert json.loads((root / "going" / "summary.json").read_text())["finished"]
-
-
-def test_blocks_that_are_validated_on_tell_the_best_checkpoint(root: Path) -> None:
-    folder = train(root, "best-of-blocks", {"split": [3, 3]}, train={"best": "mean_iou"})
-    assert find_checkpoint(folder, "best").saved.best is not None

@@ -16,7 +16,6 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, ConfigError
-from tiledseg.predict import main as predict
 from tiledseg.training.best import is_better
 
 EPOCHS = 7
@@ -155,29 +154,3 @@ def test_what_cannot_be_found(material: Material, whole: Path, tmp_path: Path) -
         ConfigError, match=r"train.best is mean_iou, but train.validate_every is 8 and train.epochs 7: .*"
     ):
         run(judged(material, tmp_path / "other", validate_every=8))
-
-
-def test_a_map_is_made_by_the_best(
-    material: Material, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Unless the newest is asked for, or the run keeps no best."""
-    best, latest = find_checkpoint(whole, "best"), find_checkpoint(whole, "latest")
-    assert best.saved.step < latest.saved.step
-
-    def mapped(checkpoint: Path, *options: str) -> tuple[bytes, str]:
-        output = tmp_path / "map.tif"
-        words = material.predict_command(checkpoint, output)[1:]
-        assert predict([*words, "--verbosity", "1", "--probabilities", str(tmp_path / "p.tif"), *options]) == 0
-        return (tmp_path / "p.tif").read_bytes(), capfd.readouterr().err
-
-    pixels, said = mapped(whole)
-    value = f"{best.saved.best.value:.4f}" if best.saved.best else "none"
-    assert f"network: {best.path}, the best by mean_iou ({value}); --which latest takes the newest\n" in said
-    assert pixels == mapped(whole, "--which", "best")[0] == mapped(best.path)[0]
-    newest, said = mapped(whole, "--which", "latest")
-    assert newest == mapped(latest.path)[0] != pixels
-    assert f"network: {latest.path}\n" in said
-    without = tmp_path / "run"
-    shutil.copytree(whole, without)
-    (without / "checkpoints" / "best").unlink()
-    assert mapped(without)[0] == newest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,26 +91,6 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
                 lr=0.3, policy={"name": "step", "size": 3} if policy == "step" else policy, warmup_steps=warmup
             )
             assert learning_rate(config, step, course) == expected[policy]
-
-
-def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
-    """A quarter of the epochs is done before the change and after it."""
-    before = Course(8, 1)
-    after = Course(8, 2).onward(before.marks, 2, Position(2, 0))
-    assert after.marks == ((0, 0), (2, 2))
-    assert after.total_steps == 2 + 6 * 2
-    assert before.share_after(2, 0) == after.share_after(2, 0) == 0.25
-    assert after.share_after(13, 0) == 7.5 / 8
-    cosine = OptimizerConfig(lr=1.0, policy="cosine")
-    assert learning_rate(cosine, 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
-
-
-def test_a_warm_up_that_is_over_stays_over() -> None:
-    """1000 steps an epoch, then 10: the 500 steps of the warm-up were half an epoch, and remain so."""
-    course = Course(10, 10).onward(((0, 0),), 5000, Position(5, 0))
-    assert course.epochs_after(500) == pytest.approx(0.5)
-    assert course.share_after(5000, 500) == pytest.approx(4.5 / 9.5)
-    assert course.total_steps == 5050
 
 
 def test_a_run_changed_by_a_version_that_left_no_marks_goes_on() -> None:

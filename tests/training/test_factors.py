@@ -13,9 +13,7 @@ from tests.crash.runs import Material, lines, train
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import OptimizerConfig
-from tiledseg.errors import ConfigError
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.preparation import scaled
 from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups, set_learning_rate
 
 NETWORK = UNet(2, 1, base_channels=2, norm="pixel")
@@ -23,19 +21,6 @@ NETWORK = UNet(2, 1, base_channels=2, norm="pixel")
 
 def groups(**keys: Any) -> list[dict[str, Any]]:
     return parameter_groups(build_modules(NETWORK, 0).parameters_by_node(), OptimizerConfig(**keys))
-
-
-def test_names_are_those_of_nodes_in_the_networks_order() -> None:
-    network = build_modules(NETWORK, 0)
-    named = dict(network.parameters_by_node())
-    assert list(map(id, named.values())) == list(map(id, network.parameters()))
-    assert {"encoder0.conv0.weight", "encoder0.norm0.bias", "decoder0.up.weight", "head.bias"} <= named.keys()
-
-
-def test_all_is_one_group_unless_told_otherwise() -> None:
-    (group,) = groups(weight_decay=0.5)
-    assert (group["factor"], group["weight_decay"]) == (1.0, 0.5)
-    assert group["indices"] == list(range(len(group["params"])))
 
 
 def test_the_first_pattern_that_fits_decides() -> None:
@@ -48,11 +33,6 @@ def test_the_first_pattern_that_fits_decides() -> None:
     assert found.keys() == set(names)
     assert found["encoder0.conv0.weight"] == found["encoder0.norm0.weight"] == 0.1
     assert (found["encoder0.norm0.bias"], found["head.bias"], found["bottom.conv0.weight"]) == (0.5, 20.0, 1.0)
-
-
-def test_a_pattern_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.lr_factors has 'encodr\*', which fits no name"):
-        groups(lr_factors={"head*": 2.0, "encodr*": 0.1})
 
 
 def test_norms_and_biases_need_not_decay() -> None:
@@ -79,11 +59,6 @@ def test_each_group_steps_at_its_own_rate() -> None:
     for name, parameter in network.parameters_by_node():
         moved = before[name] - parameter.detach()
         assert torch.allclose(moved, torch.full_like(moved, 0.125 if name.startswith("encoder") else 0.5))
-
-
-@pytest.mark.parametrize(("scale", "batch", "rate"), [("none", 24, 0.25), ("linear", 1, 0.25), ("linear", 24, 6.0)])
-def test_a_linear_rate_grows_with_the_step(scale: str, batch: int, rate: float) -> None:
-    assert scaled(OptimizerConfig(lr=0.25, scale_lr=scale), batch).lr == rate
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -12,7 +12,6 @@ import pytest
 
 from tests.crash.runs import Material
 from tiledseg import doctor
-from tiledseg.comm.transports.rehearsed import Doings, unmatched
 from tiledseg.models import normalise
 from tiledseg.pipeline import executor
 from tiledseg.pipeline.itinerary import itinerary
@@ -123,13 +122,6 @@ def test_a_stage_that_sends_in_another_order_is_named(
     assert found["fails"][0].startswith("rank 0 sends rank 1 messages of [")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 7])
-def test_a_last_node_that_is_not_full(config: Path, capsys: pytest.CaptureFixture[str], ranks: int) -> None:
-    """Of six GPUs."""
-    code, found = rehearsed(config, capsys, ranks)
-    assert (code, found["ranks"], found["fails"]) == (0, ranks, [])
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -180,20 +172,3 @@ def test_what_is_refused(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert words in told[0]
-
-
-def test_a_step_that_no_memory_holds(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Told by the plan, or by what the rehearsal finds: never passed over."""
-    code = doctor.main(["--rehearse", "-n", "8", "--gpu-memory", "100kB", "--config", str(config)])
-    told = capsys.readouterr()
-    assert code in (1, 2)
-    assert "memory" in told.err or "would fail: a step needs" in told.out
-
-
-def test_messages_that_do_not_match_are_named() -> None:
-    """Another order, another size, and one that nobody awaits."""
-    good = {0: Doings([], {1: [8, 4]}, {}), 1: Doings([], {}, {0: [8, 4]})}
-    assert unmatched(good) == []
-    for awaited in ([4, 8], [8], [8, 4, 4], []):
-        good[1].received[0] = awaited
-        assert unmatched(good) == [f"rank 0 sends rank 1 messages of [8, 4] bytes, which awaits {awaited}"]
