@@ -58,26 +58,28 @@ class Way:
 
     def savers(self, folder: Path) -> dict[str, Saver]:
         """One for each way that saves, as a run has one."""
-        return {name: Saver(folder, 1, serial_axes(), name == WAYS[2]) for name in WAYS[1:]}
+        return {name: Saver(folder, 1, serial_axes()) for name in WAYS[1:]}
 
     def step(self) -> None:
         self.optimizer.zero_grad()
         self.network(self.x_BCHW).square().mean().backward()
         self.optimizer.step()
 
-    def save(self, saver: Saver, step: int) -> None:
+    def save(self, saver: Saver, step: int, waits: bool) -> None:
         """As `Trainer` does, with its checks."""
         check_finite(self.network, self.optimizer, self.mesh, step)
         check_agreement(self.network, self.mesh, self.mesh.communicator)
         saver.save(self.network, self.optimizer, None, {"step": step}, None)
+        if waits:
+            saver.wait()
 
-    def run(self, saver: Saver | None, folder: Path, steps: int, every: int) -> Cost:
+    def run(self, saver: Saver | None, folder: Path, steps: int, every: int, waits: bool) -> Cost:
         begun, stalled = time.perf_counter(), 0.0
         for step in range(1, steps + 1):
             self.step()
             if saver is not None and step % every == every // 2:
                 asked = time.perf_counter()
-                self.save(saver, step)
+                self.save(saver, step, waits)
                 stalled += time.perf_counter() - asked
         seconds = time.perf_counter() - begun
         if saver is not None:
@@ -106,7 +108,7 @@ def rounds(way: Way, folder: Path, steps: int, every: int, repeat: int) -> dict[
     way.step()  # fresh memory, and the optimizer's state
     for _ in range(repeat):
         for name in WAYS:
-            found[name].append(way.run(savers[name], folder, steps, every))
+            found[name].append(way.run(savers[name], folder, steps, every, name == WAYS[1]))
     return found
 
 

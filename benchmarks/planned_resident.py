@@ -1,7 +1,6 @@
 """Planned peaks of training steps beside what the process holds in memory, as the system counts it.
 
-    python -m benchmarks.planned_resident            # freed memory goes back, as in runs in blocks for a budget
-    python -m benchmarks.planned_resident --below    # as far as there is no room for it, as where tensors are rebuilt
+    python -m benchmarks.planned_resident            # freed memory goes back, as in runs under a budget
     python -m benchmarks.planned_resident --kept     # it is kept, as in all others (`tiledseg.system.freed_memory`)
 
 U-Nets of 3 and 4 levels, three norms, two upsamplings, with all kept and at budgets between, each in a process of its
@@ -19,7 +18,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +26,7 @@ import torch
 from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.system.freed_memory import held_below, keep_freed_memory, keep_no_more, own_bytes
+from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 
 SMALL = 64, 64
 SHARES = 0.3, 0.6, 1.0
@@ -53,7 +51,7 @@ class Case:
         return UNet(self.levels, base_channels=self.channels, norm=self.norm, upsampling=self.upsampling)
 
 
-def taken(case: Case, below: bool) -> dict[str, int]:
+def taken(case: Case) -> dict[str, int]:
     """Bytes planned, and bytes that this process holds more at its peak than before."""
     context = case.side, case.side
     walk = walk_of(case.network, context=context)
@@ -65,9 +63,8 @@ def taken(case: Case, below: bool) -> dict[str, int]:
     step(module, _input(case.network.bands, SMALL))
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
     before = status("VmRSS")
-    with held_below(own_bytes() + chosen.peak, os.environ) if below else nullcontext():
-        for _ in range(2):
-            step(module, _input(case.network.bands, context))
+    for _ in range(2):
+        step(module, _input(case.network.bands, context))
     return {"planned": chosen.peak, "resident": status("VmHWM") - before}
 
 
@@ -103,17 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--norms", nargs="+", default=["none", "instance", "batch"])
     parser.add_argument("--side", type=int, default=1536, help="of the context, pixels (default 1536)")
     parser.add_argument("--kept", action="store_true", help="freed memory is kept")
-    parser.add_argument("--below", action="store_true", help="it is kept as far as the planned bytes have room for it")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.case:
-        (keep_freed_memory if options.kept or options.below else keep_no_more)(os.environ)
-        print(json.dumps(taken(Case(**json.loads(options.case)), options.below)))
+        (keep_freed_memory if options.kept else keep_no_more)(os.environ)
+        print(json.dumps(taken(Case(**json.loads(options.case)))))
         return
     errors = []
     for case in cases(options.levels, options.norms, options.side):
-        found = in_its_own_process(case, [f"--{word}" for word in ("kept", "below") if getattr(options, word)])
+        found = in_its_own_process(case, ["--kept"] if options.kept else [])
         errors.append(found["planned"] / found["resident"] - 1)
         if abs(errors[-1]) > OFF:
             print(f"{case}: {found['planned']} planned, {found['resident']} resident, {errors[-1]:+.1%}", flush=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.comm.launching import ROOT, clean_environment
 from tiledseg.errors import ConfigError
-from tiledseg.system.freed_memory import SWITCH, held_below, why_not_kept
+from tiledseg.system.freed_memory import SWITCH, why_not_kept
 
 # A block of 100 MB is written and freed, twice; then what the system had to do for the second time, in pages.
 PAGES = """
@@ -49,28 +48,6 @@ print(before - held())
 NO_MORE = PAGES.replace("import keep_freed_memory", "import keep_freed_memory, keep_no_more").replace(
     "library = ", "keep_no_more(os.environ)\nlibrary = "
 )
-# The same two blocks below a bound; the kernel's pages for the second, and whether the bound held once both were freed.
-BELOW = """
-import ctypes, os, resource, sys, time
-from tiledseg.system.freed_memory import keep_freed_memory
-from tiledseg.system.freed_memory import held_below, own_bytes
-keep_freed_memory(os.environ)
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-most = own_bytes() + int(os.environ["MORE"])
-with held_below(most, os.environ):
-    for turn in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        block = library.malloc(ctypes.c_size_t(100_000_000))
-        ctypes.memset(block, 1, 100_000_000)
-        library.free(ctypes.c_void_p(block))
-        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        limit = time.monotonic() + 20
-        while own_bytes() > most and time.monotonic() < limit:
-            time.sleep(0.005)
-    assert own_bytes() <= most
-print(pages)
-"""
 glibc = pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")
 
 
@@ -96,21 +73,6 @@ def test_what_was_to_be_kept_is_given_back_from_a_word_on() -> None:
 
 
 @glibc
-def test_freed_memory_is_kept_below_a_bound() -> None:
-    assert pages({"MORE": "150000000"}, BELOW) < 100
-    assert pages({"MORE": "50000000"}, BELOW) > 20_000
-
-
-@glibc
-def test_no_bound_where_nothing_is_kept() -> None:
-    with held_below(0, {SWITCH: "0"}):
-        assert not [each for each in threading.enumerate() if each.name == "held memory"]
-    with held_below(0, {}):
-        assert [each for each in threading.enumerate() if each.name == "held memory"]
-    assert not [each for each in threading.enumerate() if each.name == "held memory"]
-
-
-@glibc
 def test_what_is_kept_is_given_back_when_asked_for() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HOLES], env=clean_environment(), cwd=ROOT, capture_output=True, text=True
@@ -132,11 +94,6 @@ def test_what_is_kept_is_given_back_when_asked_for() -> None:
 )
 def test_the_users_word_is_the_last(environ: dict[str, str], reason: str | None) -> None:
     assert why_not_kept(environ) == reason
-
-
-def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert why_not_kept({}) == "the C library is not glibc"
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "doctor"])

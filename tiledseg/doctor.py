@@ -61,7 +61,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.training.preparing.preparation import prepare
-    from tiledseg.training.rehearsal import rehearse
+    from tiledseg.training.rehearsal import in_words, rehearse
     from tiledseg.units.quantities import parse_bytes
     from tiledseg.user_files.classes import read_classes
     from tiledseg.user_files.machine import machine_of
@@ -75,8 +75,8 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     memory = parse_bytes(arguments.gpu_memory) if arguments.gpu_memory else machine.memory or 16 * 2**30
     preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
     found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node or machine.ranks_per_host, memory)
-    answer(json.dumps(asdict(found), indent=2) if arguments.format == "json" else found.in_words)
-    return int(bool(found.fails))
+    answer(json.dumps(found, indent=2) if arguments.format == "json" else in_words(found))
+    return int(bool(found["fails"]))
 
 
 def _diagnose(mesh: Mesh, form: str) -> None:

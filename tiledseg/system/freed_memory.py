@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from tiledseg.errors import ConfigError
@@ -87,51 +84,6 @@ def _own_setting(environ: Mapping[str, str]) -> str | None:
     return next((word for word in tunables if word.startswith(_TUNABLES)), None)
 
 
-_LOOKS = 0.001  # seconds between two
-_NEAR = 8 << 20  # bytes below the bound: what may be touched between two looks, about
-_SHARE = 0.2  # of the time, at most, goes into giving back where that does not help
-
-
-@contextmanager
-def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
-    """Hold at most about so many bytes of this process's own (`own_bytes`) in the block, as long as what lives is less.
-    Do nothing where freed memory is not kept (`why_not_kept`)."""
-    if why_not_kept(environ) is not None or not Path("/proc/self/statm").exists():
-        yield
-        return
-    ended = threading.Event()
-    thread = threading.Thread(target=_hold, args=(most - _NEAR, ended), name="held memory", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def resident_bytes() -> int:
     """Return the resident bytes of this process, as the system counts them."""
-    return _resident_and_shared()[0]
-
-
-def own_bytes() -> int:
-    """Return the resident bytes that no file has: libraries' pages come and go as the system likes."""
-    resident, shared = _resident_and_shared()
-    return resident - shared
-
-
-def _resident_and_shared() -> tuple[int, int]:
-    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    page = os.sysconf("SC_PAGE_SIZE")
-    return int(resident) * page, int(shared) * page
-
-
-def _hold(most: int, ended: threading.Event) -> None:
-    wait = _LOOKS
-    while not ended.wait(wait):
-        wait = _LOOKS
-        if own_bytes() > most:
-            begun = time.perf_counter()
-            give_back_freed()
-            if own_bytes() > most:  # for what lives: nothing is left to give
-                wait = max(_LOOKS, (time.perf_counter() - begun) * (1 / _SHARE - 1))
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -6,24 +6,21 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
+from tiledseg.errors import ConfigError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
-from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.plan import RunPlan
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.system.freed_memory import held_below, keep_no_more, own_bytes
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
@@ -109,30 +106,14 @@ def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> Moved | N
     return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps)
 
 
-def giving_back(
-    question: RunQuestion, plan: RunPlan, device: torch.device
-) -> tuple[AbstractContextManager[object], str]:
-    """Return a context in which a run under `memory.budget` gives freed memory back to the system, and its words.
-
-    Where tensors are rebuilt, a rank holds at most as many bytes more than now as the budget allows. Where blocks are
-    taken, it keeps no freed memory. Elsewhere freed memory is kept.
-    """
-    if not (question.budgeted and device.type == "cpu" and (plan.rebuilt is not None or plan.blocks is not None)):
-        return nullcontext(), ""
-    words = "freed memory goes back to the system"
-    if plan.blocks is not None:
-        keep_no_more(os.environ)
-        return nullcontext(), words
-    held = held_below(own_bytes() + question.memory, os.environ)
-    return held, f"{words}, as far as {question.memory / MIB:.1f} MiB have no room for it"
-
-
-_LESS = 0.8, 0.6, 0.4  # of what was planned: the smallest budget may be too small for any choice
+def gives_back(question: RunQuestion, plan: RunPlan, device: torch.device) -> bool:
+    """Return True for a run under `memory.budget` that needs it: a CPU's freed memory then goes back to the system."""
+    return question.budgeted and device.type == "cpu" and (plan.rebuilt is not None or plan.blocks is not None)
 
 
 @contextmanager
-def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
-    """Raise MemoryLimitError, with settings that fit, where memory runs out in the block."""
+def told_what_fits(plan: RunPlan) -> Iterator[None]:
+    """Raise MemoryLimitError, with what needs less, where memory runs out in the block."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
@@ -140,32 +121,11 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
 
         if not is_exhausted(error):
             raise
-        what = f"{what_was_asked(error)}; a step was planned to take {_planned(question, plan)} bytes"
-        raise MemoryLimitError(f"{what}; use {_remedy(question, plan)} ({first_line(error)})") from error
-
-
-def _planned(question: RunQuestion, plan: RunPlan) -> int:
-    """Return the planned bytes of the rank that needs most."""
-    if plan.rebuilt is not None or plan.pipeline is None:
-        return plan.rebuilt.peak if plan.rebuilt else plan.memory
-    from tiledseg.planning.run.pipeline import pipeline_bytes
-
-    bands, balance = question.network.bands, plan.pipeline.balance
-    return pipeline_bytes(question.parallel, question.graph, bands, plan.micro_batch, balance)
-
-
-def _remedy(question: RunQuestion, plan: RunPlan) -> str:
-    """Return a smaller budget that the plan can meet with these settings, else settings that need less."""
-    planned = _planned(question, plan)
-    alike = replace(question, budgeted=True)
-    for share in _LESS:
-        budget = int(share * min(planned, question.memory))
-        try:
-            if plan_run(replace(alike, memory=budget)).memory <= budget or alike.parallel.stages > 1:
-                return f"memory.budget {budget}"
-        except InputError:
-            continue
-    return "a finer tiling.grid, memory.blocks auto with memory.store, more ranks, or a smaller model"
+        planned = plan.rebuilt.peak if plan.rebuilt else plan.memory
+        raise MemoryLimitError(
+            f"{what_was_asked(error)}; a step was planned to take {planned} bytes; use a memory.budget below that, a "
+            f"finer tiling.grid, more ranks, or a smaller model ({first_line(error)})"
+        ) from error
 
 
 _TOUCHED = 1 << 28  # bytes

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,61 +42,37 @@ from tiledseg.units.widths import SINGLE_BYTES
 _META = torch.device("meta")
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The figures of a job's first step: the most of any rank, of `messages`, `bytes` and sums on each size of image.
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Return the figures of `rehearse` as a table, then what would fail, and the warnings."""
+    rows = {
+        "halo mode": "{mode}",
+        "mesh": "{mesh}",
+        "parts of the first step": "{tiles}, of which {idle} ranks have none",
+        "memory of a step": "{memory} bytes on the rank that needs most",
+        "rasters a rank opens": "at most {rasters}",
+        "communicators a rank is in": "at most {groups}",
+        "messages, forward and back": "at most {messages} to {peers} peers, {bytes} bytes",
+        "sums over ranks": "at most {sums}, {summed} bytes: of gradients, and of norms",
+        "open files": "{open_files}; rank 0 {open_files_of_root}",
+        "store": "at most {store_operations} operations until the first step has ended",
+    }
+    width = max(map(len, rows))
+    lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s"]
+    lines += [f"  {name:{width}}  {words.format(**figures)}" for name, words in rows.items()]
+    lines += [f"warning: {line}" for line in figures["warnings"]]
+    lines += [f"would fail: {line}" for line in figures["fails"]] or ["nothing found that would fail"]
+    return "\n".join(lines)
 
-    `tiles`: parts of the step. `idle`: ranks without one. `memory`: bytes of a step. `rasters`: opened for it.
-    `groups`, `peers`: that a rank is in, and has. `sums`, `summed`: of norms and gradients, and their bytes. `fails`:
-    reasons why the job would end. `warnings`: what it would waste.
+
+def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int) -> dict[str, Any]:
+    """Walk a run that has been prepared for so many ranks; return the figures of its first step as JSON has them.
+
+    `messages`, `bytes` and sums are the most of any rank, on each size of image. `tiles`: parts of the step; `idle`:
+    ranks without one. `groups`, `peers`: of a rank. `sums`, `summed`: of norms and gradients, and their
+    bytes. `fails`: reasons why the job would end; `warnings`: what it would waste.
+
+    Raises InputError where a rank's own set-up is refused. A balance that waits for times is by multiply-adds.
     """
-
-    ranks: int
-    mode: str
-    mesh: str
-    tiles: int
-    idle: int
-    memory: int
-    rasters: int
-    groups: int
-    peers: int
-    messages: int
-    bytes: int
-    sums: int
-    summed: int
-    open_files: int
-    open_files_of_root: int
-    store_operations: int
-    seconds: float
-    fails: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def in_words(self) -> str:
-        """A table, then what would fail, and the warnings."""
-        rows = {
-            "halo mode": self.mode,
-            "mesh": self.mesh,
-            "parts of the first step": f"{self.tiles}, on {self.ranks - self.idle} ranks",
-            "memory of a step": f"{self.memory / 2**20:.1f} MiB on the rank that needs most",
-            "rasters a rank opens": f"at most {self.rasters}",
-            "communicators a rank is in": f"at most {self.groups}",
-            "messages, forward and back": f"at most {self.messages} to {self.peers} peers, {self.bytes} bytes",
-            "sums over ranks": f"at most {self.sums}, {self.summed} bytes: of gradients, and of norms",
-            "open files": f"{self.open_files}; rank 0 {self.open_files_of_root}",
-            "store": f"at most {self.store_operations} operations until the first step has ended",
-        }
-        width = max(map(len, rows))
-        lines = [f"{self.ranks} ranks rehearsed in {self.seconds:.1f} s"]
-        lines += [f"  {name:{width}}  {value}" for name, value in rows.items()]
-        lines += [f"warning: {line}" for line in self.warnings]
-        lines += [f"would fail: {line}" for line in self.fails] or ["nothing found that would fail"]
-        return "\n".join(lines)
-
-
-def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int) -> Rehearsal:
-    """Walk a run that has been prepared for so many ranks. Raises InputError where a rank's own set-up is refused. A
-    balance that waits for times is by multiply-adds."""
     begun = time.perf_counter()
     if preparation.plan.spread.mesh.stages > 1 and preparation.plan.pipeline is None:
         preparation = replace(preparation, plan=balanced(preparation.question, preparation.plan))
@@ -124,27 +101,27 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     if allowed != resource.RLIM_INFINITY and allowed < root:
         fails.append(f"rank 0 needs {root} open files, of {allowed} that are allowed here; raise the limit (ulimit -n)")
     active = {rank: done for rank, done in doings.items() if done.sent or done.received or done.summed}
-    return Rehearsal(
-        ranks,
-        spread.in_words,
-        str(spread.mesh),
-        sum(len(parts) for parts, _ in shares),
-        len(idle),
-        memory,
-        max(len({part.image for part in parts}) if reads else 0 for parts, reads in shares),
-        groups,
-        peers,
-        max(map(len, sent)),
-        max(map(sum, sent)),
-        max(map(len, summed)),
-        max(map(sum, summed)),
-        files,
-        root,
-        store_operations(ranks, groups, peers),
-        time.perf_counter() - begun,
-        (*fails, *unmatched(active)[:5]),
-        (*preparation.warnings, *warnings),
-    )
+    return {
+        "ranks": ranks,
+        "mode": spread.in_words,
+        "mesh": str(spread.mesh),
+        "tiles": sum(len(parts) for parts, _ in shares),
+        "idle": len(idle),
+        "memory": memory,
+        "rasters": max(len({part.image for part in parts}) if reads else 0 for parts, reads in shares),
+        "groups": groups,
+        "peers": peers,
+        "messages": max(map(len, sent)),
+        "bytes": max(map(sum, sent)),
+        "sums": max(map(len, summed)),
+        "summed": max(map(sum, summed)),
+        "open_files": files,
+        "open_files_of_root": root,
+        "store_operations": store_operations(ranks, groups, peers),
+        "seconds": time.perf_counter() - begun,
+        "fails": [*fails, *unmatched(active)[:5]],
+        "warnings": [*preparation.warnings, *warnings],
+    }
 
 
 _Share = tuple[tuple[Part, ...], bool]

@@ -2,8 +2,7 @@
 
 At most one is under way; the next save waits for it, and so does the end of the run, whatever ends it. An error of the
 writing is raised at the next step or save, on the rank that writes. If the run ends for another reason meanwhile, the
-error is raised in its place, for it came first. Where a rank's memory does not hold a copy beside its step, training
-waits while each is written.
+error is raised in its place, for it came first.
 """
 
 from __future__ import annotations
@@ -20,47 +19,18 @@ from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, u
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.execution.memory import host_memory
-from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.walk.step_memory import ADAM_VALUES
 from tiledseg.training.averaging import AveragedWeights
-from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 
-_MIB = 2**20
 _LOOK_SECONDS = 1.0
 
 
-def copy_bytes(preparation: Preparation) -> int:
-    """Return the bytes of a copy of weights, their average and the optimizer's values."""
-    train, optimizer, network = preparation.config.train, preparation.config.optimizer, preparation.plan.network
-    values = ADAM_VALUES if optimizer.name == "adamw" else int(optimizer.momentum > 0)
-    copies = 1 + values + (train.ema > 0)
-    parameters = count_parameters(network.graph(), network.bands)
-    return parameters * copies * wide_bytes(ACTIVATION_BYTES[train.precision])
-
-
-def why_waiting(preparation: Preparation, device: torch.device) -> str | None:
-    """Return the warning of a run whose copy has no room beside a step, on the rank that writes; a GPU's goes to its
-    host."""
-    needed = copy_bytes(preparation)
-    room = preparation.question.memory - preparation.plan.memory if device.type == "cpu" else host_memory()
-    if needed <= room:
-        return None
-    return (
-        f"training waits while a checkpoint is written: a copy of it takes {needed / _MIB:.1f} MiB, and beside a step "
-        f"{max(0, room) / _MIB:.1f} MiB are available"
-    )
-
-
 class Saver:
-    """A writer of the checkpoints of one run into `folder`, of which it keeps `keep` and the best. `copies`: in the
-    background. Every rank has one; the root's writes."""
+    """A writer of the checkpoints of one run into `folder`, of which it keeps `keep` and the best. Every rank has one;
+    the root's writes."""
 
-    def __init__(self, folder: Path, keep: int, axes: Axes, copies: bool) -> None:
+    def __init__(self, folder: Path, keep: int, axes: Axes) -> None:
         self._folder, self._keep, self._axes = folder, keep, axes
-        self._snapshot = Snapshot() if copies else None
-        self._background = Background("checkpoint")
+        self._snapshot, self._background = Snapshot(), Background("checkpoint")
 
     def save(
         self,
@@ -74,7 +44,7 @@ class Saver:
         other replicas need not call it. Raises the error of the checkpoint before."""
         self.wait()
         tensors = average.tensors if average is not None else None
-        if self._snapshot is None or (self._axes.position is not None and self._axes.position.stage > 0):
+        if self._axes.position is not None and self._axes.position.stage > 0:
             own = contents_of(network, optimizer, tensors)  # other stages send theirs at once
         else:
             own = contents_of(network, optimizer, tensors, self._snapshot.copy)
@@ -84,8 +54,6 @@ class Saver:
             return False
         folder, keep, step = self._folder, self._keep, state["step"]
         self._background.begin(lambda: save_checkpoint(folder, step, contents, state, keep, best))
-        if self._snapshot is None:
-            self.wait()
         return True
 
     def check(self) -> None:

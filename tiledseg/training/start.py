@@ -29,10 +29,11 @@ from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.system.console import counted
+from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import writing
-from tiledseg.training.offloading import check_store, giving_back, store_in_words, told_what_fits
+from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
 from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.first_weights import first_weights
 from tiledseg.training.preparing.preparation import Preparation, prepare, why_uncompiled
@@ -82,7 +83,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         note = spread_note(preparation.plan.spread.mesh, hosts)
         notes = [warning for warning in (lost, note, unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
-        freeing, freed = giving_back(preparation.question, preparation.plan, mesh.device)
+        freed = ""
+        if gives_back(preparation.question, preparation.plan, mesh.device):
+            keep_no_more(os.environ)
+            freed = "freed memory goes back to the system"
         started: dict[str, Any] = {}
         if mesh.is_root:
             started = facts_of(preparation, mesh, command, warnings, hosts)
@@ -91,7 +95,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             _say_start(preparation, [*choice, *_facts(preparation, beginning, warnings), freed])
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
-        with told_what_fits(preparation.question, preparation.plan), freeing:
+        with told_what_fits(preparation.plan):
             return trainer.run(end)
 
 

@@ -50,7 +50,7 @@ from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.metrics import write_whole
 from tiledseg.training.run_folder.summary import seconds_so_far
 from tiledseg.training.run_folder.validations import ValidatedScene
-from tiledseg.training.saving import Saver, copy_bytes, why_waiting
+from tiledseg.training.saving import Saver
 from tiledseg.training.steps.optimizer import (
     Course,
     build_optimizer,
@@ -83,9 +83,8 @@ class Trainer:
         config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.network = self._build_network(first_weights)
-        waits = why_waiting(preparation, mesh.device)
         still = still_note(self.network.hold_statistics()) if config.model.freeze_norm else None
-        self.notes = [note for note in (still, waits) if note]
+        self.notes = [still] if still else []
         self.offload = offload_to(config.memory.store, plan.offloaded, plan.pipeline is not None, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, self.network.bands, preparation.question.recompute)
@@ -104,8 +103,7 @@ class Trainer:
         self.optimizer = build_optimizer(groups, config.optimizer)
         self.folder = Path(config.run.output)
         self.checkpoints = self.folder / CHECKPOINTS
-        self.copied = None if waits else copy_bytes(preparation)
-        self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes, waits is None)
+        self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes)
         self.step, self.position, self.seconds_before = 0, Position(0, 0), 0.0
         self.course = Course(preparation.epochs, self.sampler.steps_per_epoch)
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
@@ -182,7 +180,6 @@ class Trainer:
                 "steps": self.step,
                 "epochs": self.position.epoch,
                 "finished": not stopped,
-                "checkpoint_copy_bytes": self.copied,
                 "stopped_early": self.best.gives_up(self.position),
                 "seconds": self.seconds_before + time.perf_counter() - begun,
                 "val": self.journal.last_validation,
