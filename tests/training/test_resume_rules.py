@@ -16,7 +16,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.preparation import prepare, record_of
+from tiledseg.training.preparing.preparation import prepare
 from tiledseg.training.resuming import NAMES_RUN, OTHER_RUN, RULES, begin, flat
 
 OTHERS: dict[str, Any] = {
@@ -169,13 +169,13 @@ def test_nothing_changed_is_nothing_recorded(material: Material, checkpoints: di
 @pytest.mark.parametrize("key", OTHERS)
 def test_another_value(material: Material, checkpoints: dict[str, Path], key: str, place: str) -> None:
     config = config_of(material, material.root / "run")
-    before = flat(record_of(config))[key]
+    before = flat(config.record())[key]
     beside = dict([BESIDE[key]]) if key in BESIDE else {}
-    first = {other: flat(record_of(config))[other] for other in beside}
+    first = {other: flat(config.record())[other] for other in beside}
     for changed, value in {**beside, key: OTHERS[key]}.items():
         group, _, name = changed.partition(".")
         setattr(getattr(config, group), name, value)
-    assert flat(record_of(config))[key] != before
+    assert flat(config.record())[key] != before
     if rule_of(key) == OTHER_RUN or (rule_of(key) == "between epochs" and place == "middle"):
         with pytest.raises(CheckpointError) as caught:
             changed_by(material, checkpoints[place], config)
@@ -185,7 +185,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         assert "in this run" in str(caught.value)
         assert "\n" not in str(caught.value)
     else:
-        wanted = {} if rule_of(key) == NAMES_RUN else {key: {"from": before, "to": flat(record_of(config))[key]}}
+        wanted = {} if rule_of(key) == NAMES_RUN else {key: {"from": before, "to": flat(config.record())[key]}}
         wanted |= {other: {"from": first[other], "to": value} for other, value in beside.items()}
         assert changed_by(material, checkpoints[place], config) == wanted
 

@@ -6,11 +6,10 @@ another version, or nobody's.
 
 from __future__ import annotations
 
-import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from tiledseg.architecture.network import Network
@@ -113,12 +112,6 @@ class SavedState:
     best: Best | None = None
     found: FoundSettings | None = None
     loss_scale: LossScale | None = None
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Every key of its configuration, those that came later too, as JSON has them."""
-        record: dict[str, Any] = json.loads(json.dumps(asdict(self.config)))
-        return record
 
     @property
     def label_map(self) -> LabelMap:

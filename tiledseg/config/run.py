@@ -6,7 +6,8 @@ where these are known. The groups `data`, `train`, `parallel` and `memory` have 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, refuse, rows_cols, shown, word
@@ -214,6 +215,11 @@ class Config:
         if self.train.given_tiles is not None and self.parallel.shares_images:
             remedy = "leave it out and use train.images_per_step, or use parallel.halo read"
             refuse("train.tiles_per_step", self.train.tiles_per_step, halo, remedy)
+
+    def record(self) -> dict[str, Any]:
+        """Return every key as JSON has it."""
+        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return record
 
     @property
     def chooses_tiles(self) -> bool:

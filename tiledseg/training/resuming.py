@@ -18,7 +18,7 @@ from tiledseg.config.words import read_loss, read_policy, split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
-from tiledseg.training.preparing.preparation import Preparation, record_of
+from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
 
 OTHER_RUN, NAMES_RUN = "refused", "names the run"
@@ -132,8 +132,8 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
     """Return the keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raise for one that must
     not change."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
-    there = {**flat(saved.record), **sources.before}
-    here = {**flat(record_of(preparation.asked)), **sources.now}
+    there = {**flat(saved.config.record()), **sources.before}
+    here = {**flat(preparation.asked.record()), **sources.now}
     reads: dict[str, Callable[[Any], Any]] = {"train.loss": read_loss, "optimizer.policy": read_policy}
     words = [split_recompute(*(values[key] for key in _RECOMPUTE)) for values in (there, here)]
     same = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
@@ -189,7 +189,7 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     if saved.judged:
         alike = _judges_the_same(saved.judged, sources_of(preparation.validation))
     else:  # of an older version the keys alone are known
-        there, here = flat(saved.record), flat(record_of(preparation.asked))
+        there, here = flat(saved.config.record()), flat(preparation.asked.record())
         alike = all(there[key] == here[key] for key in ("data.val_images", "data.val_labels"))
     return (best, ()) if alike else (None, (f"{where}, was found on other validation images: the best begins anew",))
 

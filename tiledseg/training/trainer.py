@@ -43,7 +43,7 @@ from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
 from tiledseg.training.offloading import hooks_of, moved_by_ranks, offload_to
 from tiledseg.training.panels import Panels, choose_views
-from tiledseg.training.preparing.preparation import Preparation, record_of
+from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_folder.journal import Journal, step_line
@@ -316,7 +316,7 @@ class Trainer:
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
         state = {
-            "config": record_of(self.preparation.asked),
+            "config": self.preparation.asked.record(),
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),

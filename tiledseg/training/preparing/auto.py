@@ -36,8 +36,7 @@ def find_settings(
     run goes on from; `machine`: of its ranks. Raises ConfigError where no settings can be."""
     from tiledseg.planning.search.best import search  # runs that leave nothing open need nothing of it
 
-    record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    earlier = before.found if before is not None and _basis(before.record) == _basis(record) else None
+    earlier = before.found if before is not None and _basis(before.config.record()) == _basis(config.record()) else None
     removed = earlier and (earlier.parallel.halo in REMOVED_MODES or earlier.parallel.schedule in REMOVED_SCHEDULES)
     if earlier is not None and earlier.ranks == question.ranks and not removed:
         return earlier

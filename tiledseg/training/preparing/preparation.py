@@ -5,10 +5,9 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +15,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.augmentation import Augmentation, augmentation
-from tiledseg.config.data import IMAGENET, DataConfig
+from tiledseg.config.data import IMAGENET
 from tiledseg.config.memory import ALL, recompute_of
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
@@ -130,11 +129,13 @@ def prepare(
     """
     config.check()
     data, train = config.data, config.train
-    label_map = label_map_of(data)
+    if isinstance(data.classes, str):
+        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
+    label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
     learnt, held_out = inspect_files(data, label_map)
     if data.normalize == IMAGENET:
-        check_imagenet(learnt.images[0])
-    network = known(build_network(config.model, learnt.images[0].bands, label_map.count), config.model.freeze_norm)
+        check_imagenet(learnt.infos[0])
+    network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, ranks_a_store, device)
@@ -144,9 +145,9 @@ def prepare(
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
-    tilings = () if question.windows else plan.tilings[: len(learnt.images)]
+    tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
     halo = max(plan.footprint.before, plan.footprint.after)
-    split, split_notes = split_of(config, question.graph, halo, learnt.images) if data.split is not None else (None, ())
+    split, split_notes = split_of(config, question.graph, halo, learnt.infos) if data.split is not None else (None, ())
     trained, validated = split.parts() if split else ((), ())
     rasters = learnt.cut(tilings, data.area, trained)
     kept = rasters.kept(tilings) if tilings else None
@@ -161,7 +162,7 @@ def prepare(
         train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
         train.check_best()
     every = [part for part in (learnt, held_out) if part]
-    notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
+    notes = reference_notes([info for part in every for info in (*part.infos, *part.label_infos)])
     items = train.windows_per_step or train.given_tiles or train.images_per_step
     return Preparation(
         config,
@@ -174,7 +175,7 @@ def prepare(
         sampler,
         rasters,
         held_out.cut(plan.held_out, data.area, validated) if held_out else None,
-        (*notes, *split_notes, *layout_notes(learnt.images, tilings), *plan.warnings),
+        (*notes, *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
         input_files(every, data.area or None),
         score_class(train.best, label_map, held_out is not None),
         settings,
@@ -219,7 +220,7 @@ def _question(
         tiles_per_step=train.windows_per_step if windows and not whole_images else train.given_tiles,
         images_per_step=windows.per_step if windows and whole_images else train.images_per_step,
         windows=windows,
-        turned=() if windows else _turned(augmentation(train.augment), learnt.images),
+        turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
         recompute=recompute.nodes,
@@ -230,19 +231,6 @@ def _question(
         budgeted=budget is not None,
         machine=machine,
     )
-
-
-def record_of(config: Config) -> dict[str, Any]:
-    """Return every key of a configuration as JSON has it."""
-    record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return record
-
-
-def label_map_of(data: DataConfig) -> LabelMap:
-    """Return the meaning of the labels. Raises ConfigError."""
-    if isinstance(data.classes, str):
-        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
-    return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
 
 
 def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
@@ -299,13 +287,13 @@ def _steps(
 ) -> Steps:
     """Return all steps of a run, with the draw of each tile."""
     asked = augmentation(train.augment)
-    drawer = Drawer(asked, tuple(info.shape for info in learnt.images), learnt.images[0].bands)
+    drawer = Drawer(asked, tuple(info.shape for info in learnt.infos), learnt.infos[0].bands)
     if windows is not None:
         footprint = plan.footprint if windows.exact else None
         return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, footprint)
-    counts = tuple(map(len, plan.tilings[: len(learnt.images)] if kept is None else kept))
+    counts = tuple(map(len, plan.tilings[: len(learnt.infos)] if kept is None else kept))
     sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
-    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(asked, learnt.images))
+    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(asked, learnt.infos))
 
 
 def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:

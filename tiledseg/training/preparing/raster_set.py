@@ -44,46 +44,33 @@ from tiledseg.units.quantities import Length, blocks_of, parse_length
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Images and their labels as the files describe themselves, and how they are read."""
+    """Images and their labels, by path and as the files describe themselves, and how they are read."""
 
-    images: tuple[RasterInfo, ...]
-    labels: tuple[RasterInfo, ...]
-    image_paths: tuple[str, ...]
-    label_paths: tuple[str, ...]
+    infos: tuple[RasterInfo, ...]
+    label_infos: tuple[RasterInfo, ...]
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
     reading: PairReading
 
     @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(file for info in (*self.images, *self.labels) for file in info.files)
-
-    @property
     def extents(self) -> tuple[Extent, ...]:
-        return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
+        return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.infos)
 
     def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[SplitPart, ...] = ()) -> RasterSet:
         """Cut the pairs; `area` and `parts` as of `RasterSet`. Raises RasterError for a tile store that was cut
         otherwise."""
-        for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
+        for image, label, tiling in zip(self.infos, self.label_infos, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
-        paths, infos = (self.image_paths, self.label_paths), (self.images, self.labels)
-        return RasterSet(*paths, tilings, self.reading, *infos, area, parts)
+        return RasterSet(**vars(self), tilings=tilings, area=area, parts=parts)
 
 
 @dataclass(frozen=True)
-class RasterSet:
-    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read.
+class RasterSet(PairFiles):
+    """Images, their labels, and how each is cut (no tilings: windows are drawn); a file is opened when a pixel of it is
+    read. Pixels count within the polygons of the file `area` and within `parts`, one for each image (none: all)."""
 
-    `infos`, `label_infos`: the files' own description; a file is opened when a pixel of it is read. Pixels count within
-    the polygons of the file `area` and within `parts`, one for each image (none: all).
-    """
-
-    images: tuple[str, ...]
-    labels: tuple[str, ...]
-    tilings: tuple[Tiling, ...]
-    reading: PairReading
-    infos: tuple[RasterInfo, ...]
-    label_infos: tuple[RasterInfo, ...]
+    tilings: tuple[Tiling, ...] = ()
     area: str | None = None
     parts: tuple[SplitPart, ...] = ()
 
@@ -139,7 +126,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, Pai
         return PairFiles(*reading.inspect(*paths), *paths, reading)
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None
-    check_used(label_reading, learnt.label_paths)
+    check_used(label_reading, learnt.labels)
     if data.split:
         held_out = learnt
     elif data.val_images:
@@ -147,13 +134,14 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, Pai
     elif has_validation(as_list(data.images)):
         held_out = inspect(("images", "labels"), HELD_OUT)
     if held_out:
-        check_alike([learnt.images[0], *held_out.images])
+        check_alike([learnt.infos[0], *held_out.infos])
     return learnt, held_out
 
 
 def input_files(every: Sequence[PairFiles], area: str | None) -> tuple[str, ...]:
     """Return all files that rasters, and the polygons of `data.area`, are read from."""
-    files = tuple(file for part in every for file in part.files)
+    infos = (info for part in every for info in (*part.infos, *part.label_infos))
+    files = tuple(file for info in infos for file in info.files)
     if area is None:
         return files
     from tiledseg.raster.labels.polygons import vector_files
