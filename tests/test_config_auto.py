@@ -32,7 +32,6 @@ def test_all_that_is_not_given_is_found(tmp_path: Path) -> None:
     assert (layer.parallel.halo, layer.tiling.grid, layer.train.epochs) == ("layer", 4, 7)
     read = parse("--parallel", "auto", "--parallel.halo", "read")
     assert "parallel.halo" not in read.parallel.auto, "a default that is given is given"
-    assert "parallel.recompute" not in parse("--parallel", "auto", "--memory.recompute", "none").parallel.auto
 
 
 def test_a_file_says_it_and_flags_and_other_files_stand_beside_it(tmp_path: Path) -> None:
@@ -69,7 +68,6 @@ def test_the_record_of_a_run_says_the_same_again(tmp_path: Path) -> None:
         ("--parallel.auto [halo]", "parallel.auto names 'halo'; give some of tiling.grid, parallel.halo"),
         ("--parallel.auto [parallel.halo] --parallel.halo layer", "which is given as layer; leave one of them out"),
         ("--parallel.auto [tiling.grid] --tiling.grid 4", "names tiling.grid, but tiling.grid is 4; leave one"),
-        ("--parallel.auto [parallel.recompute] --memory.recompute none", "but memory.recompute is none; leave one"),
         ("--parallel auto --parallel.exact false", "parallel.exact is False beside parallel.auto: nothing but exact"),
         ("--parallel auto --tiling.grid 4 --train.tiles_per_step 4", "train.tiles_per_step is 4 beside parallel.auto"),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.preparing.preparation import prepare
@@ -197,31 +195,6 @@ def test_the_same_in_other_words(material: Material, checkpoints: dict[str, Path
     assert changed_by(material, checkpoints["middle"], config) == {}
     config.tiling.grid = [2, 2]
     assert changed_by(material, checkpoints["middle"], config) == {"tiling.grid": {"from": 2, "to": [2, 2]}}
-
-
-def test_recompute_of_stages_by_either_key(material: Material, checkpoints: dict[str, Path]) -> None:
-    """`parallel.recompute` is a shorthand: a checkpoint with it goes on by `memory.recompute` without a change."""
-    config = config_of(material, material.root / "run")
-    shorthand, word, other = (deepcopy(config) for _ in range(3))
-    shorthand.parallel.recompute = word.memory.recompute = ["always", "never"]
-    other.memory.recompute = "except_last"
-    found = find_checkpoint(checkpoints["middle"])
-    assert found is not None
-    of_before = replace(found, saved=replace(found.saved, config=replaced_stages(shorthand)))
-    prepared = prepare(config, 1 << 30, 1)
-
-    def resumed(now: Config) -> tuple[Resumed, ...]:
-        return begin(of_before, replace(prepared, asked=replaced_stages(now), config=replaced_stages(now))).resumed
-
-    assert resumed(shorthand) == resumed(word) == ()
-    assert resumed(other)[0].changed == {
-        "parallel.recompute": {"from": ["always", "never"], "to": "never"},
-        "memory.recompute": {"from": "auto", "to": "except_last"},
-    }
-
-
-def replaced_stages(config: Config) -> Config:
-    return replace(config, parallel=replace(config.parallel, stages=2))
 
 
 def test_classes_are_named_while_a_run_goes_on(material: Material, checkpoints: dict[str, Path]) -> None:

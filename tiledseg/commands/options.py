@@ -168,8 +168,6 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
 def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the keys that `parallel: auto` finds beside those that are given."""
     given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
-    if "memory.recompute" in given:  # of which the other is a shorthand
-        given.add("parallel.recompute")
     left = [name for name in FOUND if name not in given]
     if not left:
         raise ConfigError(f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out")

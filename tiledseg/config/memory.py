@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tiledseg.config.checks import AUTO, check_values, number, one_of, refuse, rows_cols, shown, word
-from tiledseg.config.parallel import ParallelConfig
-from tiledseg.config.words import IN_STAGES, NEVER, split_recompute
+from tiledseg.config.checks import AUTO, check_values, number, refuse, rows_cols, shown, word
 from tiledseg.config.words import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
 from tiledseg.units.quantities import MOST_BYTES, parse_bytes
@@ -32,8 +29,7 @@ class MemoryConfig:
             more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
         recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
             demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
-            activations), or all (convolutions too, but for skips and the ends of levels); of whole stages of a pipeline
-            always or except_last (the newest micro-batch), or a list with never, except_last or always for each
+            activations), or all (convolutions too, but for skips and the ends of levels)
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
@@ -43,7 +39,7 @@ class MemoryConfig:
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
-    recompute: list[str] | str = AUTO
+    recompute: str = word(AUTO, *RECOMPUTE, removed={mode: f"parallel.recompute {mode}" for mode in MODES})
     offload: str = word(NONE, *OFFLOAD)
     blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
@@ -53,11 +49,6 @@ class MemoryConfig:
         check_values("memory", self)
         self.bytes()
         self.blocks_shape()
-        if isinstance(self.recompute, str):
-            one_of("memory.recompute", self.recompute, (*RECOMPUTE, *IN_STAGES))
-        else:
-            for mode in self.recompute:
-                one_of("memory.recompute", mode, MODES)
         blocks = f"memory.blocks is {shown(self.blocks)}"
         if self.recompute not in (AUTO, NONE) and self.in_blocks:
             again = f"{blocks}, which computes blocks once more as it is"
@@ -127,26 +118,3 @@ class MemoryConfig:
     def blocks_shape(self) -> tuple[int, int] | None:
         """Return (rows, cols), or None for auto and none."""
         return rows_cols("memory.blocks", self.blocks, BLOCKS) if self.in_blocks else None
-
-
-class Recompute(NamedTuple):
-    """Words for recomputation. `nodes`: auto, none, compact or all; `stages`: never, except_last or always for each."""
-
-    nodes: str
-    stages: tuple[str, ...]
-
-
-def recompute_of(memory: MemoryConfig, parallel: ParallelConfig) -> Recompute:
-    """Combine `memory.recompute` and its shorthand `parallel.recompute`. Raise ConfigError where they contradict each
-    other, or there are no such stages."""
-    nodes, stages = split_recompute(memory.recompute, parallel.recompute)
-    names_stages = nodes != memory.recompute
-    if names_stages and parallel.stages == 1:
-        remedy = "give compact or all, or set parallel.stages to 2 or more"
-        refuse("memory.recompute", stages, "parallel.stages is 1, which is no pipeline", remedy)
-    modes = parallel.recompute_modes("memory.recompute" if names_stages else "parallel.recompute", stages)
-    differs = modes != parallel.recompute_modes() if names_stages else nodes == NONE and {*modes} != {NEVER}
-    if parallel.recompute != NEVER and differs:
-        shorthand = f"its shorthand parallel.recompute is {shown(parallel.recompute)}"
-        refuse("memory.recompute", memory.recompute, shorthand, "leave parallel.recompute out")
-    return Recompute(str(nodes), modes)

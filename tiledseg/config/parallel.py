@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, refuse, shown, word
-from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, Word, chunk_ranks
+from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 
 HALO_MODES = ("read", "exchange", "layer")
@@ -36,8 +36,8 @@ class ParallelConfig:
             multiply-adds
         schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
-        recompute: a shorthand of memory.recompute for stages: compute a stage's forward pass again in place of keeping
-            its activations: never, except_last or always, for all stages, or a list with one of them for each
+        recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last (the
+            newest micro-batch) or always, for all stages, or a list with one of them for each
         idle_ranks: let ranks that own nothing wait in place of refusing a job that has more ranks than its mesh
         transport: auto, nccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
@@ -130,17 +130,16 @@ class ParallelConfig:
             raise ConfigError(f"parallel.balance is {shown(self.balance)}; give {BALANCE}")
         return tuple(values)
 
-    def recompute_modes(self, key: str = "parallel.recompute", given: Word | None = None) -> tuple[str, ...]:
-        """Return one mode for each stage, of the word `given` by another `key` if there is one."""
-        modes = self.recompute if given is None else given
-        if isinstance(modes, str):
-            return (modes,) * self.stages
-        if len(modes) != self.stages:
+    def recompute_modes(self) -> tuple[str, ...]:
+        """Return one mode for each stage."""
+        if isinstance(self.recompute, str):
+            return (self.recompute,) * self.stages
+        if len(self.recompute) != self.stages:
             raise ConfigError(
-                f"{key} has {len(modes)} parts, but parallel.stages is {self.stages}; give one for each stage, or one "
-                "word for all"
+                f"parallel.recompute has {len(self.recompute)} parts, but parallel.stages is {self.stages}; give one "
+                "for each stage, or one word for all"
             )
-        return tuple(modes)
+        return tuple(self.recompute)
 
     def mesh_rows_cols(self) -> tuple[int, int] | None:
         """Return (rows, cols) of ranks an image, or None for auto."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, refuse, rows_cols, shown, word
 from tiledseg.config.data import DataConfig
-from tiledseg.config.memory import ALL, MemoryConfig, recompute_of
+from tiledseg.config.memory import ALL, MemoryConfig
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import CONSTANT, read_policy
@@ -202,7 +202,6 @@ class Config:
             if not hasattr(group, "check"):
                 raise ConfigError(f"{name} is {shown(group)}; give a {name.capitalize()}Config, or leave it out")
             group.check()
-        recompute_of(self.memory, self.parallel)
         self._check_windows()
         self._check_auto()
         self._check_store()
@@ -245,10 +244,9 @@ class Config:
         for key, value, plain, why in conflicts:
             if value != plain:
                 raise ConfigError(f"{key} is {shown(value)} beside parallel.auto: {why}; leave one of them out")
-        for name, key in (("tiling.grid", "tiling.grid"), ("parallel.recompute", "memory.recompute")):
-            given: object = self.tiling.grid if key == "tiling.grid" else self.memory.recompute
-            if name in self.parallel.auto and given != AUTO:
-                raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(given)}; leave one of them out")
+        if "tiling.grid" in self.parallel.auto and self.tiling.grid != AUTO:
+            grid = f"tiling.grid is {shown(self.tiling.grid)}"
+            raise ConfigError(f"parallel.auto names tiling.grid, but {grid}; leave one of them out")
 
     def _check_store(self) -> None:
         """Refuse a folder for blocks where tiles cannot be computed in blocks."""

@@ -147,16 +147,6 @@ SCHEDULES = ("1f1b", "gpipe", "folded")
 REMOVED_SCHEDULES = {"eager": "1f1b"}
 NEVER = "never"
 RECOMPUTE = (NEVER, "except_last", "always")  # of which micro-batches a stage keeps inputs only
-IN_STAGES = RECOMPUTE[1:]
-
-Word = list[str] | str
-"""Words for recomputation: one for all stages, or one for each."""
-
-
-def split_recompute(memory: Word, shorthand: Word) -> tuple[Word, Word]:
-    """Return the word for nodes and the word for stages, of `memory.recompute` and its shorthand for stages
-    `parallel.recompute`."""
-    return ("auto", memory) if isinstance(memory, list) or memory in IN_STAGES else (memory, shorthand)
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +53,6 @@ def error_picture(
     return picture
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A panel: the picture (H, W, 3), uint8, and its cells (x, y, width, height), row by row."""
-
-    picture: NDArray[np.uint8]
-    cells: tuple[tuple[tuple[int, int, int, int], ...], ...]
-
-
 def can_draw() -> bool:
     """Return True if Pillow is installed."""
     return importlib.util.find_spec("PIL") is not None
@@ -69,7 +60,7 @@ def can_draw() -> bool:
 
 def draw_panel(
     rows: Sequence[Sequence[NDArray[np.uint8]]], titles: Sequence[str], legend: Sequence[tuple[str, Colour]]
-) -> Panel:
+) -> NDArray[np.uint8]:
     """Draw `rows` of pictures, each row's of one size, under the `titles` of the columns; below them the classes by
     name and colour."""
     from PIL import Image, ImageDraw, ImageFont  # here: an extra
@@ -87,22 +78,20 @@ def draw_panel(
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(_TEXT)
     for title, left in zip(titles, lefts, strict=True):
         draw.text((left, _GAP), title, _INK, font)
-    cells = []
     for row, top in zip(rows, tops, strict=True):
-        cells.append(tuple((x, top, p.shape[1], p.shape[0]) for x, p in zip(lefts, row, strict=True)))
-        for (x, _, _, _), picture in zip(cells[-1], row, strict=True):
-            image.paste(Image.fromarray(np.ascontiguousarray(picture)), (x, top))
+        for left, picture in zip(lefts, row, strict=True):
+            image.paste(Image.fromarray(np.ascontiguousarray(picture)), (left, top))
     for k, (name, colour) in enumerate(legend):
         x, top = _GAP + k % columns * _KEY, y + k // columns * (_TEXT + _GAP)
         draw.rectangle((x, top + 2, x + _TEXT, top + 2 + _TEXT), colour, _INK)
         words = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 3]}..."
         draw.text((x + _TEXT + 6, top + 1), words, _INK, font)
-    return Panel(np.asarray(image), tuple(cells))
+    return np.asarray(image)
 
 
-def write_panel(path: Path, panel: Panel) -> None:
+def write_panel(path: Path, panel_HWC: NDArray[np.uint8]) -> None:
     """Write a PNG, whole or not at all. Raises WriteError."""
     from PIL import Image
 
     with replacing(path) as part:
-        Image.fromarray(panel.picture).save(part, format="png")
+        Image.fromarray(panel_HWC).save(part, format="png")

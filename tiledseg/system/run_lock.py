@@ -116,12 +116,17 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
     Raises OutputError where another job holds it, or has just put its own file there.
     """
     try:
-        handle = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        handle = os.open(part, _FLAGS)
     except OSError:
         yield
         return
     try:
-        _lock_claim(handle, path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken(path) from None
+        except OSError:
+            pass  # no locks here
         if not is_at(handle, part):
             raise taken(path)
         yield
@@ -132,15 +137,6 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
 def taken(path: str | Path) -> OutputError:
     """Return the one line for a file that another job is writing."""
     return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
-
-
-def _lock_claim(handle: int, path: str | Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise taken(path) from None
-    except OSError:
-        return  # no locks here
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -14,7 +14,7 @@ from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
-from tiledseg.config.words import read_loss, read_policy, split_recompute
+from tiledseg.config.words import read_loss, read_policy
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
@@ -47,7 +47,6 @@ RULES = {
 """Rules of keys in a run that goes on. `OTHER_RUN`: must not change. `NAMES_RUN`: is not compared. Others order the
 steps, and may change between epochs; the rule is their name in `sampling_fingerprint`. A key that is not here may
 change: speed and memory alone change, or it is said."""
-_RECOMPUTE = "memory.recompute", "parallel.recompute"
 
 
 @dataclass(frozen=True)
@@ -135,10 +134,8 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
     there = {**flat(saved.config.record()), **sources.before}
     here = {**flat(preparation.asked.record()), **sources.now}
     reads: dict[str, Callable[[Any], Any]] = {"train.loss": read_loss, "optimizer.policy": read_policy}
-    words = [split_recompute(*(values[key] for key in _RECOMPUTE)) for values in (there, here)]
     same = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
     same |= {"data.classes"} if saved.label_map == preparation.label_map else set()
-    same |= set(_RECOMPUTE) if words[0] == words[1] else set()
     changed = {}
     for key in here:
         before, now, rule = there[key], here[key], RULES.get(key)

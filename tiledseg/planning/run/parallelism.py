@@ -34,9 +34,8 @@ class Parallelism:
         return self.halo == "layer"
 
 
-def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None) -> Parallelism:
-    """Return the settings of the group `parallel`. `recompute`: a mode for each stage, where `memory.recompute` sets
-    it. Raises ConfigError for a list that is none."""
+def parallelism(config: ParallelConfig) -> Parallelism:
+    """Return the settings of the group `parallel`. Raises ConfigError for a list that is none."""
     return Parallelism(
         config.exact,
         config.halo,
@@ -47,6 +46,6 @@ def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None
         config.layer_counts(),
         config.schedule,
         config.micro_batches,
-        config.recompute_modes() if recompute is None else recompute,
+        config.recompute_modes(),
         config.idle_ranks,
     )

@@ -15,7 +15,6 @@ from typing import Any
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.config.checks import AUTO
-from tiledseg.config.memory import recompute_of
 from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.run import Config
 from tiledseg.config.words import REMOVED_SCHEDULES
@@ -63,7 +62,7 @@ def find_settings(
 def with_settings(question: RunQuestion, config: Config, settings: FoundSettings) -> RunQuestion:
     """Return the question with the settings as if a user had given them. Raises ConfigError where they cannot be."""
     replace(config, tiling=settings.tiling, parallel=settings.parallel).check()
-    parallel = parallelism(settings.parallel, recompute_of(config.memory, settings.parallel).stages)
+    parallel = parallelism(settings.parallel)
     blocks = None
     if question.blocks is not None and settings.blocks is not None:
         blocks = replace(question.blocks, shape=settings.blocks, if_needed=False)

@@ -16,7 +16,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.augmentation import Augmentation, augmentation
 from tiledseg.config.data import IMAGENET
-from tiledseg.config.memory import ALL, recompute_of
+from tiledseg.config.memory import ALL
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
@@ -195,7 +195,7 @@ def _question(
 ) -> RunQuestion:
     """Ask the planner for this run; the bytes of its loss are still the usual ones."""
     train, memory, budget = config.train, config.memory, config.memory.bytes()
-    recompute, machine = recompute_of(memory, config.parallel), machine_of(config.parallel.machine)
+    machine = machine_of(config.parallel.machine)
     windows = None
     if train.window is not None and train.windows_per_step is not None:
         windows = Windows(train.window, train.windows_per_step, train.window_halo == "exact")
@@ -212,7 +212,7 @@ def _question(
         learnt.extents,
         ranks,
         (memory_bytes if budget is None else budget) - (average if train.ema else 0),
-        parallelism(config.parallel, recompute.stages),
+        parallelism(config.parallel),
         train.precision,
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),
@@ -223,7 +223,7 @@ def _question(
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
-        recompute=recompute.nodes,
+        recompute=memory.recompute,
         tiles_per_batch=train.batch(),
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,

@@ -77,7 +77,7 @@ class Journal:
         self._write({"step": step, "epoch": epoch, "val": scores}, numbers)
         if panel is not None and self._events is not None:
             with writing(self._folder / EVENTS):
-                self._events.add_image("val/panel", panel.picture, step, dataformats="HWC")
+                self._events.add_image("val/panel", panel, step, dataformats="HWC")
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 

@@ -19,7 +19,6 @@ from tiledseg.execution.scores.reliability import reliability_json
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.pictures import (
-    Panel,
     as_picture,
     can_draw,
     class_picture,
@@ -52,27 +51,26 @@ class ValidatedScene:
     normalization: Normalization
 
 
-def write_validation(folder: Path, step: int, epoch: int, findings: Findings, scene: ValidatedScene) -> Panel | None:
+def write_validation(
+    folder: Path, step: int, epoch: int, findings: Findings, scene: ValidatedScene
+) -> NDArray[np.uint8] | None:
     """Write the files of one validation; return its panel if one was drawn. Raises WriteError."""
-    place = folder / VALIDATION
+    place, panel = folder / VALIDATION, None
     with writing(place):
         place.mkdir(exist_ok=True)
-    panel = None
     if findings.views and can_draw():
         panel = draw_panel([view_pictures(seen, scene) for seen in findings.views], TITLES, scene.classes)
         write_panel(place / f"step-{step:06d}.png", panel)
-    figures = {"step": step, "epoch": epoch, **figures_of(findings, scene), "panel": None}
-    if panel is not None:
-        figures["panel"] = [
-            {
-                "image": scene.images[seen.view.image],
-                "rows": [seen.view.box.row.start, seen.view.box.row.stop],
-                "cols": [seen.view.box.col.start, seen.view.box.col.stop],
-                "stride": seen.view.stride,
-                "cells": {title: list(cell) for title, cell in zip(TITLES, cells, strict=True)},
-            }
-            for seen, cells in zip(findings.views, panel.cells, strict=True)
-        ]
+    rows = [
+        {
+            "image": scene.images[view.image],
+            "rows": [view.box.row.start, view.box.row.stop],
+            "cols": [view.box.col.start, view.box.col.stop],
+            "stride": view.stride,
+        }
+        for view in (seen.view for seen in findings.views)
+    ]
+    figures = {"step": step, "epoch": epoch, **figures_of(findings, scene), "panel": None if panel is None else rows}
     with replacing(place / f"step-{step:06d}.json") as part:
         part.write_text(json.dumps(figures, allow_nan=False) + "\n")
     return panel
