@@ -121,11 +121,10 @@ def told_what_fits(plan: RunPlan) -> Iterator[None]:
 
         if not is_exhausted(error):
             raise
-        planned = plan.rebuilt.peak if plan.rebuilt else plan.memory
-        raise MemoryLimitError(
-            f"{what_was_asked(error)}; a step was planned to take {planned} bytes; use a memory.budget below that, a "
-            f"finer tiling.grid, more ranks, or a smaller model ({first_line(error)})"
-        ) from error
+        planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
+        what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
+        remedy = "use a smaller memory.budget, a finer tiling.grid, more ranks, or a smaller model"
+        raise MemoryLimitError(f"{what}{remedy} ({first_line(error)})") from error
 
 
 _TOUCHED = 1 << 28  # bytes
