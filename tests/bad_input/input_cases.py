@@ -19,33 +19,21 @@ def _evaluate(name: str, typed: str, *words: str) -> Case:
 
 _FORMATS = (
     train("vrt-for-an-image", "--data.images ROOT/vrt.tif", "vrt.tif", *_REFUSED),
-    train("web-map-for-an-image", "--data.images ROOT/web-map.tif", "web-map.tif", *_REFUSED),
-    train("raw-vrt-for-labels", "--data.labels ROOT/raw-vrt.tif", "raw-vrt.tif", *_REFUSED),
     train("vrt-for-a-mask", "--data.images ROOT/masked.tif", "masked.tif.msk", "masked.tif", "no TIFF", "references"),
     predict("vrt", "--image ROOT/vrt.tif", "vrt.tif", *_REFUSED),
-    predict("web-map", "--image ROOT/web-map.tif", "web-map.tif", *_REFUSED),
     _tile("raw-vrt", "--images ROOT/raw-vrt.tif", "raw-vrt.tif", *_REFUSED),
     _evaluate("vrt", "--prediction ROOT/vrt.tif", "vrt.tif", *_REFUSED),
-    train("references-word", "--data.references perhaps", "data.references", "perhaps", "true or false"),
 )
 
 _KINDS = (
     train("fifo-for-an-image", "--data.images ROOT/fifo", "data.images", "fifo", "is a FIFO", "regular file"),
     train("fifo-for-labels", "--data.labels ROOT/fifo", "data.labels", "fifo", "is a FIFO", "regular file"),
-    train("fifo-among-a-glob", "--data.images 'ROOT/fif*'", "fifo", "is a FIFO", "regular file"),
-    train("fifo-to-validate-on", "--data.val_images ROOT/fifo --data.val_labels ROOT/fifo", "fifo", "is a FIFO"),
     train("device-for-an-image", "--data.images /dev/zero", "/dev/zero", "is a character device", "regular file"),
-    train("socket-for-an-image", "--data.images ROOT/socket", "socket", "is a socket", "regular file"),
     train("link-to-a-fifo", "--data.images ROOT/link-to-fifo.tif", "link-to-fifo.tif", "is a FIFO", "regular file"),
     train("fifo-in-a-store-s-name", "--data.images 'ROOT/fifo#0' --data.labels []", "fifo#0", "does not exist"),
     train("fifo-beside-an-image", "--data.images ROOT/piped.tif", "piped.tif.aux.xml", "is a FIFO", "regular file"),
     predict("fifo-for-an-image", "--image ROOT/fifo", "fifo", "is a FIFO", "regular file"),
-    predict("device-for-an-image", "--image /dev/null", "/dev/null", "is a character device", "regular file"),
-    _tile("fifo-for-an-image", "--images ROOT/fifo", "--images", "fifo", "is a FIFO", "regular file"),
     _tile("fifo-for-labels", "--labels ROOT/fifo", "--labels", "fifo", "is a FIFO", "regular file"),
-    _evaluate("fifo-for-a-map", "--prediction ROOT/fifo", "fifo", "is a FIFO", "regular file"),
-    _evaluate("fifo-for-labels", "--labels ROOT/fifo", "fifo", "is a FIFO", "regular file"),
-    _evaluate("folder-for-a-map", "--prediction ROOT/folder", "folder", "is a folder", "regular file"),
     _evaluate("device-to-show", "--image /dev/zero --plot ROOT/plot.png", "/dev/zero", "is a character device"),
 )
 

@@ -18,7 +18,6 @@ MAPS = (
     ),
     predict("output-is-of-the-run", "--output ROOT/run/metrics.jsonl", "metrics.jsonl", "is of the run", "another"),
     predict("output-is-a-mask", "--output ROOT/second.tif.MSK", "--output", "second.tif.MSK", "GDAL reads", ".msk"),
-    predict("shares-are-a-world-file", "--probabilities ROOT/image.tfw", "--probabilities", "image.tfw", "GDAL reads"),
     predict("output-is-latest", "--output ROOT/run/checkpoints/latest", "latest", "is the input"),
     predict(
         "input-at-the-temporary-name",
@@ -30,7 +29,6 @@ MAPS = (
         "--image ROOT/mask.tif.msk --output ROOT/mask.tif",
         *("mask.tif.msk", "is the input"),
     ),
-    predict("output-is-a-fifo", "--output ROOT/fifo", "fifo", "is a FIFO", "file name"),
     predict("output-is-a-device", "--output /dev/null", "/dev/null", "character device"),
     predict("output-dangles", "--output ROOT/dangling", "dangling", "nowhere/file", "not there"),
     predict("output-ends-in-a-slash", "--output ROOT/nd/", "nd/", "names a folder", "file name"),
@@ -40,16 +38,11 @@ MAPS = (
         "--probabilities ROOT/folder/../map.tif",
         *("--probabilities", "--output", "one file", "two names"),
     ),
-    predict("format", "--format png", "--format", "png", "cog"),
-    predict("compress", "--compress zip", "--compress", "zip", "deflate"),
     predict("style-is-a-fifo", "--output ROOT/styled.tif", "styled.qml", "is a FIFO"),
     predict("polygons-of-another-kind", "--polygons ROOT/new.shp", "--polygons", "new.shp", ".gpkg"),
     predict("polygons-are-no-database", "--polygons ROOT/text.gpkg", "text.gpkg", "no GeoPackage", "choose another"),
     predict("polygons-beside-a-layer", "--polygons ROOT/parcels.gpkg", "parcels.gpkg", "layer mine", "lost"),
-    predict("polygons-in-no-folder", "--polygons ROOT/nowhere/new.gpkg", "nowhere", "make it first"),
-    predict("least-area-word", "--polygons ROOT/new.gpkg --polygons-minimum-area big", "minimum-area", "big", "12px"),
     predict("type-alone", "--probability-type uint8", "--probability-type", "--probabilities"),
-    predict("type-word", "--probabilities ROOT/p.tif --probability-type int4", "--probability-type", "int4", "uint8"),
     predict("images-into-a-file", "--image ROOT/image.tif ROOT/second.tif", "map.tif", "2 rasters", "give a folder"),
     predict(
         "images-into-no-folder", "--image ROOT/image.tif ROOT/second.tif --output ROOT/nd/", "nd/", "give a folder"
@@ -60,16 +53,9 @@ MAPS = (
         *("image.tif", "image.png", "one file", "two calls"),
     ),
     predict("image-twice", "--image ROOT/image.tif ROOT/image.tif --output ROOT/folder", "image.tif", "twice"),
-    predict(
-        "second-image-of-other-bands",
-        "--image ROOT/image.tif ROOT/two-bands.tif --output ROOT/folder",
-        *("two-bands.tif", "2 bands"),
-    ),
     predict("area-of-another-kind", "--area ROOT/image.tif", "--area", "image.tif", ".gpkg"),
-    predict("area-missing", "--area ROOT/nowhere.gpkg", "nowhere.gpkg"),
     predict("area-elsewhere", "--area ROOT/parcels.gpkg", "parcels.gpkg", "no polygon", "image.tif"),
     predict("least-area-alone", "--polygons-minimum-area 5", "--polygons-minimum-area", "--polygons"),
-    predict("probabilities-are-a-fifo", "--probabilities ROOT/fifo", "--probabilities", "is a FIFO"),
 )
 
 OTHERS = (

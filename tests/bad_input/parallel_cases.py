@@ -11,56 +11,36 @@ _EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
 _IDLE = "--parallel.idle_ranks true"  # of three ranks
 
 HALO_MODES = (
-    train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
     train("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
     train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
     train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
-    train("mesh-word", f"{_LAYER} --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
-    train("mesh-of-three", f"{_LAYER} --parallel.mesh [1,1,1]", "parallel.mesh", "[1, 1, 1]", "[R, C]"),
-    train("mesh-of-none", f"{_LAYER} --parallel.mesh [0,1]", "parallel.mesh", "[0, 1]", "[R, C]"),
     train("mesh-of-more-ranks-than-the-job", f"{_EXCHANGE} --parallel.mesh [9,9]", "[9, 9]", "81", "start more ranks"),
     train("mesh-finer-than-the-grid", f"{_LAYER} --parallel.mesh [3,1]", "parallel.mesh", "3", "mesh"),
     train("fusion-without-a-mode", "--parallel.fusion 2", "parallel.fusion", "2", "read", "layer"),
-    train("fusion-in-exchange", f"{_EXCHANGE} --parallel.fusion 2", "parallel.fusion", "2", "exchange", "layer"),
-    train("fusion-of-none", f"{_LAYER} --parallel.fusion 0", "parallel.fusion", "0", "auto", "from 1"),
-    train("fusion-word", f"{_LAYER} --parallel.fusion all", "parallel.fusion", "all", "auto"),
     train("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
-    train("images-of-none", f"{_LAYER} --train.images_per_step 0", "train.images_per_step", "0", "at least 1"),
     train(
         "more-images-than-there-are", f"{_LAYER} {_IDLE} --train.images_per_step 2", "images_per_step", "2", "at most"
     ),
     train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
     train("norm-that-exchange-changes", f"{_EXCHANGE} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
-    predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
-    predict("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
-    predict("mesh-word", "--parallel.halo layer --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
-    predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "exchange or layer"),
     predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
-    predict("fusion-word", "--parallel.halo layer --parallel.fusion all", "parallel.fusion", "all", "auto"),
-    predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
 )
 
 _BLOCKS = "--memory.blocks 2"
 _OFFLOAD = "--memory.offload all --memory.store ROOT/folder"
 
 BLOCKS = (
-    train("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
-    train("blocks-of-three", "--memory.blocks [2,2,2]", "memory.blocks", "[2, 2, 2]", "[rows, cols]"),
-    train("no-blocks", "--memory.blocks 0", "memory.blocks", "0", "none, auto"),
-    train("recompute-by-no-name", "--memory.recompute some", "memory.recompute", "some", "compact, all"),
     train(
         "recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "memory.budget", "recompute all"
     ),
     train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
     predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
     train("store-without-blocks", "--memory.blocks none --memory.store ROOT/folder", "memory.store", "memory.blocks"),
-    train("offload-by-no-name", "--memory.offload some --memory.store ROOT/folder", "memory.offload", "some", "all"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
     train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),
     train(
         "offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc", "no folder to write"
     ),
-    train("offload-to-nowhere", "--memory.offload all --memory.store ROOT/nowhere", "memory.store", "nowhere"),
     train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
     train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store is host"),
     train(
@@ -69,7 +49,6 @@ BLOCKS = (
         "memory.offload is auto",
         "memory.recompute is all",
     ),
-    train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     train("blocks-and-fusion", f"{_LAYER} --parallel.fusion 2 {_BLOCKS}", "memory.blocks", "fusion 2", "leave one"),
     train(
         "blocks-and-overlap",
@@ -79,11 +58,8 @@ BLOCKS = (
         "leave one",
     ),
     train("blocks-in-exchange", f"{_EXCHANGE} {_BLOCKS}", "memory.blocks", "parallel.halo exchange", "layer or read"),
-    predict("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
-    predict("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
     predict("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     predict("blocks-with-views", f"{_BLOCKS} --tta turns", "--tta", "turns", "--memory.blocks", "leave one out"),
-    train("compile-by-no-name", "--train.compile maybe", "train.compile", "maybe", "auto, on, off"),
     train("compiled-in-blocks", f"{_BLOCKS} --train.compile on", "train.compile", "memory.blocks", "leave it out"),
     train("compiled-layers", f"{_LAYER} {_IDLE} --train.compile on", "train.compile", "parallel.halo", "exchange"),
     train("compiled-and-recomputed", "--train.compile on --memory.recompute all", "train.compile", "memory.recompute"),
@@ -93,29 +69,15 @@ BLOCKS = (
 _PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
 
 PIPELINES = (
-    train("no-stages", "--parallel.stages 0", "parallel.stages", "0", "at least 1"),
     train("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
-    train(
-        "schedule",
-        f"{_PIPELINES} --parallel.schedule zigzag",
-        "parallel.schedule",
-        "zigzag",
-        "1f1b, gpipe, folded",
-    ),
     train("schedule-of-older-versions", f"{_PIPELINES} --parallel.schedule eager", "parallel.schedule", "use 1f1b"),
     train("schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"),
-    train("balance-without-stages", "--parallel.balance [6,7]", "parallel.balance", "[6, 7]", "parallel.stages is 1"),
     train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),
-    train("micro-batches-without-stages", "--parallel.micro_batches 2", "parallel.micro_batches", "2", "stages is 1"),
-    train("balance-word", f"{_PIPELINES} --parallel.balance even", "parallel.balance", "even", "auto", "[14,24,30"),
-    train("balance-of-none", f"{_PIPELINES} --parallel.balance [0,6,7]", "parallel.balance", "[0, 6, 7]", "auto"),
     train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
     train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
-    train("recompute-word", f"{_PIPELINES} --parallel.recompute often", "parallel.recompute", "often", "except_last"),
     train("recompute-of-stages", "--memory.recompute always", "memory.recompute", "parallel.recompute always"),
     train("recompute-of-list", "--memory.recompute [always,never]", "memory.recompute", "give text"),
     train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
-    train("no-micro-batches", f"{_PIPELINES} --parallel.micro_batches 0", "parallel.micro_batches", "0", "at least 1"),
     train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),
     replace(
         train("balance-that-does-not-sum", f"{_PIPELINES} --parallel.balance [4,4,4]", "[4,4,4]", "12", "17"),
@@ -163,8 +125,4 @@ PIPELINES = (
             ("pipeline", "--parallel.stages 2"),
         )
     ),
-    train("idle-ranks-without-a-mesh", "--parallel.idle_ranks true", "parallel.idle_ranks", "read", "leave"),
-    predict("idle-ranks-without-a-mesh", "--parallel.idle_ranks true", "parallel.idle_ranks", "read", "leave"),
-    predict("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
-    predict("balance-word", "--parallel.stages 2 --parallel.balance even", "parallel.balance", "even", "auto"),
 )

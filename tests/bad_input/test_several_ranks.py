@@ -24,22 +24,13 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 NAMES = {
     # flags and files, which every rank reads before there is a mesh
-    *("train-unknown-flag", "train-wrong-type", "train-unknown-key", "train-yaml-is-binary", "train-transport"),
-    *("predict-unknown-flag", "predict-grid-word", "tile-grid-word", "evaluate-format", "scene-bands"),
-    *("plan-grid-word", "doctor-format"),
+    *("train-unknown-key", "predict-unknown-flag", "doctor-format"),
     # files that rank 0 alone looks at
-    *("train-missing-image", "train-cut-in-the-middle", "train-labels-of-other-crs", "train-fifo-for-an-image"),
-    *("train-store-with-a-flipped-pixel", "train-output-is-a-file", "train-metrics-are-a-fifo"),
-    *("train-resume-of-other-levels", "train-resume-all-damaged", "train-resume-metrics-damaged"),
-    *("predict-checkpoint-flipped", "predict-missing-checkpoint", "predict-cut-image", "predict-output-is-the-input"),
-    *("predict-area-elsewhere", "predict-images-of-one-name", "predict-polygons-are-no-database"),
-    *("tile-missing-image", "tile-output-is-the-input", "tile-output-is-another-store", "evaluate-map-of-other-crs"),
+    *("train-labels-of-other-crs", "train-resume-of-other-levels", "predict-checkpoint-flipped", "tile-missing-image"),
     # plans, which rank 0 makes for all
-    *("train-mesh-of-more-ranks-than-the-job", "train-mesh-finer-than-the-grid", "train-more-stages-than-ranks"),
-    *("train-norm-that-tiles-change", "train-grid-too-fine", "train-batch-larger-than-data", "train-huge-network"),
-    *("train-recompute-beyond-the-budget", "predict-grid-too-fine", "predict-mesh-of-more-ranks-than-the-job"),
+    *("train-mesh-finer-than-the-grid", "train-norm-that-tiles-change", "predict-mesh-of-more-ranks-than-the-job"),
     # what the rank that reads the place finds, and the others hear of
-    *("train-label-outside", "train-damaged-block", "train-no-label-counts", "train-no-valid-pixel"),
+    *("train-label-outside", "train-damaged-block", "train-no-label-counts", "train-store-with-a-flipped-pixel"),
 }
 
 

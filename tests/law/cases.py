@@ -14,6 +14,9 @@ from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -86,6 +89,19 @@ class Case:
             Normalization.identity(self.unet.bands),
             dtype,
         )
+
+
+@dataclass(frozen=True)
+class Strip(Case):
+    """A raster of few pixels: as many rows of tiles as nine ranks share."""
+
+    rows: int = 6
+    cols: int = 3
+
+    @property
+    def raster(self) -> tuple[int, int]:
+        unit = self.footprint.alignment
+        return self.rows * unit + 1, self.cols * unit + 3
 
 
 @cache
@@ -174,3 +190,14 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected| / |expected| in the L2 norm; 0 where both are 0."""
     distance, length = (found - expected).norm().item(), expected.norm().item()
     return distance / length if length else distance
+
+
+def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The relative difference of all tensors together."""
+    assert found.keys() == expected.keys()
+    flat = [torch.cat([values[key].double().reshape(-1) for key in expected]) for values in (found, expected)]
+    return relative(*flat)
+
+
+def one_rank() -> Mesh:
+    return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")

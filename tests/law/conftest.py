@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.law.test_training_steps import write_scene
+from tests.law.runs import write_scene
 from tiledseg.comm.mesh import Mesh
 
 

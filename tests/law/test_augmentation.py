@@ -1,5 +1,5 @@
-"""Training with an augmentation is training on the changed rasters as if they lay on the disk, on any ranks, in any
-mode; a resumed run goes on with the same."""
+"""Training with an augmentation is training on the changed rasters as if they lay on the disk; a resumed run goes on
+with the same. `test_runs.py` has it on ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.law.test_halo_mode_runs import in_mode
-from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.law.cases import one_rank
+from tests.law.runs import losses, run
 from tests.small_files import write_raster
-from tiledseg.comm.mesh import Mesh
 from tiledseg.config.augmentation import augmentation
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.raster.places import View
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("without_plots")
 SIZE, BANDS, IGNORED = 52, 3, 255
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
 VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
-ALL_OF_AN_OBLONG: list[Any] = ["reflect", "turn", {"translate": 7}, {"scale": [0.8, 1.25]}, {"rotate": 40}, *VALUES]
 
 
 def scene() -> tuple[NDArray, NDArray]:
@@ -99,14 +97,14 @@ def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bou
     """To the last bit, but where pixels are interpolated in another order of additions."""
     image_CHW, labels_HW = scene()
     write(tmp_path, image_CHW, labels_HW)
-    found = losses(run(square(tmp_path, "augmented", augment, seed=seed), alone()))
+    found = losses(run(square(tmp_path, "augmented", augment, seed=seed), one_rank()))
     draw = Drawer(augmentation(augment), ((SIZE, SIZE),), BANDS).draw(f"tiledseg.augmentation {seed} 0 0", 0)
     assert draw is not None
     disk = tmp_path / "disk"
     write(disk, *changed(image_CHW, labels_HW, draw))
-    expected = losses(run(square(disk, "plain", [], seed=seed), alone()))
+    expected = losses(run(square(disk, "plain", [], seed=seed), one_rank()))
     assert found == pytest.approx(expected, rel=bound, abs=0)
-    assert found != losses(run(square(tmp_path, "unchanged", [], seed=seed), alone()))
+    assert found != losses(run(square(tmp_path, "unchanged", [], seed=seed), one_rank()))
 
 
 def test_an_oblong_image_is_turned_with_its_grid(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def still(folder: Path, name: str, augment: list[Any], grid: list[int], **train:
     """Losses of a run whose weights stay as they are, without dropout."""
     config = square(folder, name, augment, **train)
     config = replace(config, model=replace(config.model, dropout=0.0), tiling=TilingConfig(grid=grid))
-    return losses(run(replace(config, optimizer=OptimizerConfig(name="sgd", lr=1e-300)), alone()))
+    return losses(run(replace(config, optimizer=OptimizerConfig(name="sgd", lr=1e-300)), one_rank()))
 
 
 def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
     def still(config: Config) -> list[float]:
         """Losses of a run whose weights stay as they are."""
         optimizer = OptimizerConfig(name="sgd", lr=1e-300)
-        return losses(run(replace(config, optimizer=optimizer, tiling=TilingConfig(grid=2)), alone()))
+        return losses(run(replace(config, optimizer=optimizer, tiling=TilingConfig(grid=2)), one_rank()))
 
     found = still(square(tmp_path, "own", augment, augment_each="tile", tiles_per_step=1))
     drawer = Drawer(augmentation(augment), ((SIZE, SIZE),), BANDS)
@@ -174,49 +172,15 @@ def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
         config = square(tmp_path, name, [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], **keys)
         stored = replace(config, data=replace(config.data, images=[store], labels=[]))
         stored.run = RunConfig(output=str(tmp_path / f"{name}-stored"), verbosity=0)
-        assert losses(run(stored, alone())) == losses(run(config, alone()))
+        assert losses(run(stored, one_rank())) == losses(run(config, one_rank()))
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(tmp_path: Path) -> None:
     write(tmp_path, *scene())
     keys = {"tiles_per_step": 4, "epochs": 3, "checkpoint_every": 1, "keep_checkpoints": 20}
     whole = square(tmp_path, "whole", [*PLACES, *VALUES], augment_each="tile", **keys)
-    expected = losses(run(whole, alone()))
+    expected = losses(run(whole, one_rank()))
     resume = str(tmp_path / "whole" / "checkpoints" / "step-000004")
     onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    found = losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone()))
+    found = losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank()))
     assert found == expected[4:]
-
-
-@pytest.fixture(scope="module")
-def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
-    """The metrics of one rank, in mode read."""
-    return meshes["gloo"].on_root(lambda: run(oblong(shared, "augmented-alone"), alone()))
-
-
-def oblong(shared: Path, name: str) -> Config:
-    config = configuration(shared, shared / name, "fp64", "sgd", None)
-    return replace(config, train=replace(config.train, epochs=6, validate_every=5, augment=ALL_OF_AN_OBLONG))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("read", marks=pytest.mark.ranks(1, 3, 4)),
-        pytest.param("exchange", marks=pytest.mark.ranks(2, 4)),
-        pytest.param("layer", marks=pytest.mark.ranks(2, 3)),
-    ],
-)
-def test_every_mode_and_number_of_ranks_draws_the_same(
-    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
-) -> None:
-    config = oblong(shared, f"augmented-{mode}")
-    if mode != "read":
-        config = in_mode(config, mode, shared / f"augmented-{mode}")
-    found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
-    assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
-    assert len(losses(found)) == 6
-    checks = [(a["val"]["loss"], b["val"]["loss"]) for a, b in zip(found, reference, strict=True) if "val" in a]
-    assert len(checks) == 1
-    assert checks[0][0] == pytest.approx(checks[0][1], rel=1e-10)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.law.test_resumed_runs import six_epochs
-from tests.law.test_training_steps import alone, losses, run
+from tests.law.cases import one_rank
+from tests.law.runs import changed, configuration, losses, run, summary
+from tests.law.test_runs import CONSTANT
 from tests.planning.cost_model.test_machine_files import MEASURED
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
@@ -35,16 +36,12 @@ def left_open(shared: Path, name: str, link: dict[str, float], **given: Any) -> 
     """A run that leaves to the program all but what is given."""
     free = [key for key in FOUND if key.removeprefix("parallel.") not in given]
     parallel = ParallelConfig(auto=free, machine=str(shared / f"machine-{link['latency']}.json"), **given)
-    return replace(six_epochs(shared, name), tiling=TilingConfig(), parallel=parallel)
+    keys = {**CONSTANT, "train.validate_every": 9, "tiling": TilingConfig(), "parallel": parallel}
+    return configuration(shared, name, keys)
 
 
 def epochs(config: Config, count: int) -> Config:
-    return replace(config, train=replace(config.train, epochs=count))
-
-
-def summary(config: Config) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(config.run.output) / "summary.json").read_text())
-    return found
+    return changed(config, {"train.epochs": count})
 
 
 def by_hand(config: Config, name: str) -> Config:
@@ -61,7 +58,7 @@ def no_search(*given: object, **named: object) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 def test_losses_are_those_of_what_was_found_given_by_hand(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,11 +67,18 @@ def test_losses_are_those_of_what_was_found_given_by_hand(
     for link in (FREE_MESSAGES, DEAR_MESSAGES):
         path = shared / f"machine-{link['latency']}.json"
         mesh.on_root(lambda path=path, link=link: machine(path, link))
-    expected = losses(mesh.on_root(lambda: run(epochs(six_epochs(shared, "auto-alone"), 3), alone())))
+    expected = losses(
+        mesh.on_root(
+            lambda: run(
+                configuration(shared, "auto-alone", {**CONSTANT, "train.validate_every": 9, "train.epochs": 3}),
+                one_rank(),
+            )
+        )
+    )
 
     config = epochs(left_open(shared, "auto-free", FREE_MESSAGES), 3)
     first = run(epochs(config, 2), mesh)
-    told = summary(config)
+    told = summary(shared / "auto-free")
     assert losses(first) == pytest.approx(expected[:2], rel=1e-10)
     assert told["found"]["ranks"] == mesh.size
     assert told["grids"][0] == told["found"]["keys"]["tiling.grid"]
@@ -86,11 +90,11 @@ def test_losses_are_those_of_what_was_found_given_by_hand(
     hand = by_hand(config, "auto-hand")
     assert whole == losses(run(hand, mesh)), "to the last bit"
     assert whole == pytest.approx(expected, rel=1e-10)
-    assert summary(config)["found"] == told["found"]
-    assert summary(hand)["parallel"] == summary(config)["parallel"]
+    assert summary(shared / "auto-free")["found"] == told["found"]
+    assert summary(shared / "auto-hand")["parallel"] == summary(shared / "auto-free")["parallel"]
 
     mesh.communicator.barrier()  # all have read what the next run writes anew
-    onward = mesh.on_root(lambda: losses(run(epochs(config, 4), alone())))
+    onward = mesh.on_root(lambda: losses(run(epochs(config, 4), one_rank())))
     assert onward[:3] == whole
     found = find_checkpoint(config.run.output).saved.found
     assert found is not None
@@ -108,4 +112,4 @@ def test_what_is_given_is_kept_and_the_rest_found(given: dict[str, Any], shared:
     hand = by_hand(config, f"hand-{'-'.join(given)}")
     assert {key: getattr(hand.parallel, key) for key in given} == given
     assert found == losses(run(hand, mesh)), "to the last bit"
-    assert (summary(config)["pipeline"] is not None) == ("stages" in given)
+    assert (summary(Path(config.run.output))["pipeline"] is not None) == ("stages" in given)

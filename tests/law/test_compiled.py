@@ -1,4 +1,4 @@
-"""The law of compiled networks: what torch.compile makes of one gives its losses, gradients and weights, on any ranks.
+"""The law of compiled networks: torch.compile changes no output and no gradient; `test_steps.py` has it on ranks.
 
 Traced and differentiated as for a GPU, by torch's own kernels in float64 (backend aot_eager), so that nothing but the
 order of sums may differ; generated C++ kernels run each night, where there is a compiler.
@@ -7,36 +7,26 @@ order of sums may differ; generated C++ kernels run each night, where there is a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.conftest import NIGHTLY
-from tests.law.cases import IGNORED, KEY, Case
-from tests.law.steps import losses_of_steps
-from tests.law.test_halo_modes import difference
-from tests.law.test_in_order import Strip, dataset
+from tests.law.cases import Strip, difference, one_rank
+from tests.law.steps import Steps
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.models import compiled
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import Tensors, build_modules
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.steps.step import Stepper, StepRules
 
-STEPS, IMAGES = 2, 2
 TILES = Strip(UNet(2, 1, 3, 4, "same", "pixel", "bilinear", 0.3, bands=2, classes=3), (2, 1))
-SERIAL_MESH = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
 BACKENDS = ["aot_eager", *(["inductor"] if NIGHTLY else [])]
 KINDS = [*((norm, "transposed") for norm in NORMS), *(("none", upsampling) for upsampling in UPSAMPLINGS[1:])]
 
@@ -48,56 +38,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
-
-
-Losses = list[float | None]
-
-
-def train(
-    case: Case, mesh: Mesh, compiles: bool, halo: str = "read", precision: str = "fp64", batch: int = 1
-) -> tuple[Losses, dict[str, torch.Tensor]]:
-    """Losses and weights of a few steps."""
-    network, data = case.network(PARAMETER_DTYPES[precision]).train(), dataset(case, IMAGES, INPUT_DTYPES[precision])
-    asked = parallelism(ParallelConfig(halo=halo))
-    spread = choose_spread(asked, case.unet.graph(), data.tilings, mesh.size, IMAGES, case.unet.bands, 8)
-    run = ParallelRun.open(spread, network, mesh, precision, compiles=compiles)
-    passes = run.over(data.tilings, batch)
-    stepper = Stepper(
-        torch.optim.SGD(network.parameters(), lr=0.05), mesh, passes, run.axes, StepRules(IGNORED, KEY.seed)
-    )
-    losses = losses_of_steps(stepper, passes, data, STEPS)
-    run.close()
-    return losses, network.state_dict()
-
-
-@pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize(("halo", "batch"), [("read", 1), ("exchange", 2)] if NIGHTLY else [("exchange", 2)])
-def test_a_compiled_run_is_the_plain_one_on_one_rank(
-    halo: str, batch: int, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "INDUCTOR", BACKENDS[-1])
-    mesh = meshes["gloo"]
-    losses, state = train(TILES, mesh, True, halo, batch=batch)
-    expected_losses, expected = mesh.on_root(lambda: train(replace(TILES, grid=(1, 1)), SERIAL_MESH, False))
-    assert losses == pytest.approx(expected_losses, rel=1e-12)
-    assert difference(state, expected) < 1e-12
-    assert difference(TILES.network().state_dict(), expected) > 1e-3, "weights have moved"
-
-
-@pytest.mark.mpi
-@pytest.mark.ranks(2)
-def test_ranks_do_not_change_a_compiled_float32_loss_line(
-    meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each tile gives the same numbers wherever it is computed, and their sums are float64."""
-    monkeypatch.setattr(compiled, "INDUCTOR", BACKENDS[-1])
-    mesh = meshes["gloo"]
-    losses, state = train(TILES, mesh, True, precision="fp32")
-    alone, plain = mesh.on_root(lambda: [train(TILES, SERIAL_MESH, on, precision="fp32") for on in (True, False)])
-    assert losses == pytest.approx(alone[0], rel=1e-13)
-    assert all(torch.equal(tensor, alone[1][name]) for name, tensor in state.items())
-    assert losses == pytest.approx(plain[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -128,12 +68,12 @@ def test_outputs_and_gradients_of_every_kind(norm: str, upsampling: str, backend
 
 def test_a_pass_without_gradients_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "INDUCTOR", "eager")
-    data = dataset(TILES, 1, INPUT_DTYPES["fp32"])
+    data = Steps(TILES, precision="fp32").dataset((2, 1))
     plain, other = (
         ParallelRun.open(
             choose_spread(parallelism(ParallelConfig()), TILES.unet.graph(), data.tilings, 1, 1, 2, 4),
             TILES.network(torch.float32).eval(),
-            SERIAL_MESH,
+            one_rank(),
             "fp32",
             compiles=on,
         ).over(data.tilings)

@@ -3,7 +3,6 @@ and its tile, or, where ranks share an image, the block."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.law.test_training_steps import configuration, run
+from tests.law.runs import configuration, run
+from tests.law.test_runs import SEVERAL, of
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.memory import MemoryConfig
-from tiledseg.config.run import Config, ParallelConfig, TilingConfig
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.samples.dataset import Dataset, Sample
@@ -80,15 +79,14 @@ def fail(config: Config, mesh: Mesh) -> str:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("what", WORDS)
 def test_the_tile_is_named(shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     mesh = meshes["gloo"]
     plant(monkeypatch, what)
     for name, parallel in ways(mesh.size).items():
-        config = configuration(shared, shared / f"{what}-{name}", "fp64", "adamw", None)
-        train = replace(config.train, largest_loss=1000.0)
-        said = fail(replace(config, train=train, parallel=parallel), mesh)
+        config = configuration(shared, f"{what}-{name}", {"train.largest_loss": 1000.0, "parallel": parallel})
+        said = fail(config, mesh)
         assert "at step 1" in said, said
         assert WORDS[what] in said, f"{name}: {said}"
         assert named_box(said, str(shared / "image.tif")), f"{name}: {said}"
@@ -110,17 +108,8 @@ def test_a_loss_of_ratios_and_a_norm_over_the_step(
     """Their sums are those of all ranks: nobody waits for a rank that has come to its end."""
     mesh = meshes["gloo"]
     plant(monkeypatch, "gradient")
-    config = configuration(shared, shared / "ratios", "fp64", "adamw", None)
-    said = fail(replace(config, train=replace(config.train, loss="dice", tiles_per_step=3)), mesh)
+    said = fail(configuration(shared, "ratios", {"train.loss": "dice", "train.tiles_per_step": 3}), mesh)
     assert named_box(said, str(shared / "image.tif")), said
-    paths = {name: [str(shared / f"{name}{number}.tif") for number in range(3)] for name in ("image", "labels")}
-    mesh.on_root(lambda: [shutil.copy(shared / f"{name}.tif", path) for name in paths for path in paths[name]] and None)
-    several = replace(
-        configuration(shared, shared / "together", "fp64", "adamw", None),
-        data=replace(config.data, images=paths["image"], labels=paths["labels"]),
-        model=replace(config.model, norm="batch"),
-        tiling=TilingConfig(grid=1),
-        train=replace(config.train, loss="dice", images_per_step=3),
-        memory=MemoryConfig(blocks=2),
-    )
-    assert named_box(fail(several, mesh), paths["image"][0]), "two images on a rank, one on the other, in blocks"
+    keys = {**SEVERAL, "model.norm": "batch", "tiling.grid": 1, "train.loss": "dice", "memory.blocks": 2}
+    said = fail(of(shared, "together", {**keys, "train.images_per_step": 3}), mesh)
+    assert named_box(said, str(shared / "image.tif")), "two images on a rank, one on the other, in blocks"

@@ -1,24 +1,16 @@
-"""The law for every layer: contexts, each halo mode, and pipelines give what the whole network gives."""
+"""The law for every layer: contexts give what the whole network gives (more in `test_steps.py`)."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 
 from tests.law.cases import Case, relative, tiled_logits, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
-from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference
-from tests.law.test_pipelines import alone as alone_in_one_piece
-from tests.law.test_pipelines import steps as steps_in_stages
-from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import ParallelConfig
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import minimum_halo
 from tiledseg.geometry.shapes import count_parameters, required_input, tensor_shapes
-from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.step_memory import training_memory
@@ -90,65 +82,3 @@ def test_the_memory_of_a_step_is_that_of_torch() -> None:
         torch.nn.functional.cross_entropy(network(own_BCHW), labels.clone(), reduction="sum").backward()
     memory = training_memory(EveryLayer().graph(), 2, (256, 256))
     assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.001)
-
-
-SETTINGS = [
-    Setting(Case(EveryLayer(), (4, 4)), ParallelConfig(halo="exchange")),
-    *(
-        Setting(Case(EveryLayer(whole), (8, 4)), ParallelConfig(halo="layer", fusion=fusion, overlap=overlap))
-        for whole, fusion, overlap in ((False, 1, False), (True, 1, True), (True, 3, False), (False, WHOLE, False))
-    ),
-    Setting(Case(ForeignLayers(), (4, 4)), ParallelConfig(halo="exchange")),
-    *(
-        Setting(Case(ForeignLayers(whole), (8, 4)), ParallelConfig(halo="layer", fusion=fusion, overlap=overlap))
-        for whole, fusion, overlap in ((False, 1, False), (True, 1, True), (True, 3, False), (False, WHOLE, False))
-    ),
-]
-
-
-def name(setting: Setting) -> str:
-    network = setting.case.unet
-    return f"{type(network).__name__}-{setting.parallel.halo}-{network.whole}-{setting.parallel.fusion}"
-
-
-NINE = (SETTINGS[0], SETTINGS[3], SETTINGS[7])  # each network, `exchange`, overlap and several layers an exchange
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "setting", [pytest.param(s, id=name(s), marks=[pytest.mark.nine] if s in NINE else []) for s in SETTINGS]
-)
-def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str, Mesh]) -> None:
-    torch.set_num_threads(1)
-    check_steps_and_outputs(setting, meshes["mpi"], 3, 0.002)
-
-
-BALANCES: dict[type[EveryLayer | ForeignLayers], dict[int, list[int]]] = {
-    EveryLayer: {2: [10, 22], 3: [5, 6, 21], 4: [5, 5, 11, 11]},
-    ForeignLayers: {2: [4, 23], 3: [4, 12, 11], 4: [4, 4, 14, 5]},
-}
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    ("kind", "schedule", "recompute"),
-    [
-        *((EveryLayer, *each) for each in itertools.product(("1f1b", "gpipe"), ("never", "always"))),
-        (ForeignLayers, "1f1b", "always"),
-        (ForeignLayers, "gpipe", "never"),
-    ],
-)
-def test_stages(kind: type[EveryLayer], schedule: str, recompute: str, meshes: dict[str, Mesh]) -> None:
-    """Cut between the indices and their unpooling, between shortcut and sum, and before a branch of the input; between
-    what mirrors a border and what is convolved, and where channels are in other layouts."""
-    torch.set_num_threads(1)
-    mesh, case = meshes["gloo"], Case(kind(), (4, 2))
-    balance = BALANCES[kind].get(mesh.size)
-    if balance is None:
-        pytest.skip(f"no balance for {mesh.size} stages")
-    parallel = ParallelConfig(stages=mesh.size, schedule=schedule, balance=balance, recompute=recompute)
-    losses, own = steps_in_stages(case, parallel, mesh)
-    parts = mesh.communicator.gather_objects(own)
-    expected_losses, expected = mesh.on_root(lambda: alone_in_one_piece(case))
-    assert losses == pytest.approx(expected_losses, rel=1e-12)
-    assert difference({name: tensor for part in parts for name, tensor in part.items()}, expected) < 1e-12

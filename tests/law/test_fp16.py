@@ -1,4 +1,4 @@
-"""fp16: the loss has a scale that all ranks change alike; a step whose gradient overflows is left out and said."""
+"""fp16: the loss has a scale; a step whose gradient overflows is left out. `test_runs.py` has it on ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.law.cases import one_rank
+from tests.law.runs import configuration, losses, run
+from tests.law.test_runs import FP16
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import LossScale, parse_state
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import Config, MemoryConfig, ModelConfig, ParallelConfig, TilingConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer
 
@@ -25,14 +27,7 @@ LARGE = LossScale(2.0**20)  # two steps of the scene overflow, the others not
 
 
 def fp16(folder: Path, name: str, steps: int = STEPS) -> Config:
-    config = configuration(folder, folder / name, "fp16", "adamw", None)
-    return replace(
-        config,
-        data=replace(config.data, val_images=[], val_labels=[]),
-        model=ModelConfig(levels=2, base_channels=4, dropout=0.2),
-        train=replace(config.train, epochs=steps),
-        optimizer=replace(config.optimizer, policy="constant", warmup_steps=0),
-    )
+    return configuration(folder, name, {**FP16, "train.epochs": steps})
 
 
 @pytest.fixture(scope="module")
@@ -50,70 +45,7 @@ def scales(lines: list[dict]) -> list[tuple[float, bool]]:
 @pytest.fixture(scope="module")
 def reference(large: pytest.MonkeyPatch, meshes: dict[str, Mesh], shared: Path) -> list[dict]:
     """The metrics of the run on one rank."""
-    return meshes["gloo"].on_root(lambda: run(fp16(shared, "fp16"), alone()))
-
-
-KINDS = {
-    "read": ParallelConfig(),
-    "exchange": ParallelConfig(halo="exchange", mesh=[1, 2]),
-    "1f1b": ParallelConfig(stages=2, recompute="always"),
-    "gpipe": ParallelConfig(stages=2, schedule="gpipe", balance="modelled"),
-    "folded": ParallelConfig(stages=2, schedule="folded", balance="modelled"),
-}
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_scale_and_skip_alike(kind: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
-    config = replace(fp16(shared, f"fp16-{kind}"), parallel=KINDS[kind])
-    found = run(config, meshes["gloo"])
-    assert losses(found) == pytest.approx(losses(reference), rel=2e-3)
-    assert scales(found) == scales(reference)
-
-
-def test_the_first_steps_overflow_and_are_said(reference: list[dict]) -> None:
-    assert [skipped for _, skipped in scales(reference)] == [True, True, False, False, False, False]
-    assert [scale for scale, _ in scales(reference)] == [2.0**20, 2.0**19, *[2.0**18] * 4]
-    assert [line["step"] for line in reference] == list(range(1, 7))
-
-
-@pytest.mark.parametrize("way", ["recompute", "offload"])
-def test_memory_changes_no_bit(way: str, shared: Path, reference: list[dict]) -> None:
-    memory = MemoryConfig(recompute="all") if way == "recompute" else MemoryConfig(offload="all", store=str(shared))
-    found = run(replace(fp16(shared, way), memory=memory), alone())
-    assert losses(found) == losses(reference)
-    assert scales(found) == scales(reference)
-
-
-def tame(folder: Path, name: str) -> Config:
-    """Three steps of a whole image, with a norm; no sum of them overflows, of a block or of all."""
-    config = replace(fp16(folder, name, 3), tiling=TilingConfig(grid=1))
-    return replace(config, model=ModelConfig(levels=2, base_channels=4, norm="batch"))
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("way", ["layer", "layer in stages", "blocks"])
-def test_parts_of_an_image_give_the_losses_of_the_whole(
-    way: str, shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gradients of halos and of a norm's statistics travel between ranks, in the scale."""
-    monkeypatch.setattr("tiledseg.training.trainer.LossScale", LossScale)
-    mesh = meshes["gloo"]
-    if way == "layer in stages" and mesh.size < 4:
-        pytest.skip("two stages of two ranks")
-    expected = mesh.on_root(lambda: run(tame(shared, f"tame-{way}"), alone()))
-    config = tame(shared, f"tame-{way}-parts")
-    if way == "blocks":
-        config = replace(config, memory=MemoryConfig(blocks=2))
-    else:
-        stages = {"stages": 2, "recompute": "always"} if way != "layer" else {}
-        parallel = ParallelConfig(halo="layer", mesh=[2, 1], idle_ranks=True, **stages)
-        config = replace(config, parallel=parallel, tiling=TilingConfig(grid=2))
-    found = run(config, mesh)
-    assert losses(found) == pytest.approx(losses(expected), rel=5e-3)
-    assert scales(found) == scales(expected) == [(65536.0, False)] * 3
+    return meshes["gloo"].on_root(lambda: run(fp16(shared, "fp16"), one_rank()))
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "dice"])
@@ -123,10 +55,10 @@ def test_the_scale_leaves_the_result(loss: str, shared: Path, monkeypatch: pytes
     for scale in (2.0**10, 2.0**14):
         monkeypatch.setattr("tiledseg.training.trainer.LossScale", lambda scale=scale: LossScale(scale))
         config = fp16(shared, f"{loss}-{scale:g}", 4)
-        found.append(run(replace(config, train=replace(config.train, loss=loss)), alone()))
+        found.append(run(replace(config, train=replace(config.train, loss=loss)), one_rank()))
     assert losses(found[0]) == pytest.approx(losses(found[1]), rel=1e-3)
     config = fp16(shared, f"{loss}-32", 4)
-    single = run(replace(config, train=replace(config.train, loss=loss, precision="fp32")), alone())
+    single = run(replace(config, train=replace(config.train, loss=loss, precision="fp32")), one_rank())
     assert losses(found[0]) == pytest.approx(losses(single), rel=1e-2)
     assert "loss_scale" not in single[0]
 
@@ -152,7 +84,7 @@ def test_a_run_goes_on_with_the_same_bits(shared: Path, reference: list[dict], m
 def test_a_step_left_out_moves_no_weight(large: pytest.MonkeyPatch, shared: Path) -> None:
     """Neither those of the average, nor the optimizer's state: as after no step."""
     config = fp16(shared, "left-out", 2)
-    run(replace(config, train=replace(config.train, ema=0.5, checkpoint_every=1)), alone())
+    run(replace(config, train=replace(config.train, ema=0.5, checkpoint_every=1)), one_rank())
     first, second = (load_file(path) for path in sorted((shared / "left-out").rglob("step-*/model.safetensors")))
     assert all(torch.equal(first[name], second[name]) for name in first)
     newest = find_checkpoint(shared / "left-out")

@@ -1,5 +1,5 @@
 """Windows drawn anywhere: with their halos the loss of the whole-raster network on their pixels, or small images of
-their own; on any number of ranks."""
+their own. `test_runs.py` has them on ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tests.law.test_halo_mode_runs import in_mode
-from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.law.cases import one_rank
+from tests.law.runs import losses, run
 from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.comm.mesh import Mesh
 from tiledseg.config.augmentation import augmentation
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
@@ -112,7 +111,7 @@ def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(augment: list
     """Rows and columns are multiples of the alignment, so that the raster is its own context."""
     image = scene(tmp_path)
     config = small(tmp_path, "run", augment=augment)
-    found = losses(run(config, alone()))
+    found = losses(run(config, one_rank()))
     assert len(found) == 2 * 2
     assert found == pytest.approx(by_hand(config, *image, steps=4), rel=1e-12)
 
@@ -124,7 +123,7 @@ def test_a_window_knows_its_place_in_the_whole_raster(blocks: str | int, tmp_pat
     config = small(tmp_path, "run", augment=["turn"], epochs=3)
     config = replace(config, model=ModelConfig(build="tests.foreign.modules:build_aligned"))
     config = replace(config, memory=MemoryConfig(blocks=blocks))
-    assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=6), rel=1e-12)
+    assert losses(run(config, one_rank())) == pytest.approx(by_hand(config, *image, steps=6), rel=1e-12)
 
 
 @pytest.mark.parametrize(("norm", "blocks"), [("none", "none"), ("batch", "none"), ("batch", [2, 3])])
@@ -134,29 +133,29 @@ def test_small_windows_are_a_batch_of_images(norm: str, blocks: str | list[int],
     config = small(tmp_path, "run", window_halo="none", norm=norm, augment=CHANGES)
     config = replace(config, memory=MemoryConfig(blocks=blocks))
     if norm == "batch" and blocks == "none":
-        config = in_mode(config, "layer", tmp_path / "run")
-    assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=4), rel=1e-11)
+        config = replace(config, parallel=ParallelConfig(halo="layer"))
+    assert losses(run(config, one_rank())) == pytest.approx(by_hand(config, *image, steps=4), rel=1e-11)
 
 
 def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     scene(tmp_path)
     whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, checkpoint_every=1, keep_checkpoints=20)
-    expected = losses(run(whole, alone()))
+    expected = losses(run(whole, one_rank()))
     assert len(expected) == 12
     resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
     onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone())) == expected[8:]
+    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank())) == expected[8:]
     other = replace(onward, run=RunConfig(output=str(tmp_path / "other"), verbosity=0))
     changed = replace(whole.train, resume=resume, window=16, windows_per_step=2, window_halo="none", epochs=3)
     with pytest.raises(CheckpointError, match=r"in the middle of an epoch of other steps: train.window is 24 there"):
-        run(replace(other, train=changed), alone())
+        run(replace(other, train=changed), one_rank())
     edge = replace(changed, resume=resume.replace("step-000008", "step-000006"))
-    assert len(losses(run(replace(other, train=edge), alone()))) == 2 * 6  # of 2 windows of 16 x 16 px
+    assert len(losses(run(replace(other, train=edge), one_rank()))) == 2 * 6  # of 2 windows of 16 x 16 px
     keys = find_checkpoint(tmp_path / "other").saved.resumed[0].changed.keys()
     assert keys >= {"train.window", "train.windows_per_step", "train.window_halo"}
     tiled = replace(TrainConfig(precision="fp64", epochs=4), resume=edge.resume)
     tiles = replace(onward, run=RunConfig(output=str(tmp_path / "tiles"), verbosity=0))
-    assert len(losses(run(replace(tiles, train=tiled), alone()))) == 3
+    assert len(losses(run(replace(tiles, train=tiled), one_rank()))) == 3
     assert "train.sampling" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed
 
 
@@ -164,59 +163,12 @@ def test_what_is_drawn_by_labels_is_counted_again_by_a_run_that_goes_on(tmp_path
     scene(tmp_path)
     keys = {"skip_empty": True, "balance_classes": 0.7, "checkpoint_every": 1, "keep_checkpoints": 20}
     whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, **keys)
-    expected = losses(run(whole, alone()))
+    expected = losses(run(whole, one_rank()))
     plain = small(tmp_path, "plain", augment=CHANGES, windows_per_step=1)
-    assert not set(expected) & set(losses(run(plain, alone())))
+    assert not set(expected) & set(losses(run(plain, one_rank())))
     resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
     onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone())) == expected[8:]
+    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank())) == expected[8:]
     changed = replace(onward, train=replace(whole.train, resume=resume, balance_classes=0.5))
     with pytest.raises(CheckpointError, match=r"middle of an epoch of other steps: train.balance_classes is 0.7"):
-        run(replace(changed, run=RunConfig(output=str(tmp_path / "other"), verbosity=0)), alone())
-
-
-CASES = {
-    "exact": ({}, "read"),
-    "none": ({"window_halo": "none"}, "read"),
-    "batch norm": ({"window_halo": "none", "skip_empty": True}, "layer"),
-    "by class": ({"balance_classes": 0.5}, "read"),
-    "stages": ({"loss": {"cross_entropy": 1.0, "dice": 1.0}}, "stages"),
-    "none in stages": ({"window_halo": "none", "balance_classes": 0.5}, "stages"),
-    "tiles by class": (
-        {"sampling": "tiles", "window": None, "windows_per_step": None, "tiles_per_step": 3, "skip_empty": True}
-        | {"balance_classes": 0.5, "augment_each": "tile"}
-        | {"augment": ["reflect", "turn", {"translate": 9}, {"noise": 0.1}]},
-        "read",
-    ),
-}
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("case", CASES)
-def test_windows_are_the_same_on_any_number_of_ranks(case: str, shared: Path, meshes: dict[str, Mesh]) -> None:
-    """With all augmentations, quarter turns of an oblong image among them, and a validation on the whole image."""
-    keys, mode = CASES[case]
-    if mode == "stages" and meshes["gloo"].size not in ((2, 4) if case == "stages" else (2,)):
-        pytest.skip("two stages, or two pipelines of two")
-    changes = [*CHANGES, {"translate": 5}, {"scale": [0.8, 1.25]}, {"rotate": 45}, {"noise": 0.1}]
-    changes.append({"drop_bands": 0.2})
-    config = configuration(shared, shared / f"windows {case}", "fp64", "sgd", None)
-    norm = "batch" if mode == "layer" else "none"
-    config = replace(config, model=replace(config.model, norm=norm, dropout=0.0 if norm == "batch" else 0.2))
-    train = {"sampling": "windows", "window": 32, "windows_per_step": 3, "augment": changes, **keys}
-    config = replace(config, train=replace(config.train, epochs=2, validate_every=2, **train))
-    if mode == "stages":
-        stages = min(meshes["gloo"].size, 2)
-        config = replace(config, parallel=ParallelConfig(stages=stages, recompute="never", balance="modelled"))
-    elif mode != "read":
-        config = in_mode(config, mode, Path(config.run.output))
-        config = replace(config, parallel=replace(config.parallel, idle_ranks=True))  # steps of three
-    found = run(config, meshes["gloo"])
-    own = replace(config, run=RunConfig(output=str(shared / f"windows {case} alone"), verbosity=0))
-    own = replace(own, parallel=replace(own.parallel, stages=1, recompute="never", balance="auto"))
-    expected = meshes["gloo"].on_root(lambda: run(own, alone()))
-    assert len(losses(expected)) == (4 if case != "tiles by class" else 6)
-    assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
-    checks = [line["val"]["loss"] for line in found if "val" in line]
-    assert checks == pytest.approx([line["val"]["loss"] for line in expected if "val" in line], rel=1e-10)
-    assert len(checks) == 1
+        run(replace(changed, run=RunConfig(output=str(tmp_path / "other"), verbosity=0)), one_rank())

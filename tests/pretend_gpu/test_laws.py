@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import NIGHTLY
 from tests.pretend_gpu.harness import PretendGpu
 
-HALO_RUNS, STAGE_RUNS = "tests/law/test_halo_mode_runs.py", "tests/law/test_pipeline_runs.py"
+RUNS = "tests/law/test_runs.py"
 FOLDERS = ("tests/law", "tests/spatial", "tests/pipeline", "tests/comm", "tests/execution")
 
 
@@ -28,9 +28,9 @@ class Session:
 
 
 SESSIONS = [
-    Session(2, "nccl", (HALO_RUNS, STAGE_RUNS)),
-    Session(2, "mpi", ("-k", "steps_and_validations", HALO_RUNS)),
-    Session(4, "nccl", ("-k", "fused", HALO_RUNS), alone=True),
+    Session(2, "nccl", ("-k", "that_of_one_rank and (exchange or fused or factors or folded or statistics)", RUNS)),
+    Session(2, "mpi", ("-k", "that_of_one_rank and (exchange or thirty)", RUNS)),
+    Session(4, "nccl", ("-k", "that_of_one_rank and fused", RUNS), alone=True),
 ]
 NIGHTLY_SESSIONS = [Session(ranks, "nccl", (folder,)) for ranks in (2, 4) for folder in FOLDERS]
 

@@ -12,17 +12,13 @@ import pytest
 import torch
 
 from tests.conftest import NIGHTLY
-from tests.law.cases import IGNORED, KEY, relative, tiled_logits
-from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference, one_rank
-from tests.law.test_pipelines import plans
+from tests.law.cases import difference, relative, tiled_logits
+from tests.law.steps import Steps, by_one_rank, check, train
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.steps.step import Stepper, StepRules
 
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]
 # Over ranks one network of each package runs, at night all but the largest, and these with FOREIGN_NETWORKS=all.
@@ -89,10 +85,11 @@ def test_refusals_say_why(name: str) -> None:
 @pytest.mark.parametrize("name", SHARED)
 def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
     """Mode layer on 2 x 2 ranks, trained: outputs, losses, gradients, and buffers."""
-    torch.set_num_threads(1)
-    mesh = meshes["mpi"]
-    setting = Setting(ForeignCase(Foreign(name), (4, 2)), ParallelConfig(halo="layer", mesh=[2, 2]))
-    check_steps_and_outputs(setting, mesh, 1, 0.0)
+    check(of(name, (4, 2), ParallelConfig(halo="layer", mesh=[2, 2])), meshes["mpi"], by_one_rank)
+
+
+def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:
+    return Steps(ForeignCase(Foreign(name), grid), parallel, images=((0,),))
 
 
 @pytest.mark.mpi(min_size=3)
@@ -100,44 +97,19 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 def test_three_stages(name: str, meshes: dict[str, Mesh]) -> None:
     """The whole image in one micro-batch: loss and gradients, of all stages together. Networks with one weight in
     several layers are left out, which stages refuse."""
-    torch.set_num_threads(1)
-    mesh, case = meshes["gloo"], ForeignCase(Foreign(name), (1, 1))
-    if mesh.size != 3:
+    if meshes["gloo"].size != 3:
         pytest.skip("three stages, on three ranks")
-    loss, own = gradients_in_stages(case, ParallelConfig(stages=3, balance="modelled"), mesh)
-    parts = mesh.communicator.gather_objects(own)
-    expected_loss, expected = mesh.on_root(lambda: gradients_in_stages(case, ParallelConfig(), one_rank()))
-    assert loss == pytest.approx(expected_loss, rel=1e-12)
-    assert difference({key: tensor for part in parts for key, tensor in part.items()}, expected) < 1e-12
+    check(of(name, (1, 1), ParallelConfig(stages=3, balance="modelled")), meshes["gloo"], by_one_rank)
 
 
 @pytest.mark.mpi(min_size=3)
 def test_one_weight_on_two_stages_is_refused(meshes: dict[str, Mesh]) -> None:
     """By all ranks: none waits for another."""
-    case, balance = ForeignCase(Foreign("Mixed"), (1, 1)), [3, len(traced("Mixed").graph) - 4, 1]
+    balance = [3, len(traced("Mixed").graph) - 4, 1]
     if meshes["gloo"].size != 3:
         pytest.skip("three stages, on three ranks")
     with pytest.raises(ConfigError, match="shares weights with a layer of stage 0"):
-        gradients_in_stages(case, ParallelConfig(stages=3, balance=balance), meshes["gloo"])
-
-
-def gradients_in_stages(
-    case: ForeignCase, parallel: ParallelConfig, mesh: Mesh
-) -> tuple[float | None, dict[str, torch.Tensor]]:
-    """The loss of one step, and the gradients of the weights that this rank holds."""
-    network, dataset = case.network().train(), case.dataset()
-    spread, pipeline = plans(case, parallel, mesh.size)
-    run = ParallelRun.open(spread, network, mesh, "fp64", pipeline)
-    passes = run.over(dataset.tilings)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))
-    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
-    samples = (dataset.load(part.image, part.tile) for part in parts if passes.loads)
-    loss = stepper.run(KEY.step, samples, parts, stop=False).loss
-    stepper.close()
-    run.close()
-    found = {name: p.grad for name, p in network.named_parameters() if p.grad is not None and not p.is_meta}
-    return loss, {name: grad.clone() for name, grad in found.items()}
+        train(of("Mixed", (1, 1), ParallelConfig(stages=3, balance=balance)), meshes["gloo"])
 
 
 def _size(name: str) -> tuple[int, int]:

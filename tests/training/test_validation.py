@@ -9,8 +9,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
 
-from tests.law.cases import IGNORED, ArrayReader, Case, as_batch
-from tests.law.test_halo_modes import one_rank
+from tests.law.cases import IGNORED, ArrayReader, Case, as_batch, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.scores.reliability import BINS, calibration_error

@@ -12,7 +12,7 @@ common order (docs/explanation/communication.md says which). Operations of one c
 and the computation, as before: gradient sums with the backward pass where nothing else communicates in it, messages
 between stages with what the stages compute.
 
-`tests/law/test_in_order.py` runs all of training on a transport that chooses as badly as a GPU may.
+`tests/law/test_steps.py` runs all of training on a transport that chooses as badly as a GPU may.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""Losses of steps: the objective that a run has, and the formula on the whole raster that its mean is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from tests.law.cases import IGNORED
+from tests.law.steps import Formula
+from tiledseg.training.losses.choose_objective import JointObjectives
+from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
+from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, PixelTerms, Tversky
+
+WEIGHTS = (0.5, 3.0, 0.0)
+K = len(WEIGHTS)
+
+
+def focal(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
+    shares_P = scores_PK.softmax(1)[range(len(target_P)), target_P]
+    weights_P = torch.tensor(WEIGHTS, dtype=torch.float64)[target_P]
+    return (-weights_P * (1 - shares_P) ** 1.5 * shares_P.log()).sum() / weights_P.sum()
+
+
+def tversky(scores_PK: torch.Tensor, target_P: torch.Tensor, alpha: float = 0.2, beta: float = 0.9) -> torch.Tensor:
+    shares_PK, indices = scores_PK.softmax(1), []
+    for k in range(K):
+        right = shares_PK[target_P == k, k].sum()
+        wrongly_in, wrongly_out = shares_PK[target_P != k, k].sum(), (1 - shares_PK[target_P == k, k]).sum()
+        indices.append(right / (right + alpha * wrongly_in + beta * wrongly_out))
+    return 1 - sum(w * index for w, index in zip(WEIGHTS, indices, strict=True)) / sum(WEIGHTS)
+
+
+def smoothed(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
+    weights_K = torch.tensor(WEIGHTS, dtype=torch.float64)
+    return functional.cross_entropy(scores_PK, target_P, weights_K, label_smoothing=0.2)
+
+
+def both(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
+    return 2 * smoothed(scores_PK, target_P) + 0.5 * tversky(scores_PK, target_P, 0.5, 0.5)
+
+
+PIXELS = ClassObjective(IGNORED, weights=WEIGHTS, terms=PixelTerms(0.0, 0.0))
+EDGES = EdgeObjective(IGNORED, edge_radius=4)
+LOSSES: dict[str, tuple[Objective, Formula | None]] = {
+    "smoothed": (replace(PIXELS, terms=PixelTerms(smoothing=0.2)), smoothed),
+    "focal": (replace(PIXELS, terms=PixelTerms(0.0, 1.0, gamma=1.5)), focal),
+    "tversky": (OverlapObjective(PIXELS, K, (Tversky(1.0, 0.2, 0.9),)), tversky),
+    "both": (
+        OverlapObjective(replace(PIXELS, terms=PixelTerms(2.0, smoothing=0.2)), K, (Tversky(0.5, 0.5, 0.5),)),
+        both,
+    ),
+    "edges": (EDGES, None),
+    # Distances are held to scipy's elsewhere.
+    "boundary": (JointObjectives((replace(PIXELS, terms=PixelTerms()), BoundaryObjective(IGNORED, 0.3, 5))), None),
+    "all": (
+        JointObjectives(
+            (
+                OverlapObjective(ClassObjective(IGNORED, weights=WEIGHTS), K, (Tversky(0.5, 0.5, 0.5),)),
+                BoundaryObjective(IGNORED, 0.2, 3),
+                AttentionObjective(IGNORED, 2.0, WEIGHTS),
+                replace(EDGES, classes=False),
+            )
+        ),
+        None,
+    ),
+}

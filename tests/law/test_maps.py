@@ -1,0 +1,164 @@
+"""The law for maps and the files beside them: those of one rank and one tile, whatever the ranks share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyogrio
+import pytest
+import rasterio
+import shapely
+from numpy.typing import NDArray
+
+from tests.conftest import SIZE
+from tests.law.cases import one_rank
+from tests.law.runs import configuration, run
+from tests.law.test_steps import marks
+from tests.raster.polygons_drawn import write_vectors
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config.run import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.inference.mapper import checkpoint_mapper
+from tiledseg.inference.predictor import Request, predict
+from tiledseg.planning.run.parallelism import parallelism
+
+pytestmark = pytest.mark.usefixtures("without_plots")
+CORNERS = [(500003, 4999996), (500023.5, 4999989), (500009, 4999967)]
+POLYGONS = {"probability_type": "uint8", "polygons": "map.gpkg", "minimum_area": "3px"}
+VIEWS = {
+    "reflections": [(1, 0), (-1, 0), (1, 2), (-1, 2)],  # which way the columns go, and quarter turns
+    "turns": [(cols, quarters) for cols in (1, -1) for quarters in range(4)],
+}
+
+
+class Row(NamedTuple):
+    """What is asked of a map, how ranks share it, and the numbers of ranks that show something of their own."""
+
+    ranks: tuple[int, ...]
+    how: dict[str, Any]
+    asked: dict[str, Any]
+    grid: tuple[int, int] = (4, 4)
+
+
+def staged(count: int, schedule: str = "1f1b", **more: Any) -> dict[str, Any]:
+    return {"stages": count, "schedule": schedule, "balance": "modelled", **more}
+
+
+ROWS = {
+    "read": Row((2, 4), {}, POLYGONS),
+    "turns": Row((1, 3), {}, {"views": "turns"}, (3, 4)),
+    "own values and an area": Row((2, 3), {}, {**POLYGONS, "normalize": "image", "area": "part.gpkg"}),
+    "exchange": Row((2, 4), {"halo": "exchange"}, {**POLYGONS, "normalize": "image"}),
+    "exchange, area": Row((3,), {"halo": "exchange"}, {**POLYGONS, "area": "part.gpkg"}, (3, 3)),
+    "layer": Row((2, 4), {"halo": "layer"}, {**POLYGONS, "area": "part.gpkg"}),
+    "layer, own values": Row((3,), {"halo": "layer"}, {"normalize": "image"}),
+    "fused": Row((2, 4), {"halo": "layer", "fusion": 3}, POLYGONS),
+    "stages": Row((2, 4), staged(2), {"views": "reflections"}, (4, 3)),
+    "three stages": Row((3, 6), staged(3, "gpipe"), POLYGONS),
+    "folded": Row((2, 4), staged(2, "folded"), {"area": "part.gpkg"}),
+    "stages of exchange": Row((4,), staged(2, halo="exchange", mesh=[2, 1]), POLYGONS),
+    "folded layer": Row(
+        (4, 6), staged(2, "folded", halo="layer", mesh=[2, 1], idle_ranks=SIZE > 4), {"normalize": "image"}
+    ),
+}
+
+
+def read(path: Path) -> NDArray:
+    with rasterio.open(path) as file:
+        return file.read()
+
+
+@pytest.fixture(scope="module")
+def trained(meshes: dict[str, Mesh], shared: Path) -> Path:
+    """A run of one rank; an image of other light than its own; an area of part of it. Collective."""
+
+    def made() -> Path:
+        run(configuration(shared, "mapped", {"train.epochs": 3}), one_rank())
+        with rasterio.open(shared / "image.tif") as file:
+            pixels_CHW, profile, bands = file.read(), file.profile, file.colorinterp
+        with rasterio.open(shared / "darker.tif", "w", photometric="minisblack", **profile) as file:
+            file.colorinterp = bands
+            file.write(pixels_CHW // np.arange(1, 5, dtype=np.uint8)[:, None, None])
+        write_vectors(shared / "part.gpkg", [shapely.Polygon(CORNERS)], "EPSG:32633")
+        return shared / "mapped"
+
+    return meshes["gloo"].on_root(made)
+
+
+def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
+    """A map of classes and one of shares. Collective."""
+    shared, asked = trained.parent, dict(row.asked)
+    for key in ("polygons", "area"):
+        if key in asked:
+            asked[key] = str(shared / (f"{name}.gpkg" if key == "polygons" else asked[key]))
+    image = shared / ("darker.tif" if "normalize" in asked else "image.tif")
+    how, files = parallelism(ParallelConfig(**row.how)), (str(shared / f"{name}{end}.tif") for end in ("", "-shares"))
+    request = Request(str(image), *files, grid=row.grid, precision="fp64", parallel=how, verbosity=0, **asked)
+    predict(request, checkpoint_mapper(find_checkpoint(trained)), 1 << 30, mesh)
+    mesh.communicator.barrier()
+
+
+def polygons(path: Path) -> list[Any]:
+    _, _, shapes, fields = pyogrio.raw.read(path)
+    normal = shapely.to_wkb(shapely.normalize(shapely.from_wkb(shapes)))
+    return sorted(zip(normal, *(field.tolist() for field in fields), strict=True))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(row.ranks)) for name, row in ROWS.items()])
+def test_a_map_is_that_of_one_rank_and_one_tile(name: str, trained: Path, meshes: dict[str, Mesh]) -> None:
+    """Classes, and shares in bytes, byte for byte; shares in floats to rounding. Polygons are the same set."""
+    row, mesh, shared = ROWS[name], meshes["gloo"], trained.parent
+    if SIZE not in row.ranks:
+        pytest.skip(f"not for {SIZE} ranks")
+    mapped(trained, name, row, mesh)
+    mesh.on_root(lambda: mapped(trained, f"{name} alone", row._replace(how={}, grid=(1, 1)), one_rank()))
+    ours, theirs = shared / name, shared / f"{name} alone"
+    assert ours.with_name(f"{name}.tif").read_bytes() == theirs.with_name(f"{name} alone.tif").read_bytes()
+    shares, expected = (read(path.with_name(f"{path.name}-shares.tif")) for path in (ours, theirs))
+    np.testing.assert_allclose(shares, expected, rtol=3e-7, atol=0)
+    if "polygons" in row.asked:
+        found = polygons(shared / f"{name}.gpkg")
+        assert found == polygons(shared / f"{name} alone.gpkg")
+        assert len(found) > 20
+        assert (shared / f"{name}-shares.tif").read_bytes() == (shared / f"{name} alone-shares.tif").read_bytes()
+    valid = np.count_nonzero(read(shared / f"{name}.tif") != 255)
+    assert 300 < valid < 2000 if "area" in row.asked else 70 * 57 - 100 < valid <= 70 * 57 - 30
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_the_mean_is_that_of_the_maps_of_changed_files(views: str, trained: Path) -> None:
+    """70 x 57 pixels and 57 x 70: no multiples of the alignment of 4."""
+    shared, pixels_CHW, total = trained.parent, read(trained.parent / "image.tif"), 0.0
+    for number, (cols, quarters) in enumerate(VIEWS[views]):
+        changed_CHW = np.ascontiguousarray(np.rot90(pixels_CHW[:, :, ::cols], quarters, (1, 2)))
+        size = {"height": changed_CHW.shape[1], "width": changed_CHW.shape[2], "photometric": "minisblack"}
+        path = shared / f"{views}-{number}-image.tif"
+        with rasterio.open(path, "w", driver="GTiff", count=4, dtype="uint8", nodata=0, **size) as file:
+            file.write(changed_CHW)
+        files = (str(shared / f"{views}-{number}{end}.tif") for end in ("", "-shares"))
+        request = Request(str(path), *files, grid=(1, 1), precision="fp64", verbosity=0)
+        predict(request, checkpoint_mapper(find_checkpoint(trained)), 1 << 30, one_rank())
+        shares_KHW = read(shared / f"{views}-{number}-shares.tif").astype(np.float64)
+        total = total + np.rot90(shares_KHW, -quarters, (1, 2))[:, :, ::cols]
+    mapped(trained, views, Row((), {}, {"views": views}, (1, 1)), one_rank())
+    shares_KHW, classes_HW = read(shared / f"{views}-shares.tif"), read(shared / f"{views}.tif")[0]
+    expected_KHW = (total / len(VIEWS[views])).astype(np.float32)
+    np.testing.assert_allclose(shares_KHW, expected_KHW, rtol=3e-7, atol=1e-9)
+    valid_HW = ~np.isnan(expected_KHW).any(0)
+    assert 0 < (~valid_HW).sum() < 100
+    assert (classes_HW[~valid_HW] == 255).all()
+    assert (classes_HW[valid_HW] == expected_KHW.argmax(0)[valid_HW]).mean() > 0.9999
+    assert not np.allclose(shares_KHW, read(shared / f"{views}-0-shares.tif"), atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+def test_views_of_an_image_that_ranks_share_are_refused(trained: Path, meshes: dict[str, Mesh]) -> None:
+    row = Row((), {"halo": "exchange"}, {"views": "turns"}, (3, 4))
+    with pytest.raises(ConfigError, match=r"--tta is turns, .*, but --parallel.halo is exchange; use --parallel.halo"):
+        mapped(trained, "refused", row, meshes["gloo"])
+    assert not (trained.parent / "refused.tif").exists()
