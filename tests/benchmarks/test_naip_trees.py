@@ -106,24 +106,6 @@ def test_a_row_is_trained_once_and_reported(
     assert found["held_out"] > 0.1
 
 
-def test_a_row_that_holds_out_no_block_is_scored_in_the_other_city_alone(
-    cities: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maps, "WAYS", {OWN_LIGHT: WAYS[OWN_LIGHT]})
-    out = cities / "whole"
-    words = [*words, "--out", str(out)]
-    assert main([*words, "--rows", "whole", "--seeds", "1", "--steps", "24"]) == 0
-    assert main([*words, "--maps"]) == 0
-    assert main([*words, "--report"]) == 0
-    found = json.loads((out / "whole/0/result.json").read_text())
-    assert set(found) == {"steps", "parameters", "seconds", "pixels", "other_city"}
-    map_HW = read(map_file(out / "whole/0", OTHER, OWN_LIGHT))
-    assert found["other_city"] == {
-        OWN_LIGHT: pytest.approx(of_trees(map_HW, read(labels_of(cities, OTHER))), abs=1e-12)
-    }
-    assert "no block held out" in capsys.readouterr().out
-
-
 def test_without_the_imagery_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == NOT_RUNNABLE
     assert capsys.readouterr().err == f"not runnable: {tmp_path} has no {LEARNT}_image.tif\n"

@@ -54,10 +54,3 @@ def test_the_kept_times_give_the_caps_of_the_reference(times: str, size: int, mo
         cells = [cell.strip() for cell in line.split("|")]
         assert float(cells[4].split(",")[0]) == pytest.approx(cap, abs=0.03)
         assert float(re.findall(r"\*\*(.*)\*\*", line)[0]) >= 4.4
-
-
-def test_times_that_are_missing(tmp_path: Path) -> None:
-    flags = ("--times", str(FOLDER / "paper_times.json"), "--sizes", "2048")
-    done = run_job([sys.executable, "-m", "benchmarks.pipeline.paper_table", *flags], environ=clean_environment())
-    assert done.code == 2
-    assert re.search(r"error: .* has no times of paper/small/2048", done.err)

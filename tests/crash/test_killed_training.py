@@ -47,18 +47,6 @@ def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
     assert json.loads((on_three / "summary.json").read_text())["ranks"] == 3
 
 
-def test_a_stage_that_dies_ends_the_job_and_the_run_goes_on_with_another_split(
-    material: Material, uninterrupted: Path
-) -> None:
-    """The last of three stages, which takes the loss of 3, 3 and 2 tiles a step, dies in step 5: the others wait."""
-    folder = material.root / "killed-stage"
-    done = material.train(3, folder, "--parallel.stages", "3", at=Moment("step", rank=2, count=13))
-    assert done.code == 137
-    assert newest_step(folder) == 4
-    finish(material.train(2, folder, "--parallel.stages", "2", "--parallel.schedule", "folded"))
-    check_close(folder, uninterrupted)
-
-
 def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, uninterrupted: Path) -> None:
     """Rank 0 of 4 dies with its third checkpoint written but not yet named."""
     folder = material.root / "killed-in-save"
