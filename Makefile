@@ -46,17 +46,17 @@ test: test-serial test-mpi
 test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
 
-# The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. On 3 ranks: broken inputs, and
-# uneven splits of what communicates (all at night, TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on sixteen, the
-# acceptance case of 4 x 4; on six, pipelines of the paper's length. One session a number of ranks; the long ones first, since
-# CI runs two at a time.
+# The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Four ranks run all but
+# broken inputs; three and two the law, what communicates, and what shows something of its own there (all at night,
+# TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on sixteen, the acceptance case of 4 x 4; on six, pipelines of the
+# paper's length. One session a number of ranks; the long ones first, since CI runs two at a time.
 COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no --durations 12
-MOST_FOLDERS := -m mpi --ignore tests/bad_input
-CASES_4 := $(MOST_FOLDERS)
-CASES_3 := -m mpi $(if $(TILEDSEG_NIGHTLY),,tests/bad_input tests/comm tests/spatial tests/test_gradients.py)
-CASES_2 := $(MOST_FOLDERS)
+COMMUNICATE := tests/law tests/comm tests/spatial tests/test_gradients.py
+CASES_4 := -m mpi --ignore tests/bad_input
+CASES_3 := -m mpi $(if $(TILEDSEG_NIGHTLY),,$(COMMUNICATE) tests/bad_input)
+CASES_2 := -m mpi $(if $(TILEDSEG_NIGHTLY),--ignore tests/bad_input,$(COMMUNICATE) tests/checkpoint tests/foreign)
 CASES_6 := -m six tests/law tests/pipeline
-CASES_1 := $(MOST_FOLDERS)
+CASES_1 := -m mpi tests/comm tests/law
 CASES_9 := -m nine tests/law tests/spatial
 CASES_16 := -m sixteen tests/spatial
 
@@ -72,7 +72,6 @@ test-ranks:
 # Faults put in on purpose, each of which its tests must catch; for the night, not part of `make test`.
 mutations: setup
 	env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.mutations
-	TILEDSEG_NIGHTLY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/pretend_gpu/test_mutations.py
 
 # What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
 gpu-wheels: setup

@@ -94,17 +94,3 @@ def test_an_editable_install_puts_the_folder_on_the_path_and_a_wheel_has_the_typ
     (wheel,) = (tmp_path / "w").glob("*.whl")
     assert "tiledseg/py.typed" in zipfile.ZipFile(wheel).namelist()
     assert f"pip install '{wheel.name}[vector]'" in install("vector")
-
-
-def test_every_install_line_is_of_a_clone_or_a_wheel_and_names_extras_that_there_are() -> None:
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    extras = {*config["options.extras_require"]}
-    sources = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "jobs").glob("*.md")]
-    seen = set()
-    for path in [*sources, *(ROOT / "tiledseg").rglob("*.py")]:
-        text = path.read_text()
-        assert not re.search(r"install[^\n]*'tiledseg\[", text), path
-        seen |= {extra for group in re.findall(r"'[^'\n]*(?:\.|whl)\[([\w,]+)\]'", text) for extra in group.split(",")}
-        seen |= set(re.findall(r"\binstall\([\"'](\w+)[\"']\)", text))
-    assert {"vector", "export", "plot", "report", "s3", "mpi"} <= seen <= extras

@@ -46,13 +46,6 @@ def test_json_of_two_ranks(transport: str) -> None:
         )  # 2 (P-1) / P is 1 at P = 2
 
 
-def test_wrong_flags_are_one_line() -> None:
-    for arguments in (["--format", "xml"], ["--transport", "udp"], ["--nothing"]):
-        done = alone(*arguments)
-        assert done.code == 2
-        assert len(done.err.splitlines()) == len(done.errors) == 1
-
-
 def report(rank: int, host: str = "a", threads: int = 2, cores: int = 8, torch: str = "2.13") -> RankReport:
     return RankReport(rank, host, rank, "cpu", threads, cores, {"torch": torch})
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import tiledseg
 from tiledseg.geometry.layers import convolutions, joins, resampling
 from tiledseg.geometry.layers.layer import Layer
@@ -42,19 +40,6 @@ def asked(source: str) -> set[str]:
         elif isinstance(node, ast.Compare) and any("type" in named(part) for part in (node.left, *node.comparators)):
             found |= named(node)
     return found & kinds()
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "isinstance(layer, Norm | Mark)",
-        "isinstance(x, layer.Norm)",
-        "type(layer) is Norm",
-        "match layer:\n  case Norm(kind=k):\n    pass",
-    ],
-)
-def test_asking_is_found(source: str) -> None:
-    assert "Norm" in asked(source)
 
 
 def test_nobody_asks_a_layer_of_which_kind_it_is() -> None:

@@ -53,21 +53,6 @@ def test_a_page_prints_what_the_command_prints(
         assert wrong is None, f"a page has the line\n{wrong}\nbelow this command, which prints\n{output}"
 
 
-def test_each_output_of_plan_has_a_command_above_it() -> None:
-    """So that no block of output escapes: the headings of outputs stand in blocks that were found."""
-    heading = re.compile(r"^(?:paper|memory|modes|cluster|stages|search|scaling): |^  balance, ")
-    pages = [line for page in PAGES for line in (DOCS / page).read_text().splitlines()]
-    known = [line for blocks in PRINTED.values() for lines in blocks for line in lines]
-    assert sum(bool(heading.match(line)) for line in known) == sum(bool(heading.match(line)) for line in pages)
-
-
-def test_a_wrong_figure_is_found() -> None:
-    (lines,) = next(blocks for command, blocks in PRINTED.items() if "--scaling 64:1536" in command)
-    assert first_not_printed(lines, ["before", *lines, "after"]) is None
-    assert first_not_printed(lines, [line.replace("65.7 %", "67.4 %") for line in lines]) == lines[7]
-    assert first_not_printed(lines[::-1], lines) == lines[-2]
-
-
 def test_the_plan_that_the_page_of_jobs_advises_says_how_long_an_epoch_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.cost_model.__main__ import Case, cases, measured_and_predicted, report
+from benchmarks.cost_model.__main__ import Case, cases, measured_and_predicted
 from tests.planning.cost_model.test_machine_files import MEASURED
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.launch import SERIAL
@@ -22,12 +22,6 @@ def test_no_network_that_is_predicted_is_one_that_a_calibration_trains() -> None
         config = case.config("a", "b", "c")
         config.check()
         assert build_network(config.model, 4, 5).graph() not in trained
-
-
-def test_figures_of_the_table() -> None:
-    text = report([("a", 1.0, 1.05, 0.05), ("b", 2.0, 1.0, -0.5), ("c", 4.0, 3.6, -0.1)])
-    assert "| median error | 10.0% |" in text
-    assert "| worst | 50.0% |" in text
 
 
 def test_a_run_is_timed_and_predicted() -> None:

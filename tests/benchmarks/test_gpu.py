@@ -7,15 +7,13 @@ import re
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.gpu import running, wheels
 from benchmarks.gpu.figures import FIGURES
-from benchmarks.gpu.lines import FILE, read_lines
-from benchmarks.gpu.part import Part
-from benchmarks.gpu.report import BEGIN, END, MEASURED, PAGES, device_of, keep, table, with_table
+from benchmarks.gpu.lines import read_lines
+from benchmarks.gpu.report import MEASURED, PAGES, device_of, table, with_table
 from tests.comm.launching import ROOT, clean_environment, run_job
 from tests.conftest import NIGHTLY
 
@@ -70,42 +68,6 @@ def test_the_pages_have_the_table_of_the_lines_that_are_kept() -> None:
         )
 
 
-def test_a_table_tells_what_is_measured_what_keeps_its_promise_and_what_is_not_there(tmp_path: Path) -> None:
-    first, ratio = FIGURES[0], next(figure for figure in FIGURES if figure.over)
-    ok = {"state": "ok", "seconds": 1.0}
-    lines: list[dict[str, Any]] = [
-        {"part": "versions", "name": "versions", "value": {"torch": "9.9", "commit": "abc"}, **ok},
-        {"part": "versions", "name": "device", "value": {"name": "NVIDIA X"}, **ok},
-        {"part": first.part, "name": first.name, "value": {first.key: 0.61}, **ok},
-        {"part": FIGURES[1].part, "name": FIGURES[1].name, "value": {FIGURES[1].key: 0.59}, **ok},
-        {
-            "part": FIGURES[2].part,
-            "name": FIGURES[2].name,
-            "state": "failed",
-            "reason": "out of memory",
-            "seconds": 1.0,
-        },
-        {"part": ratio.part, "name": ratio.name, "value": {ratio.key: 1.0}, **ok},
-        {"part": ratio.part, "name": ratio.over, "value": {ratio.key: 4.0}, **ok},
-    ]
-    made = table(lines)
-    assert made.startswith("Measured on one NVIDIA X, torch 9.9, commit abc.")
-    rows = made.splitlines()[4:]
-    assert rows[0].endswith("| at least 0.60 | 0.61 |")
-    assert rows[1].endswith("| at least 0.60 | 0.59, **promise not kept** |")
-    assert rows[2].endswith("| not measured: out of memory |")
-    assert rows[FIGURES.index(ratio)].endswith("| at most 0.50 | 0.25 |")
-    assert rows[-1].endswith("| not measured: the battery did not come to it |")
-    assert len(rows) == len(FIGURES)
-    page, folder = tmp_path / "page.md", tmp_path / "run"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    folder.mkdir()
-    (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    keep(folder, read_lines(folder), tmp_path / "kept", (page,))
-    assert page.read_text() == f"before\n{BEGIN}\n{made}\n{END}\nafter\n"
-    assert read_lines(tmp_path / "kept") == lines
-
-
 def test_a_part_that_fails_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = {
         "hangs": "import time; time.sleep(60)",
@@ -126,22 +88,6 @@ def test_a_part_that_fails_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pyte
     assert found["hangs"]["reason"] == "ran longer than 2 s"
     assert found["breaks"]["reason"] == "ended with code 1: ValueError: boom"
     assert (found["works"]["state"], found["late"]["state"]) == ("ok", "skipped")
-
-
-def test_a_measurement_that_fails_is_written_and_the_next_one_runs(tmp_path: Path) -> None:
-    part = Part("some", tmp_path, tmp_path, small=True, seconds=60)
-
-    def fail() -> None:
-        raise ValueError("two\nlines")
-
-    assert part.measure("bad", "s", fail) is None
-    assert part.measure("long", "s", lambda: 1, needs=1000) is None
-    assert part.measure("good", "s", lambda: 2.5) == 2.5
-    assert part.failed
-    found = read_lines(tmp_path)
-    assert [line["state"] for line in found] == ["failed", "skipped", "ok"]
-    assert found[0]["reason"] == "ValueError: two"
-    assert (found[2]["value"], found[2]["unit"]) == (2.5, "s")
 
 
 def test_wheels_that_lack_something_are_told(tmp_path: Path) -> None:

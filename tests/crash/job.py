@@ -1,7 +1,7 @@
 """A command of tiledseg of which one rank signals itself (KILL, USR1) at a chosen moment; started by the tests here.
 
 `job.py NOTES SIGNAL MOMENT RANK COUNT train --config ...`: rank RANK gets SIGNAL as it meets MOMENT for the COUNT-th
-time. Every rank leaves its process number in the folder NOTES, and the time of the signal, for those outside.
+time. It leaves the time of the signal in the folder NOTES, for those outside.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def main() -> int:
     notes, number, moment, rank, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
     command, arguments = sys.argv[6], sys.argv[7:]
     own = detect(os.environ).rank
-    (notes / f"rank-{own}").write_text(str(os.getpid()))
     module = importlib.import_module(f"tiledseg.{command}")
     if own == int(rank):
         MOMENTS[moment](_countdown(int(count), signal.Signals[f"SIG{number}"], notes / "signalled"))

@@ -26,7 +26,8 @@ def copy_tree(to: Path) -> None:
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, to / name)
-    (to / ".venv").symlink_to(ROOT / ".venv")
+    for name in (".venv", "build"):  # the pretend GPU is compiled there
+        (to / name).symlink_to(ROOT / name)
 
 
 def test_status(root: Path, fault: Fault) -> int:

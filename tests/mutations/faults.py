@@ -19,6 +19,44 @@ class Fault(NamedTuple):
     ranks: int = 1
 
 
+# Streams and memory of a GPU, on the pretend one: a race, a failure, or values other than a CPU's.
+ON_A_GPU = (
+    ("a lane does not wait for computing", "memory/host.py", "lane.wait_stream(stream)", "pass"),
+    ("computing does not wait for a copy in", "memory/host.py", "stream.wait_event(event)", "pass"),
+    ("a step does not wait for its input", "execution/input/carrying.py", "stream.wait_event(self.event)", "pass"),
+    ("an input's memory is given out early", "execution/input/carrying.py", "tensor.record_stream(stream)", "pass"),
+    ("a map is taken before it is there", "inference/mapping.py", "self.sent.synchronize()", "pass"),
+    (
+        "a checkpoint is written before it is there",
+        "checkpoint/background.py",
+        "torch.cuda.synchronize(device)",
+        "pass",
+    ),
+    (
+        "a validation reads before its sums are there",
+        "training/validation.py",
+        "torch.cuda.current_stream(mesh.device).synchronize()",
+        "pass",
+    ),
+    (
+        "a table stays on the host",
+        "models/sending.py",
+        '    if device.type != "cuda":\n        return tensor.to(device)',
+        "    return tensor",
+    ),
+    ("a tensor is pinned and not whole", "models/sending.py", "return pinned.copy_(tensor).to(", "return pinned.to("),
+)
+ON_TWO_GPUS = (
+    ("a reader takes the first GPU", "execution/input/carrying.py", "torch.cuda.device(stream.device), ", ""),
+    (
+        "a message is staged asynchronously",
+        "comm/transports/point_to_point.py",
+        "buffer.copy_(as_bytes(tensor))",
+        "buffer.copy_(as_bytes(tensor), non_blocking=True)",
+    ),
+    ("nobody waits for NCCL", "comm/transports/transport_torch.py", "            work.wait()", "            pass"),
+)
+
 FAULTS = (
     # Geometry: halos, phases, cores.
     Fault(
@@ -338,4 +376,6 @@ FAULTS = (
         "exit_code = 1",
         "tests/test_command.py",
     ),
+    *(Fault(*fault, "tests/pretend_gpu/test_runs.py") for fault in ON_A_GPU),
+    *(Fault(*fault, "tests/pretend_gpu/test_laws.py") for fault in ON_TWO_GPUS),
 )
