@@ -1,6 +1,6 @@
 """The law: tiles and ranks change no output and no gradient. Every network of the range, float64, one thread.
 
-Serially every second case is run, of the deepest networks every sixth (all with TILEDSEG_NIGHTLY); over ranks some.
+Serially two of five cases are run, one of five of the deepest networks (all with TILEDSEG_NIGHTLY); over ranks some.
 Outputs are equal to the last bit wherever this processor's convolutions are steady (`kernels.py`); in float32 too.
 """
 
