@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import running, wheels
+from benchmarks.gpu import wheels
 from benchmarks.gpu.figures import FIGURES
 from benchmarks.gpu.lines import read_lines
 from benchmarks.gpu.report import MEASURED, PAGES, device_of, table, with_table
@@ -66,28 +66,6 @@ def test_the_pages_have_the_table_of_the_lines_that_are_kept() -> None:
         assert with_table(page.read_text(), expected) == page.read_text(), (
             f"{page}: make it anew by benchmarks.gpu.report"
         )
-
-
-def test_a_part_that_fails_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {
-        "hangs": "import time; time.sleep(60)",
-        "breaks": "raise ValueError('boom')",
-        "works": "pass",
-        "late": "pass",
-    }
-    (tmp_path / "trial").mkdir()
-    for name, text in scripts.items():
-        (tmp_path / f"trial/{name}.py").write_text(text)
-    monkeypatch.setattr(running, "PARTS", "trial")
-    place = running.Place(tmp_path, tmp_path, small=True)
-    environ = clean_environment({"PYTHONPATH": str(tmp_path)})
-    programs_run = [running.Program("hangs", 1.5), *(running.Program(name, 60) for name in ("breaks", "works"))]
-    assert running.run_parts(programs_run, place, 60, environ) == ["hangs", "breaks"]
-    assert running.run_parts([running.Program("late", 60)], place, 5.5, {}) == ["late"]
-    found = {line["part"]: line for line in read_lines(tmp_path)}
-    assert found["hangs"]["reason"] == "ran longer than 2 s"
-    assert found["breaks"]["reason"] == "ended with code 1: ValueError: boom"
-    assert (found["works"]["state"], found["late"]["state"]) == ("ok", "skipped")
 
 
 def test_wheels_that_lack_something_are_told(tmp_path: Path) -> None:

@@ -173,14 +173,3 @@ def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
         stored = replace(config, data=replace(config.data, images=[store], labels=[]))
         stored.run = RunConfig(output=str(tmp_path / f"{name}-stored"), verbosity=0)
         assert losses(run(stored, one_rank())) == losses(run(config, one_rank()))
-
-
-def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(tmp_path: Path) -> None:
-    write(tmp_path, *scene())
-    keys = {"tiles_per_step": 4, "epochs": 3, "checkpoint_every": 1, "keep_checkpoints": 20}
-    whole = square(tmp_path, "whole", [*PLACES, *VALUES], augment_each="tile", **keys)
-    expected = losses(run(whole, one_rank()))
-    resume = str(tmp_path / "whole" / "checkpoints" / "step-000004")
-    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    found = losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank()))
-    assert found == expected[4:]

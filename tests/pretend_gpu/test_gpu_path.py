@@ -42,11 +42,6 @@ BUILT = """
 import torch
 from torch import nn
 
-def reflecting(bands, classes):
-    convolutions = (nn.Conv2d(wide, 4, 3, padding=1, padding_mode="reflect") for wide in (bands, 4))
-    up = nn.Upsample(scale_factor=2, mode="bicubic")
-    return nn.Sequential(*convolutions, up, nn.MaxPool2d(2), nn.Conv2d(4, classes, 1))
-
 def unordered(bands, classes):
     return nn.Sequential(nn.Conv2d(bands, 4, 3, padding=1), nn.LocalResponseNorm(3), nn.Conv2d(4, classes, 1))
 """
@@ -57,17 +52,6 @@ def own(material: Material) -> dict[str, str]:
     """Python's path to networks of somebody's."""
     (material.root / "built.py").write_text(BUILT)
     return {"PYTHONPATH": f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}"}
-
-
-def test_a_network_of_reflections_and_bicubic_upsampling_trains(
-    pretend_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
-) -> None:
-    words = command(material, tmp_path / "run", {}, model={"build": "built:reflecting"})
-    pretend_gpu.tiledseg(*words, **own).sound()
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert len(losses) >= 4
-    assert all(0 < loss < 2 for loss in losses), losses
 
 
 def test_a_network_without_an_order_is_refused_in_a_line(

@@ -1,0 +1,298 @@
+"""Steps of many kinds, with the numbers of ranks that show something of their own; `test_steps.py` runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tests.law.cases import Case, Strip
+from tests.law.every_layer import EveryLayer, ForeignLayers
+from tests.law.losses import LOSSES, K
+from tests.law.steps import Steps
+from tiledseg.architecture.gated_scnn import GatedSCNN
+from tiledseg.architecture.presets import PRESETS
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.segnet import SegNet
+from tiledseg.architecture.unet import UNet
+from tiledseg.config.run import ParallelConfig
+from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.models.network import GraphNetwork
+
+THREE = ((0, 1, 2), (0, 1, 2))
+ONE_LAST = ((0, 1, 2), (1,))  # the last step of an epoch may have fewer images than ranks
+UNITS = ((6, 3), (4, 5), (4, 3), (5, 4), (4, 3))
+FIVE = ((0, 1, 2, 3, 4), (1,))
+ENCODER, PARTS = {"encoder*": 0.0, "bottom*": 0.0}, {"encoder0*": 0.0, "*.bias": 0.0, "decoder*": 0.0}
+
+
+@dataclass(frozen=True)
+class Still(Strip):
+    """Batch norms with statistics of other data, which stand still."""
+
+    def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
+        network, draw = super().network(dtype), torch.Generator().manual_seed(4)
+        for module in network.layers.values():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(generator=draw)
+                module.running_var.uniform_(0.5, 2.0, generator=draw)
+        return network.hold_statistics()
+
+
+@dataclass(frozen=True)
+class MeanOfSteps(Strip):
+    """Batch norms that average the statistics of all steps."""
+
+    def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
+        network = super().network(dtype)
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None
+        return network
+
+
+def unet(norm: str = "none", upsampling: str = "transposed", padding: str = "same", convs: int = 1) -> UNet:
+    return UNet(3, convs, 3, 4, padding, norm, upsampling, dropout=0.1, bands=2, classes=K)
+
+
+def small(norm: str = "none", upsampling: str = "transposed", grid: tuple[int, int] = (6, 3)) -> Strip:
+    return Strip(unet(norm, upsampling), grid)
+
+
+def short(network: Any, grid: tuple[int, int] = (8, 2), rows: int = 9) -> Strip:
+    return Strip(network, grid, rows, 2)
+
+
+def larger(norm: str = "none", upsampling: str = "transposed", padding: str = "same") -> Case:
+    """Contexts end inside the raster; a block for each of nine ranks."""
+    return Case(unet(norm, upsampling, padding, 2), (8, 4))
+
+
+def segnet(norm: str) -> SegNet:
+    return SegNet(3 if norm == "batch" else 2, 4, norm, bands=2, classes=K)
+
+
+def residual(norm: str, encoder: str = "resnet18", upsampling: str = "nearest") -> ResidualUNet:
+    return ResidualUNet(encoder, 4, norm, upsampling, bands=2, classes=K)
+
+
+def gated(norm: str, image_mean: bool) -> GatedSCNN:
+    return GatedSCNN("resnet18", 8, norm, image_mean, bands=2, classes=K)
+
+
+def loss(name: str) -> dict[str, Any]:
+    objective, formula = LOSSES[name]
+    return {"objective": objective, "formula": formula}
+
+
+def exchange(**more: Any) -> ParallelConfig:
+    return ParallelConfig(halo="exchange", **more)
+
+
+def layer(mesh: list[int] | str = "auto", **more: Any) -> ParallelConfig:
+    return ParallelConfig(halo="layer", mesh=mesh, **more)
+
+
+def staged(stages: int, schedule: str, **more: Any) -> ParallelConfig:
+    return ParallelConfig(**{"stages": stages, "schedule": schedule, "balance": "modelled", **more})
+
+
+class Row(NamedTuple):
+    """Steps, the numbers of ranks that show something of their own, and whether communication keeps its order there."""
+
+    steps: Steps
+    ranks: tuple[int, ...]
+    ordered: bool = False
+
+
+def preset(name: str, schedule: str, recompute: str | list[str]) -> Row:
+    """The paper's network, cut by its balance; without a norm, which tiles would change."""
+    network = UNet(PRESETS[name].levels, base_channels=1, dropout=0.1, bands=2, classes=K)
+    balance = "modelled" if schedule == "folded" else list(PRESETS[name].balance)
+    return Row(
+        Steps(
+            Strip(network, (4, 1), 3, 1),
+            staged(6, schedule, balance=balance, recompute=recompute),
+            ((0,),) * 4,
+            update="adamw",
+        ),
+        (6,),
+    )
+
+
+ROWS: dict[str, Row] = {
+    # Tiles, each with its context.
+    "read": Row(Steps(small("pixel", "bilinear"), images=ONE_LAST, batch=2), (1, 2, 3, 4), True),
+    "read, all tiles at once": Row(Steps(small(), images=THREE, batch=100, update="adamw", **loss("focal")), (2,)),
+    "read, whole images at once": Row(Steps(small("instance", grid=(1, 1)), images=ONE_LAST, batch=2), (1, 2)),
+    "read, tversky": Row(Steps(small("pixel"), **loss("tversky")), (3,)),
+    "read, all losses": Row(Steps(short(gated("pixel", False)), batch=4, **loss("all")), (2,)),
+    "read, frozen": Row(Steps(small("pixel"), update="adamw", factors=PARTS), (2,)),
+    "read, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), factors=ENCODER), (3,)),
+    "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2, 9)),
+    "exchange, valid": Row(Steps(larger("pixel", "bilinear", "valid"), exchange(), batch=3, **loss("both")), (3, 4)),
+    "exchange, valid nearest": Row(Steps(larger("none", "nearest", "valid"), exchange()), (4, 9)),
+    "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4, 6), True),
+    "exchange, tiles of two images": Row(Steps(small(), exchange(), ((0, 1), (1,))), (2, 3), True),
+    "exchange, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), exchange(), factors=PARTS), (2,)),
+    "exchange, every layer": Row(Steps(Case(EveryLayer(), (8, 4)), exchange()), (2, 9)),
+    "exchange, foreign layers": Row(Steps(Case(ForeignLayers(), (4, 4)), exchange()), (4,)),
+    "exchange, segnet": Row(Steps(short(segnet("none")), exchange(), **loss("smoothed")), (3,)),
+    "exchange, residual": Row(Steps(short(residual("pixel")), exchange()), (2,)),
+    "exchange, gated": Row(Steps(short(gated("pixel", False)), exchange(), **loss("edges")), (4,)),
+    # Halos of layers.
+    "layer, batch": Row(Steps(larger("batch", "bilinear"), layer(), **loss("both")), (2, 4, 9)),
+    "layer, pixel fused": Row(Steps(larger("pixel", "bilinear"), layer(fusion=4)), (3,)),
+    "layer, whole network fused": Row(Steps(larger("none", "nearest", "valid"), layer(fusion=WHOLE)), (4,)),
+    "layer, valid batch": Row(Steps(larger("batch", "bilinear", "valid"), layer(overlap=True)), (2, 9)),
+    "layer, valid fused": Row(
+        Steps(larger("none", "transposed", "valid"), layer(fusion=2, overlap=True), update="adamw"), (3, 9)
+    ),
+    "layer, valid instance": Row(Steps(larger("instance", "bilinear", "valid"), layer(fusion=3)), (4,)),
+    "layer, boundaries": Row(Steps(small("batch"), layer(), **loss("boundary")), (4,)),
+    "layer, in order": Row(Steps(small("batch", "bilinear"), layer(), **loss("both")), (2, 3), True),
+    "layer, overlap in order": Row(Steps(small("instance"), layer(overlap=True), ((0, 1),) * 2), (2, 4), True),
+    "layer, fused in order": Row(Steps(small("group", "nearest"), layer(fusion=3)), (3, 4), True),
+    "layer, replicas": Row(Steps(small("instance"), layer([2, 1]), THREE), (4, 6), True),
+    "layer, statistics of a step": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST), (1, 2, 3), True),
+    "layer, statistics of shared images": Row(Steps(small("batch"), layer([2, 1], overlap=True), ONE_LAST), (4,)),
+    "layer, statistics over columns": Row(
+        Steps(small("batch"), layer([1, 2], overlap=True), ONE_LAST, batch=2), (2, 4), True
+    ),
+    "layer, statistics of four": Row(Steps(small("batch"), layer([2, 2]), ONE_LAST), (4,), True),
+    "layer, images at once": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST, batch=3), (1, 2)),
+    "layer, frozen": Row(Steps(small("batch"), layer([2, 1], overlap=True), ONE_LAST, factors=ENCODER), (2,)),
+    "layer, frozen parts": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST, factors=PARTS), (4,)),
+    "layer, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), layer(overlap=True), factors=ENCODER), (3,)),
+    "layer, every layer": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(overlap=True)), (2, 9)),
+    "layer, every layer fused": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(fusion=3)), (4,)),
+    "layer, foreign layers": Row(Steps(Case(ForeignLayers(True), (8, 4)), layer(fusion=3)), (3, 9)),
+    "layer, foreign overlap": Row(Steps(Case(ForeignLayers(True), (8, 4)), layer(overlap=True)), (4,)),
+    "layer, segnet": Row(Steps(short(segnet("batch")), layer()), (2, 4)),
+    "layer, residual": Row(Steps(short(residual("batch")), layer()), (3,)),
+    "layer, residual50": Row(
+        Steps(short(residual("group", "resnet50", "bilinear")), layer(fusion=2, overlap=True)), (2,)
+    ),
+    "layer, gated": Row(Steps(short(gated("batch", True)), layer(), **loss("all")), (4,)),
+    "layer, gated fused": Row(Steps(short(gated("pixel", True)), layer(fusion=2), **loss("edges")), (2,)),
+    # Stages.
+    **{
+        f"stages, {schedule}": Row(Steps(small(), staged(2, schedule), update="adamw"), (2, 4), True)
+        for schedule in ("1f1b", "gpipe", "folded")
+    },
+    **{
+        f"three stages, {schedule}": Row(Steps(small(), staged(3, schedule), ((0, 1),) * 2, **more), (3, 6), True)
+        for schedule, more in (("1f1b", loss("both")), ("gpipe", {}), ("folded", loss("tversky")))
+    },
+    "stages, exchange": Row(Steps(small(), staged(2, "1f1b", halo="exchange", mesh=[2, 1]), ((0, 1),) * 2), (4,), True),
+    **{
+        f"stages, layer {schedule}": Row(
+            Steps(small("instance"), staged(2, schedule, halo="layer", mesh=[2, 1]), THREE), (4,), True
+        )
+        for schedule in ("1f1b", "gpipe", "folded")
+    },
+    **{
+        f"stages of six, layer {schedule}": Row(
+            Steps(small("instance"), staged(3, schedule, halo="layer", mesh=[2, 1]), THREE), (6,), True
+        )
+        for schedule in ("1f1b", "folded")
+    },
+    "stages of nine": Row(
+        Steps(small("instance"), staged(2, "1f1b", halo="layer", mesh=[2, 1], idle_ranks=True), THREE), (9,), True
+    ),
+    "stages, frozen": Row(
+        Steps(small("pixel"), staged(2, "1f1b", recompute="always", balance=[16, 13]), factors=ENCODER), (2, 4)
+    ),
+    "stages, layer frozen": Row(
+        Steps(small("pixel"), staged(2, "1f1b", halo="layer", balance=[16, 13]), factors=ENCODER), (4,)
+    ),
+    "stages, still statistics": Row(
+        Steps(Still(unet("batch"), (4, 3)), staged(2, "1f1b", recompute="always"), factors={"*.bias": 0.0}), (2,)
+    ),
+    # Between indices and unpooling, shortcut and sum, before a branch of the input; a mirrored border and what is
+    # convolved, and where channels are in other layouts.
+    "stages, every layer": Row(Steps(Case(EveryLayer(), (4, 2)), staged(2, "1f1b", balance=[10, 22])), (2,)),
+    "stages, every layer in three": Row(
+        Steps(Case(EveryLayer(), (4, 2)), staged(3, "gpipe", balance=[5, 6, 21], recompute="always")), (3,)
+    ),
+    "stages, every layer in four": Row(
+        Steps(Case(EveryLayer(), (4, 2)), staged(4, "1f1b", balance=[5, 5, 11, 11], recompute="always")), (4,)
+    ),
+    "stages, foreign layers": Row(
+        Steps(Case(ForeignLayers(), (4, 2)), staged(2, "1f1b", balance=[4, 23], recompute="always")), (2,)
+    ),
+    "stages, foreign layers in four": Row(
+        Steps(Case(ForeignLayers(), (4, 2)), staged(4, "gpipe", balance=[4, 4, 14, 5])), (4,)
+    ),
+    **{
+        f"stages, {name}": Row(
+            Steps(short(network, (3, 1), 3), staged(ranks, "1f1b", recompute="except_last"), **more), (ranks,)
+        )
+        for name, network, more, ranks in (
+            ("segnet", segnet("none"), {}, 2),
+            ("residual", residual("none"), {}, 3),
+            ("gated", gated("none", False), loss("all"), 2),
+            ("gated in three", gated("none", False), loss("edges"), 3),
+        )
+    },
+    "small preset, 1f1b": preset("small", "1f1b", "never"),
+    "small preset, folded": preset("small", "folded", "always"),
+    "medium preset, gpipe": preset("medium-2", "gpipe", "except_last"),
+    "large preset, 1f1b": preset("large", "1f1b", ["always", "never", "except_last", "never", "always", "never"]),
+    # Blocks: of tiles, of whole images, and of what ranks share.
+    "blocks of tiles": Row(Steps(small("pixel", "bilinear", (2, 2)), blocks=(2, 2), **loss("both")), (1, 2)),
+    "blocks of tiles of foreign layers": Row(Steps(Case(ForeignLayers(), (2, 2)), blocks=(2, 2)), (3,)),
+    "blocks of images": Row(Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 3)), (2, 3, 4)),
+    "blocks of images, frozen": Row(
+        Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 1), factors=ENCODER, **loss("both")),
+        (3,),
+    ),
+    "blocks of images of every layer": Row(
+        Steps(Strip(EveryLayer(True), (1, 1)), images=FIVE, units=UNITS, blocks=(2, 1)), (2,)
+    ),
+    "blocks of two images in order": Row(
+        Steps(small("batch", grid=(1, 1)), images=((0, 1), (0, 1)), blocks=(2, 2)), (2, 3), True
+    ),
+    "blocks of shared images": Row(
+        Steps(small("batch", grid=(2, 1)), layer([2, 1]), FIVE, UNITS, blocks=(1, 3), **loss("both")), (2, 3, 4)
+    ),
+    "blocks of images of four": Row(
+        Steps(small("batch", grid=(2, 2)), layer([2, 2]), FIVE, UNITS, blocks=(2, 1)), (4,)
+    ),
+    "blocks in layer": Row(Steps(small("instance"), layer([2, 1]), THREE, blocks=(2, 2)), (2, 4), True),
+    "blocks in layer, every layer": Row(Steps(Case(EveryLayer(True), (4, 2)), layer(), blocks=(2, 2)), (3,)),
+    # torch.compile: traced and differentiated as for a GPU, by torch's own kernels.
+    "compiled": Row(Steps(small("pixel", "bilinear"), exchange(), ((0, 1),) * 2, batch=2, compiles=True), (1, 2)),
+}
+
+
+BLOCKS = {
+    "unet": Steps(Strip(unet("none"), (1, 1)), blocks=(2, 3)),
+    "group": Steps(Strip(unet("group", "nearest"), (1, 1)), blocks=(1, 2)),
+    "instance": Steps(Strip(unet("instance"), (1, 1)), blocks=(4, 3)),
+    "valid-instance": Steps(Case(unet("instance", "bilinear", "valid"), (1, 1)), blocks=(2, 2)),
+    "valid-batch": Steps(Case(unet("batch", "transposed", "valid"), (1, 1)), images=ONE_LAST, blocks=(3, 2)),
+    "segnet": Steps(short(segnet("batch"), (1, 1)), blocks=(3, 2)),
+    "residual": Steps(short(residual("batch"), (1, 1)), blocks=(3, 2)),
+    "residual50": Steps(short(residual("group", "resnet50", "bilinear"), (1, 1)), blocks=(2, 1)),
+    "gated": Steps(short(gated("batch", True), (1, 1)), blocks=(2, 2), **loss("edges")),
+    "every-layer": Steps(Case(EveryLayer(True), (1, 1)), blocks=(3, 2)),
+    "foreign-layers": Steps(Case(ForeignLayers(True), (1, 1)), blocks=(2, 3)),
+    "ratios": Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(1, 2), **loss("both")),
+    "one-block": Steps(small("batch", "bilinear", (1, 1)), images=FIVE, units=UNITS, blocks=(1, 1)),
+    "mean-of-all-steps": Steps(MeanOfSteps(unet("batch"), (1, 1)), images=ONE_LAST, blocks=(2, 2)),
+    "frozen": Steps(small("batch", grid=(1, 1)), images=THREE, blocks=(2, 1), factors=ENCODER),
+}
+
+
+POLICIES = {
+    "exchange": (Steps(small("pixel"), exchange()), (2,)),
+    "layer": (Steps(small("batch", "bilinear"), layer()), (2, 4)),
+    "every layer": (Steps(Case(EveryLayer(True), (8, 4)), layer()), (4,)),
+    "foreign layers": (Steps(Case(ForeignLayers(), (8, 4)), layer(fusion=2)), (2,)),
+    "valid overlap": (Steps(larger("none", "nearest", "valid"), layer(overlap=True)), (3,)),
+    "1f1b": (Steps(small(), staged(2, "1f1b")), (2,)),
+    "folded": (Steps(small(), staged(2, "folded", recompute="except_last")), (4,)),
+}
