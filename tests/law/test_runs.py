@@ -102,13 +102,13 @@ ROWS: dict[str, Row] = {
     "statistics of a step": Row(
         (2, 4),
         {**SEVERAL, **CONSTANT, **KEPT, "train.loss": LOSSES, "model.norm": "batch"},
-        (halo("layer", idle_ranks=True), halo("layer", mesh=[1, 1]) | {"tiling.grid": 4}),
+        (halo("layer", idle_ranks=True), halo("layer", mesh=[1, 1], idle_ranks=True) | {"tiling.grid": 4}),
         ALONE,
     ),
     "images in blocks": Row(
         (2, 3),
         {**SEVERAL, **CONSTANT, "model.norm": "batch", "train.augment": VALUES},
-        (WHOLE | {"memory.blocks": 2}, halo("layer", mesh=[1, 1])),
+        (WHOLE | {"memory.blocks": 2}, halo("layer", mesh=[1, 1], idle_ranks=True)),
         ALONE,
     ),
     "statistics in float32": Row(
