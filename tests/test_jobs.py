@@ -77,33 +77,6 @@ def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-# The options of bsub that the scripts use, as its manual defines their arguments ([hour:]minute, signal names, exit
-# codes in quotes, jsrun's -nnodes and -alloc_flags of the sites that have it).
-BSUB = {
-    "J": r"[A-Za-z][\w-]*",
-    "n": r"\d+",
-    "R": r'"span\[ptile=\d+\]"',
-    "gpu": r'"num=\d+"',
-    "nnodes": r"\d+",
-    "W": r"(\d+:)?[0-5]?\d",
-    "wt": r"(\d+:)?[0-5]?\d",
-    "wa": r"(USR1|USR2|URG|TERM|INT)",
-    "Q": r'"(\d+ ?)+"',
-    "o": r"[\w%.-]+",
-    "alloc_flags": r'"(smt[124]|nvme|gpumps|gpudefault| )+"',
-}
-
-
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name.startswith("lsf")])
-def test_directives_of_lsf_follow_its_manual(script: str) -> None:
-    lines = re.findall(r"^#BSUB (.*)$", (JOBS / script).read_text(), re.MULTILINE)
-    options = dict(re.fullmatch(r"-(\w+) (.+)", line).groups() for line in lines)  # type: ignore[union-attr]
-    assert len(options) == len(lines)
-    for option, argument in options.items():
-        assert re.fullmatch(BSUB[option], argument), f"-{option} {argument}"
-    assert {"wt", "wa", "W"} <= set(options), "-wa needs -wt, and both a limit"
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -148,12 +121,6 @@ def test_nodes_are_those_of_the_machine_and_ranks_those_of_the_plan(
         assert found == [str(nodes), str(per_node), str(per_node)]
     else:
         assert (asked["n"], asked["R"]) == (str(nodes * per_node), f'"span[ptile={per_node}]"')
-
-
-def test_gpus_a_node_that_are_given_win_over_a_sites(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 2000 --grid 4 --gpus 16 --halo layer --emit slurm --site frontier"
-    assert "2 nodes of 8" in emitted(capsys, *flags.split())
-    assert "4 nodes of 4" in emitted(capsys, *flags.split(), "--gpus-per-node", "4")
 
 
 @pytest.mark.parametrize(

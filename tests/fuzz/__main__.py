@@ -16,26 +16,21 @@ def main() -> int:
     """Prints the table and every fault with the command that shows it again; exit 1 where there is a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=600)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="one case alone, of all kinds or of --kind")
     parser.add_argument("--kind", choices=tuple(KINDS), help="cases of one kind only")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--keep", type=Path, help="folder that keeps results: the same run again goes on from them")
     parser.add_argument("--page", type=Path, help="docs/figures/reliability.md, whose table this run becomes")
     flags = parser.parse_args()
     kinds = (flags.kind,) if flags.kind else tuple(KINDS)
     again = f"python -m tests.fuzz --seed {flags.seed}" + (f" --kind '{flags.kind}'" if flags.kind else "")
-    if flags.keep:
-        flags.keep.mkdir(parents=True, exist_ok=True)
     warm_up()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as root:
         if flags.case is not None:
             print(Workshop(Path(root)).run(flags.seed, flags.case, kinds))
             return 0
-        numbers = range(flags.first, flags.first + flags.cases)
-        results = run_cases(Path(root), flags.keep or Path(root), flags.seed, numbers, kinds, flags.jobs)
-    faulty = sorted((result for result in results if result.faults), key=lambda result: result.number)
+        results = run_cases(Path(root), flags.seed, range(flags.cases), kinds, flags.jobs)
+    faulty = [result for result in results if result.faults]
     for result in faulty:
         print(f"{again} --case {result.number}: {result.kind}: {result.words}")
         for fault in result.faults:

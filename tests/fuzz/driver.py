@@ -9,7 +9,6 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +101,10 @@ def _told(trial: Trial, outcome: Outcome) -> str:
     return f"{trial.command} {' '.join(trial.arguments)[:300]} -> {outcome.code}: {outcome.err.strip()[-300:]}"
 
 
-def run_cases(
-    root: Path, kept: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int
-) -> list[Result]:
-    """Results of all cases, from `jobs` processes. Those that lie in the folder `kept` are not run again, and each new
-    one is put there at once: a long run may be stopped and go on."""
-    done = read_results(kept)
-    left = [number for number in numbers if number not in done]
-    random.Random(seed).shuffle(left)  # kinds differ in their times, and follow each other in the order of the numbers
+def run_cases(root: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> list[Result]:
+    """Results of all cases, from `jobs` processes."""
+    mixed = list(numbers)
+    random.Random(seed).shuffle(mixed)  # kinds differ in their times, and follow each other in the order of the numbers
     children = []
     for job in range(jobs):
         sys.stdout.flush()
@@ -117,11 +112,9 @@ def run_cases(
         if child == 0:
             code = 1
             try:
-                with (kept / f"results-{job}.jsonl").open("a") as log:
-                    workshop = Workshop(root / f"job-{job}")
-                    for number in left[job::jobs]:
-                        log.write("\n" + json.dumps(asdict(workshop.run(seed, number, kinds))))
-                        log.flush()
+                workshop = Workshop(root / f"job-{job}")
+                lines = [json.dumps(asdict(workshop.run(seed, number, kinds))) for number in mixed[job::jobs]]
+                (root / f"results-{job}.jsonl").write_text("\n".join(lines))
                 code = 0
             except Exception:
                 traceback.print_exc()
@@ -131,16 +124,5 @@ def run_cases(
     failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
     if failed:
         raise RuntimeError(f"{len(failed)} of {jobs} processes of the harness failed")
-    found = read_results(kept)
-    return [found[number] for number in numbers]
-
-
-def read_results(kept: Path) -> dict[int, Result]:
-    """The results in a folder by the numbers of their cases; a line that a killed process left torn is passed over."""
-    results: dict[int, Result] = {}
-    for log in sorted(kept.glob("results-*.jsonl")):
-        for line in log.read_text().splitlines():
-            with suppress(json.JSONDecodeError, TypeError):
-                result = Result(**json.loads(line))
-                results[result.number] = result
-    return results
+    lines = [line for log in root.glob("results-*.jsonl") for line in log.read_text().splitlines()]
+    return sorted((Result(**json.loads(line)) for line in lines), key=lambda result: result.number)

@@ -133,7 +133,7 @@ ROWS: dict[str, Row] = {
         (stages(2), halo("layer") | {"tiling.grid": 4, "tiling.halo": 24}),
     ),
     "gpipe": Row(
-        (3,), {**CONSTANT, "train.loss": LOSSES}, (stages(3, "gpipe", recompute="except_last"), stages(1) | {})
+        (3,), {**CONSTANT, "train.loss": LOSSES}, (stages(3, "gpipe", recompute="except_last"), {"tiling.grid": 2})
     ),
     "folded": Row((2, 4), {**CONSTANT, "train.ema": 0.9}, (stages(2, "folded"), {"tiling.grid": 2})),
     "rounds": Row((2,), {}, (stages(2, micro_batches=2, recompute="always"),)),
