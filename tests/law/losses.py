@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from tests.law.cases import IGNORED
 from tests.law.steps import Formula
-from tiledseg.training.losses.choose_objective import JointObjectives
-from tiledseg.training.losses.edge_objective import AttentionObjective, BoundaryObjective, EdgeObjective
-from tiledseg.training.losses.objective import ClassObjective, Objective, OverlapObjective, PixelTerms, Tversky
+from tiledseg.training.losses.edge_objective import BoundaryTerm, EdgesTerm
+from tiledseg.training.losses.objective import Objective, OverlapTerm, PixelTerm
 
 WEIGHTS = (0.5, 3.0, 0.0)
 K = len(WEIGHTS)
@@ -41,26 +40,22 @@ def both(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
     return 2 * smoothed(scores_PK, target_P) + 0.5 * tversky(scores_PK, target_P, 0.5, 0.5)
 
 
-PIXELS = ClassObjective(IGNORED, weights=WEIGHTS, terms=PixelTerms(0.0, 0.0))
-EDGES = EdgeObjective(IGNORED, edge_radius=4)
+SMOOTHED = PixelTerm(IGNORED, weights=WEIGHTS, smoothing=0.2)
 LOSSES: dict[str, tuple[Objective, Formula | None]] = {
-    "smoothed": (replace(PIXELS, terms=PixelTerms(smoothing=0.2)), smoothed),
-    "focal": (replace(PIXELS, terms=PixelTerms(0.0, 1.0, gamma=1.5)), focal),
-    "tversky": (OverlapObjective(PIXELS, K, (Tversky(1.0, 0.2, 0.9),)), tversky),
-    "both": (
-        OverlapObjective(replace(PIXELS, terms=PixelTerms(2.0, smoothing=0.2)), K, (Tversky(0.5, 0.5, 0.5),)),
-        both,
-    ),
-    "edges": (EDGES, None),
+    "smoothed": (Objective((SMOOTHED,)), smoothed),
+    "focal": (Objective((PixelTerm(IGNORED, weights=WEIGHTS, gamma=1.5),)), focal),
+    "tversky": (Objective((OverlapTerm(IGNORED, K, 1.0, 0.2, 0.9, WEIGHTS),)), tversky),
+    "both": (Objective((replace(SMOOTHED, factor=2.0), OverlapTerm(IGNORED, K, 0.5, weights=WEIGHTS))), both),
+    "edges": (Objective((PixelTerm(IGNORED, attention=1.0), EdgesTerm(IGNORED, radius=4))), None),
     # Distances are held to scipy's elsewhere.
-    "boundary": (JointObjectives((replace(PIXELS, terms=PixelTerms()), BoundaryObjective(IGNORED, 0.3, 5))), None),
+    "boundary": (Objective((PixelTerm(IGNORED, weights=WEIGHTS), BoundaryTerm(IGNORED, 0.3, 5))), None),
     "all": (
-        JointObjectives(
+        Objective(
             (
-                OverlapObjective(ClassObjective(IGNORED, weights=WEIGHTS), K, (Tversky(0.5, 0.5, 0.5),)),
-                BoundaryObjective(IGNORED, 0.2, 3),
-                AttentionObjective(IGNORED, 2.0, WEIGHTS),
-                replace(EDGES, classes=False),
+                PixelTerm(IGNORED, weights=WEIGHTS, attention=2.0),
+                OverlapTerm(IGNORED, K, 0.5, weights=WEIGHTS),
+                BoundaryTerm(IGNORED, 0.2, 3),
+                EdgesTerm(IGNORED, radius=4),
             )
         ),
         None,

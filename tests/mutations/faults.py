@@ -23,8 +23,8 @@ class Fault(NamedTuple):
 ON_A_GPU = (
     ("a lane does not wait for computing", "memory/host.py", "lane.wait_stream(stream)", "pass"),
     ("computing does not wait for a copy in", "memory/host.py", "stream.wait_event(event)", "pass"),
-    ("a step does not wait for its input", "execution/input/carrying.py", "stream.wait_event(self.event)", "pass"),
-    ("an input's memory is given out early", "execution/input/carrying.py", "tensor.record_stream(stream)", "pass"),
+    ("a step does not wait for its input", "execution/carrying.py", "stream.wait_event(self.event)", "pass"),
+    ("an input's memory is given out early", "execution/carrying.py", "tensor.record_stream(stream)", "pass"),
     ("a map is taken before it is there", "inference/mapping.py", "self.sent.synchronize()", "pass"),
     (
         "a checkpoint is written before it is there",
@@ -35,7 +35,7 @@ ON_A_GPU = (
     (
         "a validation reads before its sums are there",
         "training/validation.py",
-        "torch.cuda.current_stream(mesh.device).synchronize()",
+        "torch.cuda.current_stream(device).synchronize()",
         "pass",
     ),
     (
@@ -47,7 +47,7 @@ ON_A_GPU = (
     ("a tensor is pinned and not whole", "models/sending.py", "return pinned.copy_(tensor).to(", "return pinned.to("),
 )
 ON_TWO_GPUS = (
-    ("a reader takes the first GPU", "execution/input/carrying.py", "torch.cuda.device(stream.device), ", ""),
+    ("a reader takes the first GPU", "execution/carrying.py", "torch.cuda.device(stream.device), ", ""),
     (
         "a message is staged asynchronously",
         "comm/transports/point_to_point.py",
