@@ -23,7 +23,7 @@ FOLDER = ROOT / "benchmarks/gpu"
 @pytest.mark.timeout(1200)
 def test_the_small_form_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", str(tmp_path), "--seconds", "1100"]
-    some = () if NIGHTLY else ("versions", "training_step", "mapping")
+    some = () if NIGHTLY else ("versions", "mapping")
     command += ["--parts", *some] if some else []
     done = run_job(command, seconds=1150, environ=clean_environment())
     lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
@@ -33,7 +33,7 @@ def test_the_small_form_runs(tmp_path: Path) -> None:
     assert parts == (set(some) or {p.stem for p in FOLDER.glob("*.py") if "begin_part(__file__)" in p.read_text()})
     assert {path.name for path in tmp_path.iterdir()} == {"measurements.jsonl", "battery.log"}
     by_name = {(line["part"], line["name"]): line for line in lines}
-    assert by_name["training_step", "production step fp32 default"]["value"]["ms"] > 0
+    assert not NIGHTLY or by_name["training_step", "production step fp32 default"]["value"]["ms"] > 0
     assert run_job(command, environ=clean_environment()).code == 2, "an earlier run's lines must stay as they are"
     there = {(line["part"], _any_size(line["name"])) for line in lines}
     named = [(f.part, _any_size(name)) for f in FIGURES for name in (f.name, f.over) if name is not None]

@@ -26,7 +26,8 @@ def copy_tree(to: Path) -> None:
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, to / name)
-    for name in (".venv", "build"):  # the pretend GPU is compiled there
+    (ROOT / "build").mkdir(exist_ok=True)  # the pretend GPU is compiled there
+    for name in (".venv", "build"):
         (to / name).symlink_to(ROOT / name)
 
 
