@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "blocks of ranks are cut beside the tiles' edges",
         "geometry/sharing/decomposition.py",
-        "return tuple(i * tiles // parts for i in range(parts + 1))",
-        "return tuple(-(-i * tiles // parts) for i in range(parts + 1))[:-1] + (tiles - 1,)",
+        "return range(block * tiles // parts, (block + 1) * tiles // parts)",
+        "return range(-(-block * tiles // parts), -(-(block + 1) * tiles // parts) - 1)",
         "tests/geometry/test_decomposition.py",
     ),
     # Halo exchange and spatial layers.
