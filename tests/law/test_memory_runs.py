@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.law.runs import check_same_run, configuration, losses, run, summary
+from tests.law.runs import changed, check_same_run, configuration, losses, run, summary
 from tests.law.test_runs import halo, stages
 from tests.memory.stores import LateLanes
 from tiledseg.comm.mesh import Mesh
@@ -65,7 +65,8 @@ def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mes
     assert rebuilt["bytes"] <= budget < rebuilt["bytes_kept_all"]
     assert rebuilt["tensors"]
     if prepared.plan.pipeline is not None:  # and where whole stages are computed once more
-        assert losses(run(sparing(whole, f"{name} always", recompute="always"), mesh)) == expected
+        always = changed(sparing(whole, f"{name} always"), {"parallel.recompute": "always"})
+        assert losses(run(always, mesh)) == expected
         assert summary(shared / f"{name} always")["pipeline"]["settings"]["recompute"] == ["always"] * 2
 
 
