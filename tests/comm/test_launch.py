@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list
+from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list, open_files_needed
+from tiledseg.comm.session import check_open_files
 from tiledseg.comm.transports.mpi import check_threads
 from tiledseg.errors import ConfigError
 
@@ -163,3 +165,27 @@ def test_mpi_without_threads_is_refused() -> None:
         check_threads(1, 2, "MPI 1")
     check_threads(2, 2, "MPI 1")
     check_threads(3, 2, "MPI 1")
+
+
+def test_open_files_of_1200_ranks() -> None:
+    """Rank 0 has two connections of each rank; the others have some for each doubling, and their peers."""
+    others = open_files_needed(1200, keeps_store=False)
+    assert 2400 < open_files_needed(1200, keeps_store=True) < 2600
+    assert others - open_files_needed(600, keeps_store=False) < 10
+    assert others < 256
+    assert open_files_needed(1200, keeps_store=False, peers=63) == others + 63
+
+
+def test_too_few_open_files_are_refused_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of 1024, as many systems have them: who keeps the store of 1200 ranks needs more, the others do not. An
+    agent of torchrun keeps it, whose limit its ranks cannot raise."""
+    asked: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    monkeypatch.setattr(resource, "prlimit", lambda process, kind: asked.append(process) or (1024, 4096))
+    for launcher, words in (("slurm", "on rank 0 of 1200"), ("torchrun", "by torchrun, which starts 1200 ranks")):
+        check_open_files(Launch(6, 1200, 0, 6, launcher))
+        check_open_files(Launch(0, 400, 0, 6, launcher))
+        with pytest.raises(ConfigError, match=rf"no more than 1024 files .* 2\d\d\d are needed {words}; raise it"):
+            check_open_files(Launch(0, 1200, 0, 6, launcher))
+    assert asked == [os.getppid()] * 2

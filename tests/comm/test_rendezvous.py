@@ -7,10 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -159,50 +155,6 @@ def test_mpirun_with_the_loopback_alone_and_a_name_that_does_not_resolve(transpo
     done = run_job([unshare, "--net", "--uts", "bash", "-c", alone])
     assert (done.code, done.errors) == (0, []), done.err
     assert f"sum 2 over {'gloo' if transport == 'auto' else 'mpi'}" in done.out
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces, 10.98.76.1 and 10.98.76.2, joined by a cable; their names. Gone afterwards."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("not root, or no ip command: no second host can be made")
-    short = uuid.uuid4().hex[:6]
-    hosts = (f"ts{short}a", f"ts{short}b")
-    with ExitStack() as stack:
-        for host in hosts:
-            made = subprocess.run(["ip", "netns", "add", host], capture_output=True, text=True, timeout=20)
-            if made.returncode:
-                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
-            stack.callback(subprocess.run, ["ip", "netns", "delete", host], timeout=20, check=False)
-        cable = f"ip link add v{hosts[0]} netns {hosts[0]} type veth peer name v{hosts[1]} netns {hosts[1]}"
-        made = subprocess.run(cable.split(), capture_output=True, text=True, timeout=20)
-        if made.returncode:
-            pytest.skip(f"no virtual cables here: {made.stderr.strip()}")
-        for number, host in enumerate(hosts, start=1):
-            for line in (f"addr add 10.98.76.{number}/24 dev v{host}", f"link set v{host} up", "link set lo up"):
-                subprocess.run(["ip", "-n", host, *line.split()], check=True, timeout=20)
-        yield hosts
-
-
-@pytest.mark.slow
-def test_two_hosts_whose_names_do_not_resolve(two_hosts: tuple[str, str]) -> None:
-    """Under srun's variables, with rank 0's address given: Gloo must leave the loopback by itself."""
-    started = []
-    for rank, host in enumerate(two_hosts):
-        step = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-        step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.98.76.1", "MASTER_PORT": "29872"}
-        inside = f"hostname {host}-no-such-host && exec {sys.executable} {JOB} fine"
-        command = ["ip", "netns", "exec", host, "unshare", "--uts", "bash", "-c", inside]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, **pipes, text=True, env=clean_environment(step)))
-    try:
-        end = time.monotonic() + 100
-        ends = [process.communicate(timeout=max(1.0, end - time.monotonic())) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], ends
-    assert "sum 2 over gloo" in ends[0][0]
 
 
 def test_ranks_that_do_not_arrive_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.comm.launching import MPIRUN, Done, mpirun
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.watching.doing import changes, current, doing, tick, waiting
 from tiledseg.comm.watching.verdict import Report, SeenReport, decode, verdict
-from tiledseg.comm.watching.watch import Watch, open_watch
+from tiledseg.comm.watching.watch import Board, Watch, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0
@@ -48,33 +49,34 @@ def test_words_cost_next_to_nothing() -> None:
     assert (time.thread_time() - begun) / 100_000 < 20e-6  # 0.6 us on a calm machine
 
 
-def test_a_stuck_rank_is_named_with_what_all_do() -> None:
-    stuck = Report(2, "n1", 9, DEADLINE, False, "step 2, reading tile 5")
-    line = verdict(everyone(4, stuck), DEADLINE)
-    assert line is not None
-    assert line.startswith(
-        "no rank has made progress for 6 s: rank 2 on n1 stuck in: step 2, reading tile 5; "
-        "ranks 0-1, 3 waiting in: step 2, a sum over ranks. "
-    )
-    assert decode(stuck.encode().encode()) == stuck
+STUCK = Report(2, "n1", 9, DEADLINE, False, "step 2, reading tile 5")
+SUMMED = "waiting in: step 2, a sum over ranks"
 
 
-def test_a_silent_rank_is_named_first() -> None:
-    seen = everyone(3, Report(1, "n1", 4, 0.0, False, "step 1, reading tile 5"))
-    seen[1] = seen[1]._replace(unchanged=0.5 * DEADLINE)
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (everyone(4, STUCK), f"rank 2 on n1 stuck in: step 2, reading tile 5; ranks 0-1, 3 {SUMMED}. "),
+        (
+            [*everyone(4)[:2], SeenReport(STUCK._replace(age=0.0), 0.5 * DEADLINE)],
+            f"rank 2 on n1 not answering, last in: step 2, reading tile 5; ranks 0-1 {SUMMED}. ",
+        ),
+        (everyone(4, Report(0, "n0", 9, 0.5 * DEADLINE, False, "validation")), None),
+        (
+            everyone(4, SUM._replace(rank=3, words="a barrier")),
+            f"every rank waits for another; ranks 0-2 {SUMMED}; rank 3 on n0 waiting in: a barrier. ",
+        ),
+    ],
+    ids=["stuck", "silent", "one works on", "all wait"],
+)
+def test_the_ranks_that_hold_up_a_job_are_named_first(seen: list[SeenReport], words: str | None) -> None:
     line = verdict(seen, DEADLINE)
-    assert line is not None
-    assert "6 s: rank 1 on n1 not answering, last in: step 1, reading tile 5; ranks 0, 2 waiting in:" in line
-
-
-def test_a_rank_that_works_keeps_the_job_alive() -> None:
-    assert verdict(everyone(4, Report(0, "n0", 9, 0.5 * DEADLINE, False, "validation")), DEADLINE) is None
-
-
-def test_ranks_that_wait_for_each_other() -> None:
-    line = verdict(everyone(4, SUM._replace(rank=3, words="a barrier")), DEADLINE)
-    assert line is not None
-    assert "every rank waits for another; ranks 0-2 waiting in: step 2, a sum over ranks; rank 3 on n0 waiting" in line
+    if words is None:
+        assert line is None
+    else:
+        assert line is not None
+        assert line.startswith(f"no rank has made progress for 6 s: {words}")
+    assert all(decode(one.report.encode().encode()) == one.report for one in seen)
 
 
 def test_the_line_stays_short_on_many_ranks() -> None:
@@ -85,13 +87,30 @@ def test_the_line_stays_short_on_many_ranks() -> None:
     assert "1195 more groups" in line
 
 
-def test_a_watch_counts_how_long_a_report_stays() -> None:
-    watch = Watch.__new__(Watch)
-    watch._seen = {}
+def test_a_watch_asks_the_store_twice_a_look_and_counts_how_long_a_report_stays() -> None:
+    """Whatever the number of ranks."""
+    asked: list[str] = []
+    root = SUM
+
+    class Counted(Board):
+        def __init__(self) -> None:
+            """No store."""
+
+        def put(self, report: Report) -> None:
+            asked.append("put")
+
+        def read(self, ranks: Sequence[int]) -> list[Report]:
+            asked.append(f"read {len(ranks)}")
+            return [root]
+
+    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", 600.0)
+    asked.clear()
+    for beat in (9, 9, 10):
+        root = SUM._replace(beat=beat)
+        watch._look(5.0)
+    assert asked == ["put", "read 1"] * 3
+    assert [watch._observe(0, report, 2.0).unchanged for report in (root, root, None)] == [2.0, 4.0, 6.0]
     assert watch._observe(1, None, 2.0).unchanged == 2.0
-    beats = [SUM._replace(beat=beat) for beat in (1, 1, 1, 2)]
-    assert [watch._observe(0, report, 2.0).unchanged for report in beats] == [0.0, 2.0, 4.0, 0.0]
-    assert watch._observe(0, None, 3.0) == SeenReport(SUM._replace(beat=2), 3.0)
 
 
 def check_end(done: Done, words: str) -> None:

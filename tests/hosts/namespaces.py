@@ -10,8 +10,7 @@ import itertools
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -59,39 +58,13 @@ def hosts(number: int) -> Iterator[list[Host]]:
         yield found
 
 
-@contextmanager
-def far_hosts(number: int, seconds: float, share: float) -> Iterator[list[Host]]:
-    """As `hosts`, but every frame arrives `seconds` late and a `share` of them never: `poor_switch`."""
-    with _namespaces(number) as (found, switch):
-        program = [sys.executable, "-m", "tests.hosts.poor_switch", str(number), str(seconds), str(share)]
-        with _start(["ip", "netns", "exec", switch, *program]) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stderr is not None
-                if process.stdout.readline() != "ready\n":
-                    raise RuntimeError(process.stderr.read().strip())
-                for host in found:
-                    _ip("-n", switch, "link", "set", host.port, "netns", host.namespace, "name", INTERFACE)
-                    _set_up(host)
-                yield found
-            finally:
-                process.kill()
-
-
 def why_no_hosts() -> str | None:
     """Why this machine cannot have them, or None."""
     missing = [name for name in ("ip", "unshare") if shutil.which(name) is None]
-    return f"no {' and no '.join(missing)} here" if missing else _why_not(lambda: hosts(1))
-
-
-def why_no_far_hosts() -> str | None:
-    """The same of hosts on a poor network."""
-    return why_no_hosts() or _why_not(lambda: far_hosts(1, 0.0, 0.0))
-
-
-def _why_not(make: Callable) -> str | None:
+    if missing:
+        return f"no {' and no '.join(missing)} here"
     try:
-        with make() as (host,), host.start(["true"]) as process:
+        with hosts(1) as (host,), host.start(["true"]) as process:
             _, err = process.communicate(timeout=10)
     except RuntimeError as error:
         return str(error).splitlines()[-1]

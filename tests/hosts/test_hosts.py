@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.comm.launching import MPIRUN, Done
 from tests.conftest import NIGHTLY
 from tests.crash.runs import Material, check_close, train
 from tests.hosts.jobs import by_hand, by_mpirun, by_torchrun, end_of
-from tests.hosts.namespaces import far_hosts, hosts, why_no_far_hosts, why_no_hosts
+from tests.hosts.namespaces import hosts, why_no_hosts
 
 REASON = why_no_hosts()
 pytestmark = [
@@ -33,28 +32,6 @@ SHORT = ("--train.epochs", "2")
 DEADLINE = 6.0
 SECONDS_TO_LEAVE = 6.0
 """From the deadline to the end of the last rank: the watch's graces, and room for a busy machine."""
-
-RECEIVE = """
-import socket, time
-taker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-taker.bind(("", 29401))
-print("ready", flush=True)
-taker.settimeout(10)
-ages = [-float(taker.recv(100)) + time.monotonic()]
-taker.settimeout(2)
-try:
-    while True:
-        ages.append(-float(taker.recv(100)) + time.monotonic())
-except TimeoutError:
-    print(min(ages), len(ages))
-"""
-SEND = """
-import socket, sys, time
-sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-for _ in range(500):
-    sender.sendto(str(time.monotonic()).encode(), (sys.argv[1], 29401))
-    time.sleep(0.002)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -93,33 +70,6 @@ def test_losses_under_torchrun_are_those_of_one_rank(material: Material, ranks: 
 def test_losses_on_four_hosts_are_those_of_one_rank(material: Material, mode: str) -> None:
     with hosts(4) as nodes:
         check_run(material, f"four-{mode}", mode, lambda words: by_hand(nodes, words))
-
-
-@nightly
-def test_far_hosts_are_far() -> None:
-    """Of 500 datagrams, 2 ms apart, the first takes its time and about a tenth is lost."""
-    reason = why_no_far_hosts()
-    if reason is not None:
-        pytest.skip(f"packets cannot be made late: {reason}")
-    with far_hosts(2, seconds=0.05, share=0.1) as (near, far), far.start([sys.executable, "-c", RECEIVE]) as receiver:
-        assert receiver.stdout is not None
-        assert receiver.stdout.readline() == "ready\n"
-        with near.start([sys.executable, "-c", SEND, far.address]) as sender:
-            assert sender.wait(20) == 0
-        age, arrived = map(float, receiver.communicate(timeout=20)[0].split())
-    assert age >= 0.05
-    assert 400 < arrived < 500
-
-
-@nightly
-@pytest.mark.parametrize("mode", MODES)
-def test_late_and_lost_packets_change_no_loss(material: Material, mode: str) -> None:
-    """Every packet comes 5 ms late, and one in a hundred never: TCP sends it again."""
-    reason = why_no_far_hosts()
-    if reason is not None:
-        pytest.skip(f"packets cannot be made late: {reason}")
-    with far_hosts(2, seconds=0.005, share=0.01) as nodes:
-        check_run(material, f"late-{mode}", mode, lambda words: by_hand(nodes, words))
 
 
 @nightly

@@ -177,29 +177,15 @@ def _number(environ: Mapping[str, str], name: str, launcher: str, names: tuple[s
     return int(text)
 
 
-# Connections of a rank, for which its limit of open files must leave room. Gloo connects two ranks when they first
-# talk: its sums and gathers are rings, its broadcasts trees, and messages have the peers of the mesh. So a rank has a
-# few connections for each doubling of the ranks. Only the store, which one process keeps, has connections of all: a
-# rank's own, and its watch's.
-STORE_CONNECTIONS = 2  # of each rank, to the store
 _FILES = 64  # images, reading threads, the run's files, libraries
-_MEETING = 12  # operations: of a rank that meets all others, with a ring and trees
-_GROUP = 5  # operations: of a further group, with a ring
 _GROUPS = 4  # of which a rank is a member: the whole, and those of image, stage and pipeline
 
 
 def open_files_needed(size: int, keeps_store: bool, peers: int = 0) -> int:
-    """Return the files of a rank among `size` that sends messages to `peers` others; `keeps_store`: all ranks connect
-    to it."""
-    ring_and_trees = 2 + 2 * (size - 1).bit_length()
-    return _FILES + _GROUPS * ring_and_trees + peers + (STORE_CONNECTIONS * size if keeps_store else 0)
+    """Return the files of a rank among `size` that sends messages to `peers` others.
 
-
-def store_operations(size: int, groups: int, peers: int) -> int:
-    """Return a bound of the operations of all ranks, from their meeting until their first step has ended.
-
-    `groups` that each is in, the whole among them, and `peers` of its messages. Connections are made when they are
-    first used, each by two operations of either end. Real Gloo among 32 and 256 ranks makes 0.85 and 0.89 of the bound
-    (`tests/comm/many_ranks.py`).
+    Gloo connects two ranks when they first talk: its sums and gathers are rings, its broadcasts trees. So a rank has a
+    few connections for each doubling of the ranks. `keeps_store`: all ranks connect to it, each twice (its watch).
     """
-    return size * (_MEETING + _GROUP * (groups - 1) + 2 * peers)
+    ring_and_trees = 2 + 2 * (size - 1).bit_length()
+    return _FILES + _GROUPS * ring_and_trees + peers + (2 * size if keeps_store else 0)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tiledseg.comm.axes import open_axes
-from tiledseg.comm.launch import Launch, open_files_needed, store_operations
+from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.watching.verdict import name_ranks
@@ -54,7 +54,6 @@ def in_words(figures: Mapping[str, Any]) -> str:
         "messages, forward and back": "at most {messages} to {peers} peers, {bytes} bytes",
         "sums over ranks": "at most {sums}, {summed} bytes: of gradients, and of norms",
         "open files": "{open_files}; rank 0 {open_files_of_root}",
-        "store": "at most {store_operations} operations until the first step has ended",
     }
     width = max(map(len, rows))
     lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s"]
@@ -117,7 +116,6 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         "summed": max(map(sum, summed)),
         "open_files": files,
         "open_files_of_root": root,
-        "store_operations": store_operations(ranks, groups, peers),
         "seconds": time.perf_counter() - begun,
         "fails": [*fails, *unmatched(active)[:5]],
         "warnings": [*preparation.warnings, *warnings],
