@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.memory.stores import SlowStore, offload
 from tests.memory.zoo import drawn, leaf
-from tiledseg.errors import MemoryLimitError, WriteError
+from tiledseg.errors import WriteError
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
 
@@ -211,15 +211,10 @@ def test_a_graph_outlives_the_context(tmp_path: Path) -> None:
     x = leaf(64, 64, step=1)
     with offload(tmp_path, 0):
         loss = chain(x)
+        unused = chain(leaf(64, 64, step=1))
     loss.backward()
     assert torch.equal(x.grad, expected(x))
-
-
-def test_a_graph_that_is_never_used_outlives_the_context(tmp_path: Path) -> None:
-    with offload(tmp_path, 0, SlowStore):
-        loss = chain(leaf(64, 64, step=1))
-    assert loss.requires_grad
-    del loss
+    assert unused.requires_grad
 
 
 @pytest.mark.parametrize("place", ["forward", "backward"])
@@ -261,15 +256,6 @@ def test_a_context_within_another_and_within_itself(tmp_path: Path) -> None:
     assert inner.figures.bytes_out > 0
 
 
-def test_a_context_around_each_step_counts_steps(tmp_path: Path) -> None:
-    x = leaf(64, 64, step=1)
-    moving = offload(tmp_path, 2 * x.nbytes)
-    for _ in range(3):
-        with moving:
-            chain(x, 8).backward()
-    assert moving.figures.steps == 3
-
-
 def test_a_full_disk_ends_the_step_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -285,16 +271,6 @@ def test_a_full_disk_ends_the_step_with_its_own_error(tmp_path: Path, monkeypatc
         step()
     with moving:
         assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected(x))
-
-
-def test_a_store_that_is_too_small_is_an_error_that_says_so(tmp_path: Path) -> None:
-    x = leaf(64, 64, step=1)
-    moving = Offload(lambda: FileStore(tmp_path, 2 * x.nbytes), 0, KIBI)
-    with (
-        pytest.raises(MemoryLimitError, match=r"may have 32768 bytes, of which 32768 are taken, but 16384 more"),
-        moving,
-    ):
-        chain(x, 8).backward()
 
 
 # Long runs.

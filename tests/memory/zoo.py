@@ -61,36 +61,26 @@ def _convolutions(inplace: bool = False) -> nn.Module:
 class Skipping(nn.Module):
     """Two levels, the skip held by a name until the end."""
 
-    def __init__(self, kind: str = "cat") -> None:
+    def __init__(self, unpool: bool = False) -> None:
         super().__init__()
-        self.kind = kind
+        self.unpool = unpool
         self.fine = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
         self.deep = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.InstanceNorm2d(16, affine=True), nn.ReLU())
         self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
-        self.head = nn.Conv2d(16 if kind == "cat" else 8, 4, 1)
+        self.head = nn.Conv2d(8 if unpool else 16, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         skip = self.fine(x)
         deep, indices = functional.max_pool2d(skip, 2, return_indices=True)
         deep = self.deep(deep)
-        if self.kind == "unpool":
+        if self.unpool:
             return self.head(functional.max_unpool2d(deep[:, :8], indices, 2))
-        up = self.up(deep)
-        return self.head(torch.cat((skip, up), 1) if self.kind == "cat" else skip + up)
+        return self.head(torch.cat((skip, self.up(deep)), 1))
 
 
 def _norms() -> nn.Module:
     layers = (nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.InstanceNorm2d(8), nn.SiLU())
     return nn.Sequential(*layers, nn.LayerNorm([10, 10]))
-
-
-def _volumes() -> nn.Module:
-    return nn.Sequential(nn.Conv3d(2, 4, 3), nn.PReLU(4), nn.AvgPool3d(2), nn.ConvTranspose3d(4, 2, 2))
-
-
-def _enlarging() -> nn.Module:
-    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.PixelShuffle(2), nn.ReflectionPad2d(1))
-    return nn.Sequential(*layers, nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False))
 
 
 def _computed_weights() -> nn.Module:
@@ -103,22 +93,12 @@ def _shared() -> nn.Module:
     return nn.Sequential(shared, nn.ReLU(), shared, nn.Sigmoid(), shared)
 
 
-def _linear() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
-
-
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear layers": (_linear, (16, 32)),
-    "batch norms and their buffers": (_convolutions, (2, 3, 16, 16)),
     "activations in place": (partial(_convolutions, True), (2, 3, 16, 16)),
     "a skip that is concatenated": (Skipping, (2, 3, 16, 16)),
-    "a skip that is added": (partial(Skipping, "add"), (2, 3, 16, 16)),
-    "indices of a pooling": (partial(Skipping, "unpool"), (2, 3, 16, 16)),
+    "indices of a pooling": (partial(Skipping, True), (2, 3, 16, 16)),
     "norms of all kinds": (_norms, (2, 3, 12, 12)),
     "a recurrent network": (lambda: nn.LSTM(8, 16, 2, batch_first=True), (3, 9, 8)),
-    "a gated recurrent network": (lambda: nn.GRU(8, 16, bidirectional=True), (5, 3, 8)),
-    "convolutions of volumes": (_volumes, (1, 2, 8, 8, 8)),
-    "enlarging and shuffling": (_enlarging, (1, 3, 8, 8)),
     "weights that are computed": (_computed_weights, (8, 16)),
     "a weight that is used twice": (_shared, (8, 16)),
 }
@@ -184,37 +164,6 @@ def _views_of_one_storage(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([(view * view).sum() for view in views]).sum()
 
 
-def _as_another_type(x: torch.Tensor) -> torch.Tensor:
-    pairs = torch.view_as_complex((x * 2).view(16, 8, 2))
-    return ((pairs * pairs).abs() + torch.view_as_real(pairs * 1j).sum(-1)).sum()
-
-
-def _masks(x: torch.Tensor) -> torch.Tensor:
-    kept = torch.where(x > 0, x * x, x.sin()).masked_fill(x.abs() < 0.1, 0.0)
-    return (kept.clamp(-1, 2) * kept.cumsum(1)).sum()
-
-
-def _sorts(x: torch.Tensor) -> torch.Tensor:
-    ordered, at = (x * 2).sort(1)
-    sums = torch.zeros(16, 16).scatter_add(1, at, ordered * ordered)
-    return (ordered.gather(1, at.flip(1)) * sums + x.topk(3, 1).values.prod()).sum()
-
-
-def _linear_algebra(x: torch.Tensor) -> torch.Tensor:
-    matrix = x @ x.t() + 16 * torch.eye(16, dtype=x.dtype)
-    return torch.linalg.solve(matrix, x).sum() + torch.logdet(matrix) + torch.linalg.svdvals(x).sum()
-
-
-def _empty(x: torch.Tensor) -> torch.Tensor:
-    return (x[:0] * x[:0]).sum() + (x * x.exp()).sum() + torch.tensor(2.0) * x.sum()
-
-
-def _unused_branch(x: torch.Tensor) -> torch.Tensor:
-    shared = x.exp()
-    (shared.sin() * shared).cos()
-    return (shared * shared).sum()
-
-
 def _writes_into_a_part(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y[2:5] = x[1:4].exp()
@@ -237,12 +186,6 @@ def _past_autograd(x: torch.Tensor) -> torch.Tensor:
     return z.sin().sum()
 
 
-def _without_gradients(x: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        scale = x.exp().mean()
-    return ((x * scale).exp() * x.detach().sin()).sum()
-
-
 def _hooked(x: torch.Tensor) -> torch.Tensor:
     middle = x.exp()
     middle.register_hook(lambda grad: grad * 2)
@@ -251,19 +194,11 @@ def _hooked(x: torch.Tensor) -> torch.Tensor:
 
 DOUBLE, COMPLEX = torch.float64, torch.complex64
 LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
-    "complex numbers": (lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.sin())).abs().square().sum(), torch.float32),
     "conjugate and negative views": (_conjugate_and_negative, COMPLEX),
     "strides of zero": (_strides_of_zero, torch.float32),
     "tensors that are not contiguous": (_not_contiguous, torch.float32),
     "views of one storage": (_views_of_one_storage, torch.float32),
     "the last keeper is a view": (lambda x: ((x * 2).t()[3:9] * (x * 2).t()[3:9]).sum(), torch.float32),
-    "views as another type": (_as_another_type, torch.float32),
-    "masks and whole numbers": (_masks, torch.float32),
-    "gathers and sorts": (_sorts, torch.float32),
-    "linear algebra": (_linear_algebra, DOUBLE),
-    "empty tensors and numbers": (_empty, torch.float32),
-    "a branch that nobody uses": (_unused_branch, torch.float32),
-    "part of it without gradients": (_without_gradients, torch.float32),
     "hooks on gradients": (_hooked, torch.float32),
     "a function of one's own": (lambda x: Cubed.apply(x.exp() * 2, 3).sin().sum(), DOUBLE),
     "a function that hides what it keeps": (lambda x: Hiding.apply(Hiding.apply(x).sin()).sum(), torch.float32),
@@ -284,16 +219,6 @@ OTHERS: list[Case] = []
 
 
 @OTHERS.append
-def densely_connected(step: int) -> Tensors:
-    convs = [module(lambda k=k: nn.Conv2d(4 * (k + 1), 4, 3, padding=1)) for k in range(3)]
-    features = [leaf(1, 4, 12, 12, step=step)]
-    for conv in convs:
-        features.append(torch.relu(conv(torch.cat(features, 1))))
-    leaves = features[0], *(p for conv in convs for p in conv.parameters())
-    return gradients(torch.cat(features, 1).square().sum(), *leaves)
-
-
-@OTHERS.append
 def dropout_draws_the_same_numbers(step: int) -> Tensors:
     torch.manual_seed(step)
     layers = nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.2)
@@ -310,28 +235,12 @@ def attention(step: int) -> Tensors:
 
 
 @OTHERS.append
-def frozen_layers(step: int) -> Tensors:
-    network = module(_convolutions)
-    for parameter in network[3].parameters():
-        parameter.requires_grad_(False)
-    return trained(network.eval(), drawn(1, 3, 16, 16, step=step))
-
-
-@OTHERS.append
 def channels_last_strides(step: int) -> Tensors:
     network = module(_convolutions).to(memory_format=torch.channels_last)
     x = drawn(2, 3, 16, 16, step=step).to(memory_format=torch.channels_last).requires_grad_()
     result = trained(network, x)
     assert result[0].is_contiguous(memory_format=torch.channels_last)
     return result
-
-
-@OTHERS.append
-def embeddings(step: int) -> Tensors:
-    tables = [module(lambda sparse=sparse: nn.Embedding(50, 16, sparse=sparse)) for sparse in (False, True)]
-    words = torch.randint(0, 50, (6, 7), generator=torch.Generator().manual_seed(step))
-    each = [gradients((table(words) ** 3).sum(), *table.parameters()) for table in tables]
-    return [tensor.to_dense() for found in each for tensor in found]
 
 
 @OTHERS.append
@@ -366,43 +275,6 @@ def double_backward(step: int) -> Tensors:
 
 
 @OTHERS.append
-def triple_backward(step: int) -> Tensors:
-    x = leaf(8, 16, step=step, dtype=DOUBLE)
-    value, found = (x.sin().exp() * x).sum(), list[torch.Tensor]()
-    for _ in range(3):
-        (grad,) = torch.autograd.grad(value, x, create_graph=True)
-        found.append(grad.detach())
-        value = (grad * grad.cos()).sum()
-    return found
-
-
-@OTHERS.append
-def gradients_that_add_up(step: int) -> Tensors:
-    network = module(_convolutions)
-    for part in range(3):
-        network(drawn(1, 3, 12, 12, step=10 * step + part)).square().mean().backward()
-    return [*(p.grad for p in network.parameters() if p.grad is not None), *network.buffers()]
-
-
-@OTHERS.append
-def two_networks_in_turn(step: int) -> Tensors:
-    made, judged = module(lambda: nn.Linear(16, 16)), module(lambda: nn.Linear(16, 1))
-    x = drawn(8, 16, step=step)
-    judged(made(x).tanh().detach()).square().mean().backward()
-    first = [p.grad.clone() for p in judged.parameters() if p.grad is not None]
-    judged(made(x).tanh()).exp().mean().backward()
-    return [*first, *(p.grad for net in (made, judged) for p in net.parameters() if p.grad is not None)]
-
-
-@OTHERS.append
-def another_depth_at_each_step(step: int) -> Tensors:
-    x = y = leaf(16, 16, step=step)
-    for k in range(2 + step % 3):
-        y = (y * (k + 1)).sin()
-    return gradients(y.square().sum(), x)
-
-
-@OTHERS.append
 def a_backward_pass_in_another_thread(step: int) -> Tensors:
     x = leaf(16, 16, step=step)
     loss = (x.exp() * x.sin()).sum()
@@ -410,17 +282,6 @@ def a_backward_pass_in_another_thread(step: int) -> Tensors:
     thread.start()
     thread.join()
     return [loss.detach(), x.grad]
-
-
-@OTHERS.append
-def anomaly_detection(step: int) -> Tensors:
-    with torch.autograd.set_detect_anomaly(True, check_nan=True):
-        return _network(_linear, (16, 32), step)
-
-
-@OTHERS.append
-def a_jacobian(step: int) -> Tensors:
-    return [torch.autograd.functional.jacobian(lambda v: (v.exp() * v.sum()).sin(), drawn(6, step=step))]
 
 
 @OTHERS.append
@@ -450,11 +311,6 @@ def recomputed_within_recomputed_with_dropout(step: int) -> Tensors:
 def autocast_to_16_bits(step: int) -> Tensors:
     with torch.autocast("cpu", torch.bfloat16):
         return [*_network(_convolutions, (1, 3, 12, 12), step), *_network(_shared, (8, 16), step)]
-
-
-@OTHERS.append
-def float64(step: int) -> Tensors:
-    return trained(module(partial(_convolutions, True), DOUBLE), leaf(1, 3, 12, 12, step=step, dtype=DOUBLE))
 
 
 @OTHERS.append
