@@ -75,7 +75,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     Raises InputError of some kind before anything is written, TiledsegError where a signal has stopped the run early,
     with its checkpoint written.
     """
-    from tiledseg.comm.joining import joined_mesh
+    from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import as_config, parse_config, to_yaml
     from tiledseg.training.start import start
     from tiledseg.user_files.classes import class_files, read_classes
@@ -138,7 +138,7 @@ def predict_raster(
 
     Raises InputError of some kind before anything is written.
     """
-    from tiledseg.comm.joining import joined_mesh
+    from tiledseg.comm.session import joined_mesh
     from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all

@@ -97,15 +97,13 @@ class ParallelRun:
             from tiledseg.execution.passes.block_passes import BlockPasses
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
-            passes: SerialPasses = BlockPasses(mode, self.work, (spread or self.spread).together)
-            return passes
+            return BlockPasses(mode, self.work, (spread or self.spread).together)
         if self.pipeline is None:
             if not (isinstance(mode, LayerMode) and self.spread.together):
                 return SerialPasses(mode, batch)
             from tiledseg.execution.passes.step_passes import StepPasses
 
-            together: SerialPasses = StepPasses(mode)
-            return together
+            return StepPasses(mode)
         from tiledseg.execution.passes.pipeline_passes import PipelinePasses
 
         meter = self.axes.stage_messages.meter

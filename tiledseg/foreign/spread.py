@@ -11,8 +11,8 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.session import joined_mesh
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory

@@ -102,11 +102,10 @@ class Ledger:
     """The hooks of one context, `pack` and `unpack`, from any thread. The last graph made in it gives all back.
 
     `budget`: bytes that autograd alone may hold in memory. `least`: the smallest storage, in bytes, that is moved.
-    `explicit_steps`: a step ends at `end_step` alone; else a save after a backward pass begins a step.
     """
 
-    def __init__(self, mover: Mover, budget: int, least: int, figures: Figures, explicit_steps: bool = False) -> None:
-        self._mover, self._budget, self._least, self._explicit_steps = mover, budget, least, explicit_steps
+    def __init__(self, mover: Mover, budget: int, least: int, figures: Figures) -> None:
+        self._mover, self._budget, self._least = mover, budget, least
         self.figures = figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -118,8 +117,8 @@ class Ledger:
         self.resident_bytes = 0  # that autograd alone holds in memory
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched
         self._leaving_bytes = self._count = 0
-        self._kept_bytes = self._step_peak = self.last_peak = 0  # in memory or outside
-        self._in_backward = self._has_saved = False
+        self._kept_bytes = self._step_peak = 0  # in memory or outside
+        self._was_used = False  # in this step
         weakref.finalize(self, mover.close)  # autograd's graphs hold the ledger by its hooks
 
     # Called by autograd.
@@ -155,48 +154,23 @@ class Ledger:
             self._settle()
             self._move_out()
 
-    def end_step(self) -> bool:
-        """Begin the next step if one has just ended; return True if so."""
+    def end_step(self) -> int | None:
+        """Begin a step; return the most bytes that autograd alone held in the last one, in memory and outside. None
+        where nothing has been used since it began: it goes on."""
         with self._lock:
-            over = self._in_backward if self._explicit_steps else self._step_is_over()
-            if over:
-                self._end_step()
-            return over
-
-    def leave(self) -> None:
-        """End the context: count its last step."""
-        with self._lock:
-            self._forget_dropped()
-            self._end_step()
-            self.count_stalls()
+            if not self._was_used:
+                return None
+            peak, self._step_peak, self._was_used = self._step_peak, self._kept_bytes, False
+            return peak
 
     def count_stalls(self) -> None:
         """Add the seconds that a device, not the host, has waited for copies so far."""
         with self._lock:
             self.figures.waited_seconds += self._mover.stood_still()
 
-    # Steps.
-
-    def _end_step(self) -> None:
-        if self._in_backward:
-            self.figures.steps += 1
-            self.last_peak = self._step_peak
-        self._in_backward = self._has_saved = False
-        self._step_peak = self._kept_bytes
-
-    def _step_is_over(self) -> bool:
-        """Return True if a save now begins a step: outside a backward pass, after a use or where nothing is left of
-        the last step."""
-        if self._explicit_steps or torch._C._current_graph_task_id() != -1:
-            return False
-        return self._in_backward or (self._has_saved and not self._entries)
-
     # Saves.
 
     def _save(self, tensor: torch.Tensor) -> SavedView:
-        if self._step_is_over():
-            self._end_step()
-        self._has_saved = True
         key = storage_key(tensor)
         entry = self._by_key.get(key)
         if entry is None:
@@ -264,7 +238,7 @@ class Ledger:
     # The way back.
 
     def _use(self, entry: StorageEntry, saved: SavedView) -> torch.Tensor:
-        self._in_backward = True
+        self._was_used = True
         self._recall(entry)
         entry.used += 1
         if entry.in_memory:

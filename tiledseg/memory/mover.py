@@ -139,8 +139,8 @@ class Mover:
 class Figures:
     """The cost of moving. `bytes_out`, `bytes_in`: copied, or begun to be. `waited_seconds`: in which the step stood
     still for a copy. `peak_bytes`: the most that autograd alone held in memory, prefetched bytes among it. `demanded`:
-    storages that were used before their copy back had begun. `expected`: those that were prefetched. `steps`: forward
-    and backward passes."""
+    storages that were used before their copy back had begun. `expected`: those that were prefetched. `steps`: those
+    that `Offload.end_step` has counted."""
 
     bytes_out: int = 0
     bytes_in: int = 0

@@ -30,24 +30,15 @@ class Offload:
     Memory that runs out in the block is a MemoryLimitError, which says what would fit.
     """
 
-    def __init__(
-        self,
-        mover: Callable[[], Mover],
-        budget: int,
-        least: int = LEAST,
-        explicit_steps: bool = False,
-        all_kept: bool = True,
-    ) -> None:
-        """`explicit_steps`: forward and backward passes of a step take turns, and a step ends at `end_step`.
-        `all_kept`: all that autograd keeps may leave; else what is handed to `pack` alone."""
+    def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST, all_kept: bool = True) -> None:
+        """`all_kept`: all that autograd keeps may leave; else what is handed to `pack` alone."""
         self.budget = budget
-        self._explicit_steps, self._all_kept = explicit_steps, all_kept
         self.figures = Figures()
-        self._mover, self._least = mover, least
+        self._mover, self._least, self._all_kept = mover, least, all_kept
         self._entered: list[tuple[Ledger, ExitStack]] = []
 
     def __enter__(self) -> Self:
-        ledger = Ledger(self._mover(), self.budget, self._least, self.figures, self._explicit_steps)
+        ledger = Ledger(self._mover(), self.budget, self._least, self.figures)
         hooks = ExitStack()
         if self._all_kept:
             hooks.enter_context(saved_tensors_hooks(ledger.pack, ledger.unpack))
@@ -58,7 +49,7 @@ class Offload:
         ledger, hooks = self._entered.pop()
         hooks.__exit__(kind, error, at)
         held = ledger.resident_bytes
-        ledger.leave()
+        ledger.count_stalls()
         if error is not None and is_exhausted(error):
             raise exhausted(error, held, self.budget) from error
 
@@ -74,8 +65,8 @@ class Offload:
         self._entered[-1][0].look()
 
     def end_step(self) -> None:
-        """Begin the next step: the optimizer has moved."""
-        self._entered[-1][0].end_step()
+        """Count a step: the optimizer has moved."""
+        self.figures.steps += 1
 
     def counted(self) -> Figures:
         """Return the figures up to now, with what a device has waited while the host went on."""

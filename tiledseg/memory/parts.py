@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,26 +17,30 @@ MOST_LAYERS = 12
 _LISTS = nn.ModuleList, nn.ModuleDict
 
 
-class ModulePart(NamedTuple):
-    """A part of a module that runs by itself: `modules`, called by `forward`. `name` is for the user."""
+@dataclass(eq=False)
+class ModulePart:
+    """A part of a module that runs by itself: `modules`, called by `forward`. `name` is for the user.
+
+    `bytes`: most that it keeps in a step; `in_step`: in this step so far; `seconds`: the least of a run. `stays`: it
+    keeps them.
+    """
 
     name: str
     modules: tuple[nn.Module, ...]
     forward: Callable[..., Any]
+    bytes: int = 0
+    in_step: int = 0
+    seconds: float = float("inf")
+    stays: bool = False
 
 
 class PartPlace(NamedTuple):
-    """A module of somebody's whose forward pass is replaced: one part, or a sequence of `runs`, each a part."""
+    """A module of somebody's whose forward pass is replaced: one part, or with `in_turn` a sequence of several, each
+    of one module or more."""
 
-    name: str
     module: nn.Module
-    runs: tuple[tuple[nn.Module, ...], ...] = ()
-
-    def parts(self) -> list[ModulePart]:
-        """Return its parts. A run of one module is called as it is."""
-        if not self.runs:
-            return [ModulePart(self.name, (self.module,), self.module.forward)]
-        return [ModulePart(f"a part of {self.name}", run, _in_turn(run)) for run in self.runs]
+    parts: tuple[ModulePart, ...]
+    in_turn: bool = False
 
 
 def find_places(model: nn.Module) -> list[PartPlace]:
@@ -61,11 +66,11 @@ def find_places(model: nn.Module) -> list[PartPlace]:
 def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[PartPlace]:
     few = not isinstance(module, _LISTS) and not is_root and 2 <= _layers(module) <= MOST_LAYERS
     if few and not any(map(_is_watched, module.children())):
-        yield PartPlace(name, module)
+        yield PartPlace(module, (ModulePart(name, (module,), module.forward),))
         return
     runs = tuple(_runs(module)) if type(module).forward is nn.Sequential.forward else ()
     if any(len(run) > 1 for run in runs):
-        yield PartPlace(name, module, runs)
+        yield PartPlace(module, tuple(ModulePart(f"a part of {name}", run, _in_turn(run)) for run in runs), True)
     together = {id(child) for run in runs if len(run) > 1 for child in run}
     for child_name, child in module.named_children():
         if id(child) not in together:
@@ -100,12 +105,11 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _in_turn(run: Sequence[nn.Module]) -> Callable[[Any], Any]:
-    if len(run) == 1:
-        return run[0]
+    """Return a call of the modules one after the other. A run of one module is called as it is."""
 
     def forward(x: Any) -> Any:
         for module in run:
             x = module(x)
         return x
 
-    return forward
+    return forward if len(run) > 1 else run[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,17 +21,6 @@ from tiledseg.memory.parts import ModulePart, PartPlace, find_places
 from tiledseg.system.console import say
 
 
-@dataclass
-class _PartFigures:
-    """Bytes that a part keeps in a step at most, in this step so far, and the least seconds of a run. `stays`: it keeps
-    them."""
-
-    bytes: int = 0
-    in_step: int = 0
-    seconds: float = float("inf")
-    stays: bool = False
-
-
 class Recomputing(Offload):
     """An `Offload` that runs parts of `model` once more before anything leaves. The law is the same."""
 
@@ -42,8 +30,8 @@ class Recomputing(Offload):
         """`limit`: bytes beyond which tensors leave; `budget`: those that recomputation aims at."""
         super().__init__(mover, limit, least)
         self.model, self.aim = model, budget
-        self._places = [(place, [_PartFigures() for _ in place.parts()]) for place in find_places(model)]
-        self._figures_of_parts = [each for _, parts in self._places for each in parts]
+        self._places = find_places(model)
+        self._parts = [part for place in self._places for part in place.parts]
         self._without = 0  # most bytes that are held with all parts computed once more
         self._nothing_leaves, self._warned = limit > budget, False
         self._replaced = ExitStack()
@@ -51,14 +39,16 @@ class Recomputing(Offload):
     @property
     def again_bytes(self) -> int:
         """Bytes of a step that are not kept, but had from a second run."""
-        return sum(max(part.bytes, part.in_step) for part in self._figures_of_parts if not part.stays)
+        return sum(max(part.bytes, part.in_step) for part in self._parts if not part.stays)
 
     def __enter__(self) -> Self:
         super().__enter__()
         if len(self._entered) == 1:
-            for place, figures in self._places:
+            for place in self._places:
                 own = place.module.__dict__.get("forward")
-                place.module.forward = self._instead(place, place.parts(), figures)
+                if not place.in_turn:
+                    place.parts[0].forward = place.module.forward
+                place.module.forward = self._instead(place)
                 self._replaced.callback(_put_back, place.module, own)
             self._replaced.callback(self.model.register_forward_pre_hook(self._begin).remove)
         return self
@@ -68,43 +58,44 @@ class Recomputing(Offload):
             self._replaced.close()
         super().__exit__(kind, error, at)
 
-    def _instead(self, place: PartPlace, parts: list[ModulePart], figures: list[_PartFigures]) -> Callable[..., Any]:
+    def _instead(self, place: PartPlace) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not place.runs:
-                return self._run(parts[0], figures[0], args, kwargs)
+            if not place.in_turn:
+                return self._run(place.parts[0], args, kwargs)
             result = args[0] if args else kwargs["input"]
-            for part, each in zip(parts, figures, strict=True):
-                result = self._run(part, each, (result,), {}) if len(part.modules) > 1 else part.forward(result)
+            for part in place.parts:
+                result = self._run(part, (result,), {}) if len(part.modules) > 1 else part.forward(result)
             return result
 
         return forward
 
-    def _run(self, part: ModulePart, figures: _PartFigures, args: Any, kwargs: Any) -> Any:
-        if figures.stays or within() or not torch.is_grad_enabled() or torch.jit.is_tracing():
+    def _run(self, part: ModulePart, args: Any, kwargs: Any) -> Any:
+        if part.stays or within() or not torch.is_grad_enabled() or torch.jit.is_tracing():
             return part.forward(*args, **kwargs)
         begun = time.perf_counter()
         result, freed = run_part(part, args, kwargs)
         if not _in_backward():
-            figures.seconds = min(figures.seconds, time.perf_counter() - begun)
-            figures.in_step += freed
+            part.seconds = min(part.seconds, time.perf_counter() - begun)
+            part.in_step += freed
         return result
 
     def _begin(self, model: nn.Module, args: Any) -> None:
         """Begin a step at a call of the whole model which is no part of a backward pass, where one has been."""
-        if not _in_backward() and self._entered[-1][0].end_step():
-            self._choose()
+        held = None if _in_backward() else self._entered[-1][0].end_step()
+        if held is not None:
+            self._choose(held)
 
-    def _choose(self) -> None:
-        parts, held = self._figures_of_parts, self._entered[-1][0].last_peak
-        for part in parts:
+    def _choose(self, held: int) -> None:
+        """Choose the parts that stay, after a step in which autograd alone held at most `held` bytes."""
+        for part in self._parts:
             part.bytes, part.in_step = max(part.bytes, part.in_step), 0
-        self._without = max(self._without, held - sum(part.bytes for part in parts if part.stays))
-        for part in parts:
+        self._without = max(self._without, held - sum(part.bytes for part in self._parts if part.stays))
+        for part in self._parts:
             part.stays = False
         room = self.aim - self._without
         if self._largest() > room:
             self._warn()
-        for part in sorted(parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
+        for part in sorted(self._parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
             part.stays = True
             if part.bytes + self._largest() > room:
                 part.stays = False
@@ -113,7 +104,7 @@ class Recomputing(Offload):
 
     def _largest(self) -> int:
         """Return the bytes that the second run of a part brings back at once."""
-        return max((part.bytes for part in self._figures_of_parts if not part.stays), default=0)
+        return max((part.bytes for part in self._parts if not part.stays), default=0)
 
     def _warn(self) -> None:
         """Warn once, and where nothing can leave."""

@@ -32,7 +32,7 @@ MIB = 2**20
 class Moved(NamedTuple):
     """The offloading of a run. `bytes_out`, `bytes_in`: to `store` and back, of all ranks. `waited_seconds`: of the
     rank that waited longest. `peak_bytes`: most that autograd alone held on a rank. `ahead`: share of tensors
-    prefetched when they were used. `steps`: passes forward and back."""
+    prefetched when they were used. `steps`: optimizer steps, summed over ranks."""
 
     store: str
     bytes_out: int
@@ -56,12 +56,8 @@ def store_in_words(store: str) -> str:
     return "the host's memory" if store == HOST else f"a file in {store}"
 
 
-def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh) -> Offload | None:
-    """Return a context in which autograd's tensors are offloaded to `store`, as planned; None if none are.
-
-    `in_stages`: micro-batches go forward and back in turns, so that `end_step` ends a step; else each forward pass
-    after a backward pass begins one.
-    """
+def offload_to(store: str, plan: OffloadPlan | None, mesh: Mesh) -> Offload | None:
+    """Return a context in which autograd's tensors are offloaded to `store`, as planned; None if none are."""
     if plan is None:
         return None
     from tiledseg.memory.file_store import free_bytes
@@ -69,7 +65,7 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh
 
     limit = host_memory() // mesh.launch.local_size if store == HOST else free_bytes(store)  # ranks share their host's
     least = 1 if plan.chosen else LEAST
-    return Offload(mover_to(store, mesh.device, limit), plan.staying, least, in_stages, all_kept=not plan.chosen)
+    return Offload(mover_to(store, mesh.device, limit), plan.staying, least, all_kept=not plan.chosen)
 
 
 def hooks_of(moving: Offload | None) -> Hooks | None:

@@ -85,7 +85,7 @@ class Trainer:
         self.network = self._build_network(first_weights)
         still = still_note(self.network.hold_statistics()) if config.model.freeze_norm else None
         self.notes = [still] if still else []
-        self.offload = offload_to(config.memory.store, plan.offloaded, plan.pipeline is not None, mesh)
+        self.offload = offload_to(config.memory.store, plan.offloaded, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, self.network.bands, preparation.question.recompute)
         self.network.follow(policy, hooks_of(self.offload))

@@ -22,14 +22,13 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, TimedSamples
+from tiledseg.execution.passes.part_passes import Key, Loss, Passes, TimedSamples
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
-from tiledseg.models.notes import still_statistics
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.spatial.blocks.block_pass import BlockPass, Image, ImagePass, Outputs
 from tiledseg.spatial.blocks.network import BlockNetwork
@@ -76,15 +75,14 @@ class BlockTile(NamedTuple):
 Running = Sequence[tuple[BlockTile, Sample, ImagePass]]
 
 
-class BlockPasses(SerialPasses):
+class BlockPasses(Passes):
     """Tile by tile, or image by image, each in blocks; a piece is what a block owns of the outputs. `together`: while
     training all of a step go segment by segment, since a batch norm sees all of them."""
 
-    mode: ReadMode
     sends = False
 
     def __init__(self, mode: ReadMode, work: BlockWork, together: bool = False) -> None:
-        super().__init__(mode)
+        self.mode = mode
         self._work = work
         self._together = Together(work.axes.weights, mode.mesh.device) if together else None
         self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image tells them before its blocks are computed
@@ -95,15 +93,13 @@ class BlockPasses(SerialPasses):
         timed, groups = TimedSamples(samples), self._groups(parts)
         again = self.rounds(parts, loss.looks_first) > 1
         if again:
-            with still_statistics([self.mode.network]):
-                for count in groups:
-                    with self._under_way(islice(timed, count), key, keep=False) as (_, running):
-                        self._look(running, loss)
-            loss.agree()
+            self._look((one for count in groups for one in self._outputs(islice(timed, count), key)), loss)
         for count in groups:
             with self._under_way(islice(timed, count), key) as (run, running):
                 if loss.looks_first and not again:
-                    self._look(running, loss)
+                    with torch.no_grad():  # a block moves its statistics at its first run, which is this one
+                        for piece, sample in _pieces(running):
+                            loss.look(piece, sample)
                     loss.agree()
                 run.backward(*(partial(_loss_of, loss, tile, sample) for tile, sample, _ in running))
         return timed.seconds
@@ -113,21 +109,20 @@ class BlockPasses(SerialPasses):
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:
-            with self._under_way([sample], keep=False) as (_, running):
-                yield from _pieces(running)
+            for piece, _ in self._outputs([sample]):
+                yield sample, piece
+
+    def _outputs(self, samples: Iterable[Sample], key: Key | None = None) -> Iterator[tuple[Piece, Sample]]:
+        with self._under_way(samples, key, keep=False) as (_, running):
+            yield from _pieces(running)
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        micro_batches = (one for part in parts for one in self.mode.micro_batches(part))
-        return sum(sum(map(tile.owns, tile.program.own)) for tile in map(self._tile, micro_batches))
+        tiles = map(self._tile, self._micro_batches(parts))
+        return sum(sum(map(tile.owns, tile.program.own)) for tile in tiles)
 
     def _groups(self, parts: Sequence[Part]) -> list[int]:
         """Return how many of the parts go at once."""
         return [len(parts)] if self._together else [1] * len(parts)
-
-    def _look(self, running: Running, loss: Loss) -> None:
-        with torch.no_grad():
-            for sample, piece in _pieces(running):
-                loss.look(piece, sample)
 
     def _tile(self, micro_batch: MicroBatch, together: bool = False) -> BlockTile:
         shared = self.mode.shared(micro_batch)
@@ -167,12 +162,12 @@ class BlockPasses(SerialPasses):
                 run.close()
 
 
-def _pieces(running: Running) -> Iterator[tuple[Sample, Piece]]:
+def _pieces(running: Running) -> Iterator[tuple[Piece, Sample]]:
     """Yield the outputs on what each block owns of each tile, without gradients."""
     for tile, sample, blocks in running:
         for block in tile.program.own:
             if tile.owns(block):
-                yield sample, tile.piece(block, blocks.outputs(block))
+                yield tile.piece(block, blocks.outputs(block)), sample
 
 
 def _loss_of(loss: Loss, tile: BlockTile, sample: Sample, block: int, outputs: Outputs) -> torch.Tensor | None:

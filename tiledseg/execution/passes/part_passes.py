@@ -6,10 +6,11 @@ The step, the validation and the map do not know which kind of passes they run (
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -56,24 +57,17 @@ class StageFigures:
     messages: int
 
 
-class Passes(Protocol):
-    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, over stages
-    too."""
+class Passes(ABC):
+    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, over stages too.
+
+    `loads`: this rank loads its parts; samples are drawn only where it is true. `loads_pixels`: it needs their pixels,
+    besides labels and validity. `sends`: parts go to the device whole; else window by window.
+    """
 
     mode: ReadMode
+    loads = loads_pixels = sends = True
 
-    @property
-    def loads(self) -> bool:
-        """True if this rank has to load its parts: samples are drawn only where it is true."""
-
-    @property
-    def loads_pixels(self) -> bool:
-        """True if it needs their pixels, besides labels and validity."""
-
-    @property
-    def sends(self) -> bool:
-        """True if parts go to the device whole; else window by window."""
-
+    @abstractmethod
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
@@ -82,10 +76,12 @@ class Passes(Protocol):
         `samples` come as often as `rounds` says.
         """
 
+    @abstractmethod
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         """Return how often `train` takes the samples of `parts`: twice where it has to go forward once more, to look
         first."""
 
+    @abstractmethod
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         """Yield the network's output on every micro-batch of `parts`, in order, where it is made.
 
@@ -94,31 +90,32 @@ class Passes(Protocol):
 
     def pieces(self, parts: Sequence[Part]) -> int:
         """Count the pieces that `outputs` gives on this rank."""
+        return len(self._micro_batches(parts))
 
     def figures(self) -> StageFigures | None:
         """Return the figures of the last `train`; None without stages."""
+        return None
+
+    def _micro_batches(self, parts: Iterable[Part]) -> list[MicroBatch]:
+        return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
+
+    def _look(self, pieces: Iterable[tuple[Piece, Sample]], loss: Loss) -> None:
+        """Show a loss all pieces beforehand, which are made without gradients and change no statistics."""
+        with torch.no_grad(), still_statistics([self.mode.network]):
+            for piece, sample in pieces:
+                loss.look(piece, sample)
+        loss.agree()
 
 
-class _Loaded(NamedTuple):
-    """A micro-batch with its sample and the network's input."""
-
-    sample: Sample
-    micro_batch: MicroBatch
-    x_BCHW: torch.Tensor
-
-    def work(self) -> doing:
-        """Return the words for the watch."""
-        return doing("tile %d of image %d", self.micro_batch.tile.index, self.sample.image)
+_Loaded = tuple[Sample, MicroBatch, torch.Tensor]  # with the network's input
 
 
-class SerialPasses:
+class SerialPasses(Passes):
     """The whole network on this rank, micro-batch by micro-batch; while training, up to `batch` of one shape at once.
 
     The law holds for any `batch`: losses are taken of each tile by itself and added up, dropout is drawn for each, and
     norms that measure the batch are never run so (`planning.run.fit`).
     """
-
-    loads = loads_pixels = sends = True
 
     def __init__(self, mode: ReadMode, batch: int = 1) -> None:
         self.mode = mode
@@ -129,15 +126,10 @@ class SerialPasses:
     ) -> float:
         timed = TimedSamples(samples)
         if self.rounds(parts, loss.looks_first) > 1:
-            with torch.no_grad(), still_statistics([self.mode.network]):
-                for batch in self._batches(islice(timed, len(parts))):
-                    with batch[0].work():
-                        for piece, sample in self._run(batch, key):
-                            loss.look(piece, sample)
-            loss.agree()
+            self._look(self._outputs(islice(timed, len(parts)), key), loss)
         left = self.pieces(parts)
         for batch in self._batches(islice(timed, len(parts))):
-            with batch[0].work():
+            with _work(batch):
                 pieces = self._run(batch, key)
                 left -= len(pieces)
                 if left == 0:
@@ -150,19 +142,19 @@ class SerialPasses:
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and self.pieces(parts) > 1 else 1
 
-    def _batches(self, samples: Iterator[Sample]) -> Iterator[list[_Loaded]]:
+    def _batches(self, samples: Iterable[Sample], most: int | None = None) -> Iterator[list[_Loaded]]:
         """Yield micro-batches in their order, as many of one shape as may run at once."""
         held: list[_Loaded] = []
         for sample in samples:
             inputs = self.mode.inputs(sample)
             for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
-                one = _Loaded(sample, micro_batch, next(inputs))
-                if held and held[0].x_BCHW.shape != one.x_BCHW.shape:
+                one = sample, micro_batch, next(inputs)
+                if held and held[0][2].shape != one[2].shape:
                     yield held
                     held = []
                 held.append(one)
                 del one  # the network alone decides how long it needs its input
-                if len(held) == self._batch:
+                if len(held) == (most or self._batch):
                     yield held
                     held = []
         if held:
@@ -171,8 +163,8 @@ class SerialPasses:
     def _run(self, loaded: list[_Loaded], key: Key | None = None) -> list[tuple[Piece, Sample]]:
         """Compute the outputs on micro-batches of one shape as one batch; `loaded` is used up. With a `key` they are
         trained on."""
-        samples, micro_batches = [one.sample for one in loaded], [one.micro_batch for one in loaded]
-        tensors = {0: batched([one.x_BCHW for one in loaded])}
+        samples, micro_batches = [sample for sample, _, _ in loaded], [micro_batch for _, micro_batch, _ in loaded]
+        tensors = {0: batched([x_BCHW for _, _, x_BCHW in loaded])}
         loaded.clear()
         graph = self.mode.network.graph
         if key is not None:
@@ -183,17 +175,20 @@ class SerialPasses:
         return list(zip(pieces, samples, strict=True))
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        for sample in samples:
-            inputs = self.mode.inputs(sample)
-            for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
-                ((piece, _),) = self._run([_Loaded(sample, micro_batch, next(inputs))])
-                yield sample, piece
+        for piece, sample in self._outputs(samples, most=1):
+            yield sample, piece
 
-    def pieces(self, parts: Sequence[Part]) -> int:
-        return sum(len(self.mode.micro_batches(part)) for part in parts)
+    def _outputs(
+        self, samples: Iterable[Sample], key: Key | None = None, most: int | None = None
+    ) -> Iterator[tuple[Piece, Sample]]:
+        for loaded in self._batches(samples, most):
+            with _work(loaded):
+                yield from self._run(loaded, key)
 
-    def figures(self) -> None:
-        return None
+
+def _work(loaded: Sequence[_Loaded]) -> doing:
+    """Return the words for the watch."""
+    return doing("tile %d of image %d", loaded[0][1].tile.index, loaded[0][0].image)
 
 
 def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:

@@ -15,25 +15,22 @@ from tiledseg.comm.transports.point_to_point import MessageMeter
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, TimedSamples
+from tiledseg.execution.passes.part_passes import Key, Loss, Passes, StageFigures, TimedSamples
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
-from tiledseg.models.notes import still_statistics
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.samples.dataset import Sample
 
 _FORWARD_ROUND = 256  # micro-batches of a run without gradients between two flushes: bounds the plan of a large map
 
 
-class PipelinePasses:
+class PipelinePasses(Passes):
     """One rank's part of a pipeline's passes; `executor` is None on a rank outside the mesh, which does nothing.
 
     The time of the passes is that of `device`, as the time that it computes is: what it waits is never negative.
     `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
     """
-
-    sends = True
 
     def __init__(
         self,
@@ -48,57 +45,39 @@ class PipelinePasses:
         self._meter = meter
         self._round_size = round_size
         self._passes = Stopwatch(device)
-
-    @property
-    def loads(self) -> bool:
-        # the ranks at the two ends
-        return self._executor is not None and (self._executor.has_first or self._executor.has_last)
-
-    @property
-    def loads_pixels(self) -> bool:
-        return self._executor is not None and self._executor.has_first
+        self.loads_pixels = executor is not None and executor.has_first
+        self.loads = self.loads_pixels or (executor is not None and executor.has_last)
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        self._meter.reset()
         timed = TimedSamples(samples)
+        self._meter.reset()
         self._passes.reset()
         with self._passes.running():
-            self._train(timed, parts, key, loss, reducer)
+            if self._executor is not None:
+                self._executor.busy.reset()
+                if self.rounds(parts, loss.looks_first) > 1:  # all ranks of a pipeline have the same parts: all look
+                    self._look(self._outputs(timed, parts, key), loss)
+                feed = _Feed(timed, self.mode, self.loads_pixels)
+                numbered = list(enumerate(self._micro_batches(parts)))
+                size = self._round_size or max(1, len(numbered))
+                for first in range(0, len(numbered), size):
+                    last_round = first + size >= len(numbered)
+                    batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
+                    self._executor.train(batch, reducer.overlap if last_round else _not_yet)
         return timed.seconds
-
-    def _train(
-        self, timed: TimedSamples, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> None:
-        if self._executor is not None:
-            self._executor.busy.reset()
-            if self.rounds(parts, loss.looks_first) > 1:
-                self._look(timed, parts, key, loss)
-            feed = _Feed(timed, self.mode, self.loads_pixels)
-            numbered = list(enumerate(self._micro_batches(parts)))
-            size = self._round_size or max(1, len(numbered))
-            for first in range(0, len(numbered), size):
-                last_round = first + size >= len(numbered)
-                batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
-                self._executor.train(batch, reducer.overlap if last_round else _not_yet)
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and parts else 1
 
-    def _look(self, timed: TimedSamples, parts: Sequence[Part], key: Key, loss: Loss) -> None:
-        """Run forward once, and sum the step's loss. All ranks of a pipeline have the same parts, so all come."""
-        with torch.no_grad(), still_statistics([self.mode.network]):
-            for sample, piece in self._outputs(timed, parts, key):
-                loss.look(piece, sample)
-        loss.agree()
-
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        yield from self._outputs(samples, parts)
+        for piece, sample in self._outputs(samples, parts):
+            yield sample, piece
 
     def _outputs(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key | None = None
-    ) -> Iterator[tuple[Sample, Piece]]:
+    ) -> Iterator[tuple[Piece, Sample]]:
         if self._executor is None:
             return
         feed = _Feed(samples, self.mode, self.loads_pixels)
@@ -107,18 +86,14 @@ class PipelinePasses:
             staged = [_Staged(self.mode, one, number, feed, key) for number, one in batch]
             for number, outputs_BKHW in self._executor.outputs(staged):
                 done = staged[number]
-                yield done.sample, done.micro_batch.piece(*outputs_BKHW)
+                yield done.micro_batch.piece(*outputs_BKHW), done.sample
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        last = self._executor is not None and self._executor.has_last
-        return len(self._micro_batches(parts)) if last else 0
+        return super().pieces(parts) if self._executor is not None and self._executor.has_last else 0
 
     def figures(self) -> StageFigures:
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
         return StageFigures(busy, self._passes.seconds(), self._meter.bytes, self._meter.messages)
-
-    def _micro_batches(self, parts: Sequence[Part]) -> list[MicroBatch]:
-        return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
 
 
 def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
@@ -129,22 +104,20 @@ class _Feed:
     """The samples of a rank's micro-batches by their numbers, each taken once; with the input where it is wanted."""
 
     def __init__(self, samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> None:
-        self._entries = self._each(samples, mode, pixels)
+        self._samples, self._mode, self._pixels = samples, mode, pixels
+        self._entries = enumerate(self._each())
         self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
-        self._next = 0
 
     def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
         """Return the sample and input of micro-batch `number`; those before it wait for their turn."""
-        while self._next <= number:
-            self._waiting[self._next] = next(self._entries)
-            self._next += 1
+        while number not in self._waiting:
+            self._waiting.update([next(self._entries)])
         return self._waiting.pop(number)
 
-    @staticmethod
-    def _each(samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> Iterator[tuple[Sample, torch.Tensor | None]]:
-        for sample in samples:
-            micro_batches = mode.micro_batches(Part(sample.image, sample.tile))
-            inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(micro_batches))
+    def _each(self) -> Iterator[tuple[Sample, torch.Tensor | None]]:
+        for sample in self._samples:
+            count = len(self._mode.micro_batches(Part(sample.image, sample.tile)))
+            inputs: Iterator[torch.Tensor | None] = self._mode.inputs(sample) if self._pixels else iter([None] * count)
             for x_BCHW in inputs:
                 yield sample, x_BCHW
 

@@ -14,7 +14,6 @@ zeros at the same places. The sums of gradients, on the same communicator, start
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -30,13 +29,7 @@ from tiledseg.models.frozen import Lending
 from tiledseg.models.network import Tensors
 from tiledseg.raster.samples.dataset import Sample
 
-
-class _Batch(NamedTuple):
-    """Images of one shape on their way through the network."""
-
-    samples: list[Sample]
-    micro_batches: list[MicroBatch]
-    tensors: Tensors
+_Batch = tuple[list[Sample], list[MicroBatch], Tensors]  # images of one shape on their way through the network
 
 
 class StepPasses(SerialPasses):
@@ -59,15 +52,15 @@ class StepPasses(SerialPasses):
         with doing("a step of %d images", len(parts)):
             first = 0
             for stop in (*self._norms, nodes):
-                for batch in batches:
-                    set_dropout_key(self._dropouts, *(key(sample.image) for sample in batch.samples))
+                for own, micro_batches, tensors in batches:
+                    set_dropout_key(self._dropouts, *(key(sample.image) for sample in own))
                     with self._lending.lend(first, stop, reducer.use):
-                        self.mode.run_nodes(batch.micro_batches[0], batch.tensors, first, stop)
+                        self.mode.run_nodes(micro_batches[0], tensors, first, stop)
                 if stop < nodes:
                     with self._lending.lend(stop, stop + 1, lambda parameter: reducer.use(parameter, torch.float64)):
-                        self.mode.norm_together(stop, [(batch.micro_batches[0], batch.tensors) for batch in batches])
+                        self.mode.norm_together(stop, [(micro[0], tensors) for _, micro, tensors in batches])
                 first = stop + 1
-            self._backward(loss([piece for batch in batches for piece in self._pieces(batch)]), len(batches))
+            self._backward(loss([piece for batch in batches for piece in self._pieces(*batch)]), len(batches))
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
@@ -75,14 +68,14 @@ class StepPasses(SerialPasses):
 
     def _loaded(self, batch: Sequence[Part], samples: Iterator[Sample]) -> _Batch:
         own = [next(samples) for _ in batch]
-        micro_batches = [micro_batch for part in batch for micro_batch in self.mode.micro_batches(part)]
         inputs_BCHW = [x_BCHW for sample in own for x_BCHW in self.mode.inputs(sample)]
-        return _Batch(own, micro_batches, {0: batched(inputs_BCHW)})
+        return own, self._micro_batches(batch), {0: batched(inputs_BCHW)}
 
-    def _pieces(self, batch: _Batch) -> Iterator[tuple[Piece, Sample]]:
-        results = self.mode.network.graph.results
-        outputs = zip(*(unbatched(batch.tensors.pop(result)) for result in results), strict=True)
-        for micro_batch, sample, outputs_BKHW in zip(batch.micro_batches, batch.samples, outputs, strict=True):
+    def _pieces(
+        self, own: list[Sample], micro_batches: list[MicroBatch], tensors: Tensors
+    ) -> Iterator[tuple[Piece, Sample]]:
+        outputs = zip(*(unbatched(tensors.pop(result)) for result in self.mode.network.graph.results), strict=True)
+        for micro_batch, sample, outputs_BKHW in zip(micro_batches, own, outputs, strict=True):
             yield micro_batch.piece(*outputs_BKHW), sample
 
     def _backward(self, loss: torch.Tensor, images: int) -> None:
