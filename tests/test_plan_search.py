@@ -37,15 +37,9 @@ def test_table_json_and_batch_script_have_one_winner(capsys: pytest.CaptureFixtu
     assert part["reason"].split(":")[0].replace("\n", " ") in " ".join(table.split())
 
 
-def test_a_grid_that_is_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    part = json.loads(said(capsys, f"{SMALL.replace('--gpus 4', '--gpus 2')} --grid 2 2 --format json"))["search"]
-    assert all(each["grid"] == [2, 2] for each in part["best"])
-
-
 def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     """A norm over an image that does not fit: by the datasheet's disk, in the table, in JSON, in the script."""
-    line = f"{SMALL} --norm instance --size 1500 --gpu-memory 100MiB"
-    line = line.replace("--gpus 4", "--gpus 1")
+    line = f"{SMALL} --norm instance --size 1500 --gpu-memory 100MiB --gpus 1 --grid 1"
     best = json.loads(said(capsys, f"{line} --format json"))["search"]["best"][0]
     rows, cols = best["memory_keys"]["blocks"]
     assert best["settings"] == "read, in blocks, grid 1 x 1"
@@ -57,31 +51,21 @@ def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixt
     assert '--memory.store "$local"' in script
 
 
-def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
+def test_tensors_that_leave_for_the_host_are_keys_of_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is slow has not; the keys are in the table, in JSON, in the script."""
-    line = "--search --size 600 --levels 3 --base-channels 8 --norm instance --gpus 1 --gpu-memory 120MiB --machine"
+    """Where the way there is quick: in the table, in JSON, in the script."""
     shipped = Path(find_machine.__code__.co_filename).parent / "machines/h100.yaml"
     profile = yaml.safe_load(shipped.read_text())
-    files = {}
-    for name, rate in (("quick", 1e15), ("slow", 1e3)):
-        profile["figures"]["stores"]["host"] = {"written": rate, "read": rate}
-        files[name] = tmp_path / f"{name}.yaml"
-        files[name].write_text(yaml.safe_dump(profile))
-    quick, slow = (
-        json.loads(said(capsys, f"{line} {files[name]} --format json"))["search"]["best"][0] for name in files
-    )
-    assert quick["memory_keys"] == {"offload": "auto", "store": "host"}
-    assert slow["memory_keys"] == {}
-    assert quick["settings"] == slow["settings"] == "read, grid 1 x 1"
-    assert slow["recomputes"]
-    assert quick["by_term"]["again"] < slow["by_term"]["again"]
-    assert quick["away"] > slow["away"] == 0
-    table = said(capsys, f"{line} {files['quick']}")
-    words = f"memory.offload auto, memory.store host for {quick['away'] / 2**20:.2f} MiB"
-    assert f"chosen, recomputing, {words}" in table
-    script = said(capsys, f"{line} {files['quick']} --emit slurm")
+    profile["figures"]["stores"]["host"] = {"written": 1e15, "read": 1e15}
+    (tmp_path / "quick.yaml").write_text(yaml.safe_dump(profile))
+    line = "--search --size 600 --grid 1 --levels 3 --base-channels 8 --norm instance --gpus 1 --gpu-memory 120MiB"
+    line += f" --machine {tmp_path / 'quick.yaml'}"
+    best = json.loads(said(capsys, f"{line} --format json"))["search"]["best"][0]
+    assert best["memory_keys"] == {"offload": "auto", "store": "host"}
+    words = f"memory.offload auto, memory.store host for {best['away'] / 2**20:.2f} MiB"
+    assert f"chosen, recomputing, {words}" in said(capsys, line)
+    script = said(capsys, f"{line} --emit slurm")
     assert "--memory.offload auto --memory.store host" in " ".join(script.replace("\\\n", " ").split())
     assert '"$local"' not in script
 
@@ -99,7 +83,7 @@ def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
         ("--calibrate out.yaml --search --store .", "--search is True, but --calibrate measures this machine"),
         ("--size 900 --store .", "--store is ., but --calibrate is not given; leave it out"),
         ("--size 900 --images-per-step 2", "--images-per-step is 2, but --search is not given; leave it out"),
-        (f"{SMALL} --gpu-memory 50KiB", "settings for 4 ranks of 51200 bytes can be"),
+        (f"{SMALL} --gpu-memory 50KiB --grid 4", "settings for 4 ranks of 51200 bytes can be"),
     ],
 )
 def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError
-from tiledseg.planning.jobs.script import SYSTEMS
+from tiledseg.planning.jobs.job import SYSTEMS
 from tiledseg.system.console import answer
 from tiledseg.units.widths import ACTIVATION_BYTES
 

@@ -16,12 +16,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.spread import markdown
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.commands.options import parse_config, to_yaml
+from tiledseg.config.parallel import HALO_MODES
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.user_files.machine import find_machine
 
@@ -49,34 +51,22 @@ class Case(NamedTuple):
         return f"L{self.levels} c{self.channels}, {self.side} px, {keys}"
 
     def config(self, image: str, labels: str, output: str) -> Config:
-        keys = {
-            "data.images": image,
-            "data.labels": labels,
-            "data.classes": "5",
-            "model.levels": str(self.levels),
-            "model.base_channels": str(self.channels),
-            "train.epochs": str(STEPS),
-            "train.checkpoint_every": str(STEPS),
-            "run.output": output,
-            "run.verbosity": "0",
-        }
-        return parse_config([word for key, value in (keys | self.keys).items() for word in (f"--{key}", value)], "", "")
+        data = {"data.images": image, "data.labels": labels, "data.classes": "5", "run.output": output}
+        model = {"model.levels": self.levels, "model.base_channels": self.channels, "run.verbosity": 0}
+        keys = data | model | {"train.epochs": STEPS, "train.checkpoint_every": STEPS} | self.keys
+        return parse_config([f"--{key}={value}" for key, value in keys.items()], "", "")
 
 
 def cases(ranks: int) -> Iterator[Case]:
     """Yield the runs on so many ranks: of one over networks, norms, precisions and grids, else over halo modes."""
     if ranks > 1:
-        for levels, channels, side in ((3, 24, 512), (4, 16, 512), (3, 12, 640)):
-            for halo in ("read", "exchange", "layer"):
-                mesh = {} if halo == "read" else {"parallel.mesh": f"[{ranks},1]"}
-                yield Case(ranks, side, levels, channels, {"tiling.grid": "2", "parallel.halo": halo} | mesh)
+        for (levels, channels, side), halo in product(((3, 24, 512), (4, 16, 512), (3, 12, 640)), HALO_MODES):
+            mesh = {} if halo == "read" else {"parallel.mesh": f"[{ranks},1]"}
+            yield Case(ranks, side, levels, channels, {"tiling.grid": "2", "parallel.halo": halo} | mesh)
         return
-    for levels, channels, side, grids in (
-        *((3, 12, 640, (1, 3)), (3, 24, 512, (1, 2, 4)), (4, 8, 768, (1, 2, 4)), (4, 16, 512, (1, 2))),
-        *((5, 8, 768, (1, 2)), (4, 32, 256, (1, 2))),
-    ):
-        for grid in grids:
-            yield Case(1, side, levels, channels, {"tiling.grid": str(grid)})
+    networks = (3, 12, 640), (3, 24, 512), (4, 8, 768), (4, 16, 512), (5, 8, 768), (4, 32, 256)
+    for (levels, channels, side), grid in product(networks, (1, 2, 4)):
+        yield Case(1, side, levels, channels, {"tiling.grid": str(grid)})
     for key, value in (
         *(("model.norm", "pixel"), ("model.norm", "instance"), ("model.upsampling", "nearest")),
         *(("model.upsampling", "bilinear"), ("train.precision", "bf16"), ("train.precision", "fp64")),
@@ -104,14 +94,12 @@ def measured_and_predicted(case: Case, machine: Machine, mesh: Mesh) -> tuple[fl
     from tiledseg.training.start import start
 
     folder = mesh.on_root(tempfile.mkdtemp)
-    output = str(Path(folder) / "run")
+    output = f"{folder}/run"
     image, labels = mesh.on_root(lambda: write_rasters(Path(folder), case.side))
     config = case.config(image, labels, output)
     predicted = plan_run(replace(prepare(config, _MEMORY, mesh.size).question, machine=machine)).seconds
     start(config, to_yaml(config), mesh)
-    lines: list[dict[str, Any]] = [
-        json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in Path(output, "metrics.jsonl").read_text().splitlines()]
     assert predicted is not None, "the machine has a profile"
     return min(line["seconds"] for line in lines[1:] if "seconds" in line), predicted
 
@@ -119,11 +107,8 @@ def measured_and_predicted(case: Case, machine: Machine, mesh: Mesh) -> tuple[fl
 def report(rows: list[tuple[str, float, float, float]]) -> str:
     """Tables in markdown."""
     errors = sorted(abs(row[-1]) for row in rows)
-    figures = [
-        ("runs", len(rows)),
-        ("median error", f"{statistics.median(errors):.1%}"),
-        ("worst", f"{errors[-1]:.1%}"),
-    ]
+    median, worst = f"{statistics.median(errors):.1%}", f"{errors[-1]:.1%}"
+    figures = [("runs", len(rows)), ("median error", median), ("worst", worst)]
     lines = [(name, f"{there:.4f}", f"{said:.4f}", f"{error:+.1%}") for name, there, said, error in rows]
     head = ("run", "measured, s", "predicted, s", "error")
     return f"{markdown(('figure', 'value'), figures)}\n\n{markdown(head, lines)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.cost_model.__main__ import Case, cases, measured_and_predicted
-from tests.planning.cost_model.test_machine_files import MEASURED
+from tests.planning.test_machine import MEASURED
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh

@@ -12,7 +12,7 @@ import pytest
 from tests.law.cases import one_rank
 from tests.law.runs import changed, configuration, losses, run, summary
 from tests.law.test_runs import CONSTANT
-from tests.planning.cost_model.test_machine_files import MEASURED
+from tests.planning.test_machine import MEASURED
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.parallel import FOUND

@@ -11,8 +11,14 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, choose, stage, torn_skips
+from tiledseg.planning.stages.staged_pipeline import (
+    PipelineCase,
+    StagedPipeline,
+    StagePrices,
+    choose,
+    stage,
+    torn_skips,
+)
 from tiledseg.planning.step.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
@@ -54,20 +60,11 @@ def test_next_to_no_balance_has_a_shorter_step(schedule: str, stages: int, per_b
 def test_a_limit_of_memory_is_kept(schedule: str) -> None:
     """Whatever is moved: each stage of the answer fits."""
     free = case_of(schedule, 2, seed=7)
-    needs = [rank_bytes(staged) for staged in all_pipelines(free)]
+    needs = [staged.case.rank_bytes(staged.balance) for staged in all_pipelines(free)]
     tightest = min(map(max, needs))
     for limit in (tightest, tightest * 5 // 4):
         found = choose(replace(free, limit=limit))
-        assert max(rank_bytes(found)) <= limit
-
-
-def rank_bytes(staged: StagedPipeline) -> list[int]:
-    """What each rank needs."""
-    memory, found, first = staged.case.memory(), [0] * staged.case.stages, 0
-    for chunk, count in enumerate(staged.balance):
-        found[staged.case.ranks[chunk]] += memory(first, first + count, chunk)
-        first += count
-    return found
+        assert max(found.case.rank_bytes(found.balance)) <= limit
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

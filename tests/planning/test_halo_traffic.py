@@ -15,7 +15,6 @@ from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.decomposition import context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.modes.mode_cost import block_work
-from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.step.halo_traffic import (
     SentBytes,
     input_tensor,
@@ -27,7 +26,8 @@ from tiledseg.planning.step.halo_traffic import (
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 CASES = [
-    *((name, fusion, True) for name in ("padded", "unpadded") for fusion in (1, 2, WHOLE)),
+    *(("padded", fusion, True) for fusion in (1, 2, WHOLE)),
+    ("unpadded", 2, True),
     ("unpadded", 1, False),  # edges across which pooling windows lie
     ("unpadded", 3, False),
     ("bilinear", 1, True),
@@ -72,7 +72,7 @@ def test_layer_mode_does_what_is_predicted(
             y_BCHW = run()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.forward
         assert SentBytes(len(reductions), sum(reductions)) == sums.forward
-        assert counter.get_total_flops() == 2 * block_work(layers, unet.bands, *run.steps)[0]
+        assert counter.get_total_flops() == 2 * block_work(layers, unet.bands, *run.steps)
         traffic.reset()
         y_BCHW.sum().backward()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.backward
@@ -90,19 +90,6 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
     run().sum().backward()
     expected = layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), unet.bands)).step
     assert SentBytes(traffic.messages, traffic.bytes) == expected
-
-
-@pytest.mark.mpi(min_size=2)
-def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
-    unet, traffic = UNETS["padded"], axes.point_to_point.meter
-    run = spread(unet, axes, 1)
-    traffic.reset()
-    with torch.no_grad():
-        run()
-    assert (
-        SentBytes(traffic.messages, traffic.bytes)
-        == layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), 4)).forward
-    )
 
 
 @pytest.mark.mpi(min_size=2)
@@ -131,11 +118,3 @@ def test_widths_of_what_travels_with_two_byte_values() -> None:
     assert made["encoder0.act0"].pixel_bytes == 4 * 4, "after a pixel norm"
     assert made["encoder0.dropout0"].pixel_bytes == 4 * 2
     assert tensors_of(graph, 4, 8)[0].pixel_bytes == 32
-
-
-def test_channels_of_each_tensor_are_those_of_the_costs() -> None:
-    unet = UNETS["padded"]
-    costs = layer_costs(unet.graph(), unet.bands, (16, 16))
-    tensors = tensors_of(unet.graph(), unet.bands)
-    assert [tensor.channels for tensor in tensors] == [unet.bands, *(cost.shape[0] for cost in costs)]
-    assert [tensor.has_gradient for tensor in tensors] == [False, *(True for _ in costs)]

@@ -21,7 +21,7 @@ from tiledseg.planning.run.pipeline import (
     spread_note,
 )
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.stages.staged_pipeline import StagePrices
 from tiledseg.planning.step.cost import tile_walk
 
 UNET = UNet(3, base_channels=8, classes=3)

@@ -19,17 +19,16 @@ plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib i
 def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
     question = Question((3000, 3000), UNet(), (4, 4))
     tiling = plan_tiling(question)
-    curve = plot.efficiency_curve(question, tiling)
-    assert curve.q == tuple(range(1, 13))
-    for q, exact, paper, linear in zip(curve.q, curve.exact, curve.paper, curve.linear, strict=True):
+    curves = plot.efficiency_curves(question, tiling)
+    assert [len(curve) for curve in curves.values()] == [12] * 3
+    for q, (exact, paper, linear) in enumerate(zip(*curves.values(), strict=True), 1):
         assert exact == tiling_efficiency(make_tiling((3000, 3000), (q, q), tiling.footprint))
         assert paper == pytest.approx(paper_efficiency((3000, 3000), (q, q), 92))
         assert linear == pytest.approx(paper_efficiency_linear((3000, 3000), (q, q), 92))
-
-
-def test_the_curve_ends_where_the_alignment_does() -> None:
-    question = Question((100, 3000), UNet(), (1, 4))
-    assert plot.efficiency_curve(question, plan_tiling(question)).q[-1] == 7
+    narrow = Question((100, 3000), UNet(), (1, 4))
+    assert len(plot.efficiency_curves(narrow, plan_tiling(narrow))["exact"]) == 7, (
+        "the curve ends as the alignment does"
+    )
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

@@ -24,25 +24,23 @@ def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
     return json.loads(capsys.readouterr().out)["stages"]
 
 
+def caps(work: list[int], by_hand: tuple[int, ...]) -> tuple[float, float]:
+    """Return all work over that of the slowest stage: of a balance by hand, and of the best contiguous split."""
+    both = parse_balance(by_hand, len(work)), choose_balances(BalancePrices(work), 6)[0]
+    first, best = (sum(work) / max(sum(work[a:b]) for a, b in cuts(balance)) for balance in both)
+    return first, best
+
+
 @pytest.mark.parametrize("model", PRESETS)
-@pytest.mark.parametrize("px", [512, 1024])
-def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(model: str, px: int) -> None:
+def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(model: str) -> None:
     """26-32 % of the multiply-adds on one stage: 3.2-3.6 x; the best contiguous split: 5.2-5.7 x. Any square size."""
-    layers = paper_graph(PRESETS[model].levels - 1)
-    work = [cost.multiply_adds for cost in layer_costs(layers, 3, (px, px))]
-    by_hand = parse_balance(PRESETS[model].balance, len(layers))
-    caps = [
-        sum(work) / max(sum(work[a:b]) for a, b in cuts(b))
-        for b in (by_hand, choose_balances(BalancePrices(work), 6)[0])
-    ]
-    assert 0.26 <= 1 / caps[0] <= 0.32
-    assert 3.15 <= caps[0] <= 3.65
-    assert 5.2 <= caps[1] <= 5.7
+    work = [cost.multiply_adds for cost in layer_costs(paper_graph(PRESETS[model].levels - 1), 3, (512, 512))]
+    by_hand, best = caps(work, PRESETS[model].balance)
+    assert 3.15 <= by_hand <= 3.65
+    assert 5.2 <= best <= 5.7
 
 
-@pytest.mark.parametrize(
-    ("model", "by_hand", "best"), [("small", 3.70, 4.73), ("medium-2", 3.11, 5.35), ("large", 3.43, 5.48)]
-)
+@pytest.mark.parametrize(("model", "by_hand", "best"), [("small", 3.70, 4.73), ("large", 3.43, 5.48)])
 def test_the_papers_lists_on_our_presets(
     capsys: pytest.CaptureFixture[str], model: str, by_hand: float, best: float
 ) -> None:
@@ -52,18 +50,16 @@ def test_the_papers_lists_on_our_presets(
     given, chosen = answer(capsys, f"{flags} --balance {{{text}}}"), answer(capsys, flags)
     assert given["balance"] == list(PRESETS[model].balance)
     assert (given["automatic"], chosen["automatic"]) == (False, True)
-    assert given["cap"] == pytest.approx(by_hand, abs=0.005)
     assert best * 0.85 < chosen["cap"] < best + 0.005, "no cut has a higher cap, but one with less may be faster"
     assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
     layers = build_network(ModelConfig(name=model), 4, 2).graph()
     work = [cost.multiply_adds for cost in layer_costs(layers, 4, (1024, 1024))]
-    assert sum(work) / max(
-        sum(work[a:b]) for a, b in cuts(choose_balances(BalancePrices(work), 6)[0])
-    ) == pytest.approx(best, abs=0.005)
+    assert caps(work, PRESETS[model].balance) == pytest.approx((by_hand, best), abs=0.005)
+    assert given["cap"] == pytest.approx(by_hand, abs=0.005)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("stages", [1, 2, 6])
+@pytest.mark.parametrize("stages", [1, 3])
 def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str], schedule: str, stages: int) -> None:
     flags = f"--size 1000 --grid 2 --stages {stages} --micro-batches 7 --schedule {schedule}"
     assert main([*flags.split(), "--format", "json"]) == 0
@@ -130,7 +126,7 @@ def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str])
     assert [row["fits"] for row in given["by_stage"]].count(False) == 1
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+@pytest.mark.parametrize("schedule", ["gpipe", "folded"])
 def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
     capsys: pytest.CaptureFixture[str], schedule: str
 ) -> None:
@@ -168,25 +164,18 @@ def test_each_stage_may_have_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert " + recompute " in text
 
 
-def test_slow_links_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 1000 --grid 2 --stages 3 --balance [38,27,24]"
-    quick, slow = answer(capsys, flags)["step"], answer(capsys, f"{flags} --bandwidth 1GB")["step"]
-    assert slow["transfer_milliseconds"] > quick["transfer_milliseconds"] > 0
-    assert slow["bubble_milliseconds"] == quick["bubble_milliseconds"]
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "folded"])
 def test_an_automatic_balance_minds_slow_links(capsys: pytest.CaptureFixture[str], schedule: str) -> None:
     """The fastest cut for free messages is not the fastest one where they are slow: it is tried against others."""
-    flags = f"--size 1024 --grid 1 --model small --stages 6 --micro-batches 24 --schedule {schedule}"
+    flags = f"--size 1024 --grid 1 --model small --stages 4 --micro-batches 12 --schedule {schedule}"
     free, slow = answer(capsys, f"{flags} --bandwidth 1000TB --latency 0s"), answer(capsys, f"{flags} --bandwidth 1GB")
     assert free["cap"] >= slow["cap"]
     text = ",".join(map(str, free["balance"]))
     given = answer(capsys, f"{flags} --bandwidth 1GB --balance [{text}]")
+    assert given["step"]["transfer_milliseconds"] > free["step"]["transfer_milliseconds"]
+    assert given["step"]["bubble_milliseconds"] == free["step"]["bubble_milliseconds"]
     assert given["step"]["speed_up"] < slow["step"]["speed_up"]
     assert given["bytes_step"] > slow["bytes_step"]
-    slow, given = (answer(capsys, f"{flags} --bandwidth 5GB{more}") for more in ("", f" --balance [{text}]"))
-    assert given["step"]["speed_up"] <= slow["step"]["speed_up"]
 
 
 def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:

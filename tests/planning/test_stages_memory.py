@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 
 import pytest
 import torch
@@ -19,9 +20,10 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import NetworkCut, cut_network
 from tiledseg.pipeline.schedule import Route
-from tiledseg.planning.stages.cost import StagePrices
-from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.stages.staged_pipeline import StagePrices
+from tiledseg.planning.step.cost import layer_costs, tile_walk
 from tiledseg.planning.walk.items import price
+from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.trace import trace
@@ -121,10 +123,16 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize(
+    ("padding", "norm", "upsampling"),
+    [
+        *(("same", norm, "transposed") for norm in NORMS),
+        *(("valid", norm, upsampling) for norm, upsampling in zip(NORMS, cycle(UPSAMPLINGS), strict=False)),
+        ("same", "none", "nearest"),
+        ("same", "instance", "bilinear"),
+    ],
+)
 @pytest.mark.parametrize("balance", BALANCES, ids=lambda balance: f"{len(balance)}-stages")
-@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("padding", CONTEXTS)
 def test_kept_bytes_and_the_peak_of_the_backward_pass(
     padding: str, norm: str, upsampling: str, balance: tuple[int, ...]
 ) -> None:
@@ -158,7 +166,7 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
         assert -128 <= more <= 128 + memory.inputs + prices.costs[stop - 1].output_bytes
 
 
-@pytest.mark.parametrize("balance", BALANCES[:3], ids=lambda balance: f"{len(balance)}-stages")
+@pytest.mark.parametrize("balance", BALANCES[1:2], ids=lambda balance: f"{len(balance)}-stages")
 @pytest.mark.parametrize("norm", NORMS)
 def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: tuple[int, ...]) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
@@ -173,7 +181,7 @@ def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: 
 
 @pytest.mark.parametrize("word", ["compact", "all"])
 @pytest.mark.parametrize("norm", ["none", "instance", "batch", "pixel"])
-@pytest.mark.parametrize("balance", [BALANCES[0], (24, 25), (30, 19)], ids=lambda balance: str(balance[0]))
+@pytest.mark.parametrize("balance", [BALANCES[0], (24, 25)], ids=lambda balance: str(balance[0]))
 def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> None:
     """What is kept of a micro-batch, and the peak, within 2 %."""
     unet = UNet(3, base_channels=8, norm=norm, classes=3)
@@ -186,3 +194,30 @@ def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> N
         memory = prices.memory(*run)
         assert found.kept == pytest.approx(memory.activations, rel=0.02)
         assert found.kept + found.backward == pytest.approx(memory.activations + memory.backward, rel=0.02)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_one_stage_is_the_whole_network(width: int) -> None:
+    unet = UNet(4, base_channels=4, norm="instance")
+    layers = unet.graph()
+    whole = training_memory(layers, unet.bands, (48, 64), width)
+    prices = StagePrices(tile_walk(layers, unet.bands, (48, 64), width))
+    assert prices.memory(0, len(layers)).total(1) == whole.total
+    assert prices.memory(0, len(layers)).inputs == unet.bands * 48 * 64 * width
+
+
+def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:
+    unet = UNet(3, base_channels=4)
+    layers = unet.graph()
+    costs = layer_costs(layers, unet.bands, (48, 64))
+    prices = StagePrices(tile_walk(layers, unet.bands, (48, 64)))
+    (stash1, pop1), (stash0, pop0) = prices.skips
+    assert prices.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
+    assert prices.received(0, len(layers)) == 0
+    first = stash1 + 2  # after the inner level's pooling
+    skips = costs[stash1].output_bytes + costs[stash0].output_bytes
+    assert prices.received(first, len(layers)) == costs[first - 1].output_bytes + skips
+    assert prices.received(stash1, pop0) == sum(costs[stash1].input_bytes)
+    assert pop1 < pop0
+    # The inner level's pooling, and its concatenation, take one mark: it comes once.
+    assert prices.received(stash1 + 1, len(layers)) == skips

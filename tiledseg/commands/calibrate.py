@@ -50,7 +50,6 @@ from tiledseg.user_files.machine import machine_from
 from tiledseg.version import VERSION
 
 STEPS = 9  # of a training; the first one does not count
-LANES = (1, 4, 8, 16, 32)
 _ON_A_GPU = 8  # times the side of a case
 _BANDS, _CLASSES = 4, 5
 _MOVED = 8 * TENSOR  # bytes to a store, twice, and back
@@ -133,24 +132,25 @@ def fit_all(seconds: dict[Case, float]) -> Machine:
     """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions."""
     single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
     begin = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5)
-    fitted = [fit(replace(begin, lanes=lanes), single, ("flops", "memory_bandwidth", "launch")) for lanes in LANES]
+    names = "flops", "memory_bandwidth", "launch"
+    fitted = (_fit(replace(begin, lanes=lanes), single, names) for lanes in (1, 4, 8, 16, 32))
     machine = min(fitted, key=lambda each: _error(each, single))
     rates = {"fp32": machine.flops}
     for precision in {case.precision for case in seconds} - {"fp32"}:
         own = {case: value for case, value in seconds.items() if case.precision == precision}
-        rates[precision] = fit(machine, own, ("flops",)).flops
+        rates[precision] = _fit(machine, own, ("flops",)).flops
     return replace(machine, rates=rates)
 
 
-def fit(machine: Machine, seconds: dict[Case, float], names: Sequence[str]) -> Machine:
+def _fit(machine: Machine, seconds: dict[Case, float], names: Sequence[str]) -> Machine:
     """Change the figures of those names, one at a time, until no change of 1 % predicts the steps better."""
     error, step = _error(machine, seconds), math.log(4)
     while step > 0.01:
         factors = math.exp(step), math.exp(-step)
-        tried = [replace(machine, **{name: by * getattr(machine, name)}) for name in names for by in factors]
-        errors = [_error(each, seconds) for each in tried]
-        if min(errors) < 0.999 * error:  # less is drift of a figure on which no step depends
-            error, machine = min(errors), tried[errors.index(min(errors))]
+        changed = [replace(machine, **{name: by * getattr(machine, name)}) for name in names for by in factors]
+        best = min(changed, key=lambda each: _error(each, seconds))
+        if _error(best, seconds) < 0.999 * error:  # less is drift of a figure on which no step depends
+            error, machine = _error(best, seconds), best
         else:
             step /= 2
     return machine

@@ -19,8 +19,7 @@ from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.jobs.job import planned_job, searched_job
-from tiledseg.planning.jobs.script import Site, batch_script, find_site, parse_minutes
+from tiledseg.planning.jobs.job import Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.question import Question, check_exact
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
@@ -100,13 +99,13 @@ def _images_per_step(flags: Namespace, word: str) -> int:
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
     from tiledseg.planning.answer.search import scaling_csv, scaling_part, scaling_table, scaling_title, searchable
-    from tiledseg.planning.search.scaling import parse_range
+    from tiledseg.planning.search.best import parse_range
 
     numbers, images = parse_range(flags.scaling), _images_per_step(flags, "--scaling")
     for name in ("search", "gpus", "emit", "site", "time"):
         if getattr(flags, name):
             raise ConfigError(f"--{name} is given, but --scaling has GPUs of its own and no job; leave one of them out")
-    plotter = None if flags.plot is None else _plotter("scaling_plot")
+    plotter = None if flags.plot is None else _plotter()
     if flags.plot is not None:
         _check_plot(flags.plot)
     if flags.csv is not None:
@@ -147,13 +146,13 @@ def _check_plot(path: str) -> None:
 def _plot(path: str, question: Question, planned: Planned) -> None:
     if planned.tiling is None:
         raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
-    _plotter("plot").write_plot(path, question, planned.tiling, planned.pipeline)
+    _plotter().write_plot(path, question, planned.tiling, planned.pipeline)
 
 
-def _plotter(name: str) -> ModuleType:
+def _plotter() -> ModuleType:
     """Return the module that draws, imported late: matplotlib is slow to import, and an extra."""
     try:
-        return import_module(f"tiledseg.planning.answer.{name}")
+        return import_module("tiledseg.planning.answer.plot")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ TOP = ("name", "note", "sources", "measured", "host", "figures")
 FACTS = ("ranks", "memory", "cores", "threads", "base")
 FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "reading", "first_touch")
 _OLD = ("datasheet", "assumed")
-_UNKNOWN_LINK = {"latency": 20e-6, "bandwidth": 10e9}
+_NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
+_UNKNOWN_LINK = Link(20e-6, 10e9)
 _BY_DEVICE = {"V100": "summit", "A100": "a100", "H100": "h100", "H200": "h200", "MI250X": "frontier"}
 _SHIPPED = Path(__file__).parent / "machines"
 _NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # which YAML takes for a word, since it has no point
@@ -84,21 +85,21 @@ def machine_from(path: str, values: Any) -> Machine:
             f"{path} is a profile of an older version, with other figures; run plan --calibrate again, or give "
             f"figures: {', '.join(FIGURES)}"
         )
-    form = _Form(path)
-    top = form.group(values, "", TOP)
+    top = _group(path, values, "", TOP)
     if not isinstance(top.get("name"), str) or not top["name"]:
         raise ConfigError(f"{path}: name is '{shown(top.get('name'))}'; give a word for the machine")
-    host, figures = (form.group(top.get(name), name, keys) for name, keys in (("host", FACTS), ("figures", FIGURES)))
-    flops = form.group(figures.get("flops"), "figures.flops", ACTIVATION_BYTES)
-    rates = {precision: form.number(flops, f"figures.flops.{precision}") for precision in {"fp32": 0, **flops}}
-    links = form.group(figures.get("links", {}), "figures.links", ("host", "network"))
-    stores = form.group(figures.get("stores", {}), "figures.stores", ("disk", "host"))
-    near = form.link(links, "host")
+    host, figures = (_group(path, top.get(name), name, keys) for name, keys in (("host", FACTS), ("figures", FIGURES)))
+    flops = {"fp32": None} | dict(_group(path, figures.get("flops"), "figures.flops", ACTIVATION_BYTES))
+    rates = {precision: _number(path, flops, f"figures.flops.{precision}") for precision in flops}
+    links = {name: Link(*pair) for name, pair in _pairs(path, figures, "links", Link._fields).items()}
+    stores = {name: CopyRates(*pair) for name, pair in _pairs(path, figures, "stores", CopyRates._fields).items()}
+    near = links.get("host", _UNKNOWN_LINK)
     if "cores" in host and "host" in stores:
         raise ConfigError(
             f"{path} has host.cores and figures.stores.host, but ranks on cores compute in their host's memory; "
             "leave one of the two out"
         )
+    optional = {"reading": 0.0, "first_touch": 0.0} | figures
     return Machine(
         flops=rates["fp32"],
         bandwidth=near.bandwidth,
@@ -106,58 +107,48 @@ def machine_from(path: str, values: Any) -> Machine:
         name=top["name"],
         measured="measured" in top,
         rates=rates,
-        lanes=form.whole(figures, "figures.lanes", 1) or 1,
-        memory_bandwidth=form.number(figures, "figures.memory_bandwidth"),
-        launch=form.number(figures, "figures.launch", above=False),
-        network=form.link(links, "network"),
-        disk=form.store(stores, "disk"),
-        host_store=form.store(stores, "host"),
-        reading=form.number({"reading": 0.0, **figures}, "figures.reading", above=False),
-        first_touch=form.number({"first_touch": 0.0, **figures}, "figures.first_touch", above=False),
-        ranks_per_host=form.whole(host, "host.ranks") or 1,
-        memory=form.whole(host, "host.memory", None),
-        cores=form.whole(host, "host.cores", None),
-        threads=form.whole(host, "host.threads", 1) or 1,
-        base=form.whole(host, "host.base", 0) or 0,
+        lanes=_whole(path, {"lanes": 1} | figures, "figures.lanes"),
+        memory_bandwidth=_number(path, figures, "figures.memory_bandwidth"),
+        launch=_number(path, figures, "figures.launch", above=False),
+        network=links.get("network", _UNKNOWN_LINK),
+        disk=stores.get("disk"),
+        host_store=stores.get("host"),
+        reading=_number(path, optional, "figures.reading", above=False),
+        first_touch=_number(path, optional, "figures.first_touch", above=False),
+        ranks_per_host=_whole(path, host, "host.ranks"),
+        memory=_whole(path, host, "host.memory") if "memory" in host else None,
+        cores=_whole(path, host, "host.cores") if "cores" in host else None,
+        threads=_whole(path, {"threads": 1} | host, "host.threads"),
+        base=_whole(path, host, "host.base") if "base" in host else 0,
     )
 
 
-class _Form:
-    """The checks of a profile's values; `path` names its file in errors."""
+def _group(path: str, values: Any, where: str, known: Collection[str]) -> dict[str, Any]:
+    """Return the map `where` of the file `path`. Raises ConfigError for none, and for keys that are not known."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: {where} is {shown(values)}; give keys below it: {', '.join(known)}")
+    for key in values:
+        if key not in known:
+            place = f"{where}.{key}" if where else key
+            raise ConfigError(f"{path} has the unknown key '{place}'; give some of {', '.join(known)}")
+    return dict(values)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
 
-    def group(self, values: Any, where: str, known: Collection[str]) -> Mapping[str, Any]:
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{self._path}: {where} is {shown(values)}; give keys below it: {', '.join(known)}")
-        for key in values:
-            if key not in known:
-                place = f"{where}.{key}" if where else key
-                raise ConfigError(f"{self._path} has the unknown key '{place}'; give some of {', '.join(known)}")
-        return values
+def _pairs(path: str, figures: Mapping[str, Any], kind: str, fields: Sequence[str]) -> dict[str, list[float]]:
+    """Return two numbers of each link, or of each store."""
+    groups = _group(path, figures.get(kind, {}), f"figures.{kind}", _NAMES[kind])
+    inner = {name: _group(path, group, f"figures.{kind}.{name}", fields) for name, group in groups.items()}
+    return {name: [_number(path, inner[name], f"figures.{kind}.{name}.{key}") for key in fields] for name in inner}
 
-    def number(self, group: Mapping[str, Any], where: str, above: bool = True) -> float:
-        value = group.get(where.rpartition(".")[2])
-        value = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-        Range(0.0, 1e24, above=above).check(f"{self._path}: {where}", value)
-        return float(value)  # type: ignore[arg-type]  # checked
 
-    def link(self, links: Mapping[str, Any], name: str) -> Link:
-        where = f"figures.links.{name}"
-        group = self.group(links.get(name, _UNKNOWN_LINK), where, Link._fields)
-        return Link(*(self.number(group, f"{where}.{key}") for key in Link._fields))
+def _number(path: str, group: Mapping[str, Any], where: str, above: bool = True) -> float:
+    value = group.get(where.rpartition(".")[2])
+    value = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    Range(0.0, 1e24, above=above).check(f"{path}: {where}", value)
+    return float(value)  # type: ignore[arg-type]  # checked
 
-    def store(self, stores: Mapping[str, Any], name: str) -> CopyRates | None:
-        if name not in stores:
-            return None
-        where = f"figures.stores.{name}"
-        group = self.group(stores[name], where, CopyRates._fields)
-        return CopyRates(*(self.number(group, f"{where}.{key}") for key in CopyRates._fields))
 
-    def whole(self, group: Mapping[str, Any], where: str, *default: int | None) -> int | None:
-        name = where.rpartition(".")[2]
-        if default and name not in group:
-            return default[0]
-        Range(1, 2**60).check(f"{self._path}: {where}", group.get(name))
-        return int(group[name])
+def _whole(path: str, group: Mapping[str, Any], where: str) -> int:
+    value = group.get(where.rpartition(".")[2])
+    Range(1, 2**60).check(f"{path}: {where}", value)
+    return int(value)  # type: ignore[arg-type]  # checked

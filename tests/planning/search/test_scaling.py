@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.search.test_best import SLOW_LINKS, question
+from tests.planning.search.test_search import SLOW_LINKS, question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.plan import main
-from tiledseg.planning.search.best import search
-from tiledseg.planning.search.scaling import parse_range, strong, weak
+from tiledseg.planning.search.best import parse_range, scaling, search
 
 
 def test_numbers_double_up_to_the_last() -> None:
@@ -28,112 +27,58 @@ def test_other_words_are_refused(text: str) -> None:
         parse_range(text)
 
 
-def test_strong_scaling_is_the_best_of_each_number() -> None:
-    asked = question(1)
-    points = strong(asked, (1, 2, 4), 1)
-    for point in points:
-        best = search(replace(asked, ranks=point.ranks), 1).winner
-        assert point.priced.seconds == pytest.approx(best.seconds, rel=0.01)
+def test_strong_scaling_is_the_best_of_each_number_and_weak_scaling_keeps_a_ranks_work() -> None:
+    studies = scaling(question(1), (2, 4, 8), 1, 2)
+    strong, weak = studies["strong"], studies["weak"]
+    for point in strong:
+        best = search(question(point.ranks), 1).winner
+        assert point.priced.seconds == best.seconds
         assert point.images == 1
-        assert point.efficiency == pytest.approx(points[0].priced.seconds / point.ranks / point.priced.seconds)
-    assert points[0].limit is None
-    assert points[-1].efficiency < 1
-    assert points[-1].limit is not None
+        ideal = 2 * strong[0].priced.seconds / point.ranks
+        assert point.efficiency == pytest.approx(ideal / point.priced.seconds)
+    assert strong[0].limit is None
+    assert strong[-1].efficiency < 1
+    assert strong[-1].limit is not None
+    assert [point.images for point in weak] == [1, 2], "of 8 ranks there would be more images than an epoch has"
+    assert len({point.priced.candidate for point in weak}) == 1
+    assert weak[1].priced.time.forward == pytest.approx(weak[0].priced.time.forward)
+    assert 0.5 < weak[1].efficiency <= 1.0
 
 
-@pytest.mark.usefixtures("small")
 def test_pipelines_are_looked_at_where_a_rank_cannot_hold_the_weights() -> None:
-    network = UNet(3, 1, base_channels=64)
-    asked = question(2, network=network, memory=36 << 20, grid=(3, 5))
+    asked = question(2, network=UNet(3, 1, base_channels=64), memory=36 << 20, grid=(3, 5))
     with pytest.raises(ConfigError, match="none of"):
-        strong(asked, (2, 4), 1)
-    points = strong(asked, (2, 4), 4)
-    assert all(point.priced.candidate.stages > 1 for point in points)
+        scaling(asked, (2, 4), 1, 1)
+    points = scaling(asked, (2, 4), 4, 1)["strong"]
+    assert all(point.priced.candidate.parallel.stages > 1 for point in points)
     assert points[1].priced.seconds < points[0].priced.seconds
-    assert weak(asked, (2, 4), points[0].priced)[1].priced.candidate == points[0].priced.candidate
 
 
 def test_slow_links_limit_by_the_all_reduce() -> None:
-    assert strong(question(1, machine=SLOW_LINKS), (1, 4), 1)[-1].limit == "the all-reduce"
+    asked = question(1, machine=SLOW_LINKS, parallel=replace(question().parallel))
+    assert scaling(asked, (1, 4), 1, 1)["strong"][-1].limit == "the all-reduce"
 
 
-def test_weak_scaling_keeps_a_ranks_work() -> None:
-    points = weak(question(2), (2, 4, 8), search(question(2), 1).winner)
-    assert [point.images for point in points] == [1, 2, 4]
-    assert len({point.priced.candidate for point in points}) == 1
-    computing = {round(point.priced.time.forward, 12) for point in points}
-    assert len(computing) == 1
-    assert all(0.5 < point.efficiency <= 1.0 for point in points)
-
-
-def test_a_study_compares_one_mode_with_itself_and_takes_no_more_images_than_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Four GPUs would be quicker in mode `layer`: 8 % over the ideal, were two of mode `read` the measure."""
-    line = "--scaling 2:8 --size 4000 --images 3 --machine v100 --format json"
-    assert main(line.split()) == 0
-    part = json.loads(capsys.readouterr().out)["scaling"]
-    assert {point["settings"].split(",")[0] for point in part["points"]} == {"read"}
-    assert all(point["efficiency"] <= 1.0001 and point["images_per_step"] <= 3 for point in part["points"])
-    assert [point["gpus"] for point in part["points"] if point["scaling"] == "weak"] == [2, 4]
-    assert part["quicker"]["gpus"] == 8
-    assert part["quicker"]["settings"].startswith("layer")
-    assert part["quicker"]["step_seconds"] < part["points"][2]["step_seconds"]
-
-
-def test_table_json_and_csv_have_the_same_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_json_csv_and_figure_have_the_same_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scaling.csv"
     line = "--scaling 1:4 --size 600 --levels 3 --base-channels 8 --images 8 --machine summit"
     assert main([*line.split(), "--csv", str(path), "--plot", str(tmp_path / "scaling.png")]) == 0
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
     table = capsys.readouterr().out
     assert main([*line.split(), "--format", "json"]) == 0
-    points = json.loads(capsys.readouterr().out)["scaling"]["points"]
+    part = json.loads(capsys.readouterr().out)["scaling"]
+    points = part["points"]
     rows = list(csv.DictReader(path.open()))
     assert [{key: str(value) for key, value in point.items()} for point in points] == rows
     assert all(f"{100 * point['efficiency']:.1f} %" in table for point in points)
     assert [point["gpus"] for point in points] == [1, 2, 4] * 2
     assert points[0]["epoch_seconds"] == pytest.approx(8 * points[0]["step_seconds"], rel=1e-4)
+    from tiledseg.planning.answer.plot import draw_scaling
 
-
-def test_the_figure_has_every_point() -> None:
-    from tiledseg.planning.answer.scaling_plot import draw_scaling
-
-    keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
-    rows = [
-        ("strong", 1, 1, 8.0, 1.0, ""),
-        ("strong", 2, 1, 4.4, 0.91, "messages"),
-        ("strong", 4, 1, 2.5, 0.8, "messages"),
-        ("weak", 1, 1, 8.0, 1.0, ""),
-        ("weak", 2, 2, 8.0, 1.0, ""),
-        ("weak", 4, 4, 8.1, 0.99, "the all-reduce"),
-    ]
-    part = {
-        "points": [dict(zip(keys, row, strict=True)) for row in rows],
-        "machine": {"profile": "V100", "measured": 1},
-    }
-    figure = draw_scaling(part, "small images")
-    times, shares = figure.axes
-    strong_times, strong_ideal, weak_times, _ = [list(line.get_ydata()) for line in times.lines]
-    assert (strong_times, weak_times) == ([8.0, 4.4, 2.5], [8.0, 8.0, 8.1])
-    assert strong_ideal == [8.0, 4.0, 2.0]
-    assert list(shares.lines[0].get_ydata()) == [1.0, 0.91, 0.8]
-    assert (times.get_xscale(), times.get_yscale(), shares.get_xscale()) == ("log", "log", "log")
-    assert times.get_ylabel() == "a step (s)"
-    assert "small images" in figure.get_suptitle()
-
-
-def test_the_figure_cuts_no_curve_and_its_legends_name_the_curves_that_are_drawn() -> None:
-    from tiledseg.planning.answer.scaling_plot import draw_scaling
-
-    keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
-    rows = [("strong", 1, 1, 8.0, 1.0, ""), ("strong", 2, 1, 2.5, 1.6, "messages")]
-    points = [dict(zip(keys, row, strict=True)) for row in rows]
-    times, shares = draw_scaling({"points": points, "machine": {"profile": "V100", "measured": 1}}, "images").axes
-    assert shares.get_ylim()[1] > 1.6
-    for axes in (times, shares):
-        told = [text.get_text().split(":")[0] for text in axes.get_legend().get_texts()]
-        assert sorted(told) == ["ideal", "strong"]
+    times, shares = draw_scaling(part, "small images").axes
+    assert list(times.lines[0].get_ydata()) == [point["step_seconds"] for point in points[:3]]
+    assert list(shares.lines[1].get_ydata()) == [point["efficiency"] for point in points[3:]]
+    assert shares.get_ylim()[1] > max(point["efficiency"] for point in points)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,22 @@
-"""The plan as a figure: the tiled raster with a context and its halo, E against the grid, and a pipeline's step."""
+"""The plan as a figure: the tiled raster with a context and its halo, E against the grid, and a pipeline's step; or
+predicted time and efficiency against GPUs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
 from tiledseg.planning.answer.table import heading
+from tiledseg.planning.answer.text import figures_basis
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 from tiledseg.system.writing import replacing
@@ -26,37 +28,38 @@ _PASSES = {
     (True, True): ("#8fc1e8", "forward, second chunk"),
     (False, True): ("#f6cd94", "backward, second chunk"),
 }
+_STYLES = {"strong": (_CORE, "o"), "weak": (_OTHER, "s")}
+_IDEAL: dict[str, Any] = {"color": "#888888", "linestyle": "--", "linewidth": 0.9, "zorder": 3}
 _NUMBERED = 1 / 90  # share of the step from which on a span has room for its micro-batch's number
 
 
-class EfficiencyCurve(NamedTuple):
-    """The efficiency E for grids of q x q tiles: by the paper's formula, its linear form, and exactly."""
-
-    q: tuple[int, ...]
-    paper: tuple[float, ...]
-    linear: tuple[float, ...]
-    exact: tuple[float, ...]
-
-
-def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
-    """Return the curve from one tile to well beyond the chosen grid, as far as the alignment allows. The paper's
-    formula is left out but for its own U-Nets."""
+def efficiency_curves(question: Question, tiling: Tiling) -> dict[str, list[float]]:
+    """Return the efficiency E for grids of 1 x 1, 2 x 2, ... tiles to well beyond the chosen grid, as far as the
+    alignment allows: exactly, and for the paper's own U-Nets by its formula and its linear form."""
     footprint, network, (height, width) = tiling.footprint, question.network, question.size
     last = min(*finest_grid(question.size, footprint), max(12, 2 * max(tiling.grid)))
-    q = tuple(range(1, last + 1))
-    exact = tuple(
-        sum(context_sizes(height, n, footprint)) * sum(context_sizes(width, n, footprint)) / (height * width) for n in q
-    )
-    if not isinstance(network, UNet):
-        return EfficiencyCurve(q, (), (), exact)
-    halo = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel))
-    paper = tuple(paper_efficiency(question.size, (n, n), halo) for n in q)
-    return EfficiencyCurve(q, paper, tuple(paper_efficiency_linear(question.size, (n, n), halo) for n in q), exact)
+    grids = [(q, q) for q in range(1, last + 1)]
+    computed = [[sum(context_sizes(side, q, footprint)) for side in (height, width)] for q, _ in grids]
+    curves = {"exact": [rows * cols / (height * width) for rows, cols in computed]}
+    if isinstance(network, UNet):
+        halo = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel))
+        curves["paper"] = [paper_efficiency(question.size, grid, halo) for grid in grids]
+        curves["linear"] = [paper_efficiency_linear(question.size, grid, halo) for grid in grids]
+    return curves
 
 
 def write_plot(path: str, question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> None:
-    """Write the figure as a PNG, whole or not at all. Raises WriteError where the disk does not take it."""
-    figure = draw(question, tiling, staged)
+    """Write the figure of a plan as a PNG, whole or not at all. Raises WriteError where the disk does not take it."""
+    _write(path, draw(question, tiling, staged))
+
+
+def write_scaling_plot(path: str, part: dict[str, Any], title: str) -> None:
+    """Write the figure of `scaling_part` as a PNG, whole or not at all. Raises WriteError where the disk does not take
+    it. `title`: the run."""
+    _write(path, draw_scaling(part, title))
+
+
+def _write(path: str, figure: Figure) -> None:
     with replacing(path) as part:
         figure.savefig(part, format="png", dpi=120)
 
@@ -109,11 +112,12 @@ def _add(axes: Axes, box: Box, **style: object) -> None:
 
 
 def _draw_efficiency(axes: Axes, question: Question, tiling: Tiling) -> None:
-    curve = efficiency_curve(question, tiling)
-    if curve.paper:
-        axes.plot(curve.q, curve.paper, color=_OTHER, label=r"paper: $(T/T')^2$")
-        axes.plot(curve.q, curve.linear, color=_OTHER, linestyle="--", label=r"paper, linear: $1 + 4q\varepsilon/N$")
-    axes.plot(curve.q, curve.exact, color=_CORE, marker="o", markersize=3, label="exact, over the whole raster")
+    curves = efficiency_curves(question, tiling)
+    q = range(1, len(curves["exact"]) + 1)
+    if "paper" in curves:
+        axes.plot(q, curves["paper"], color=_OTHER, label=r"paper: $(T/T')^2$")
+        axes.plot(q, curves["linear"], color=_OTHER, linestyle="--", label=r"paper, linear: $1 + 4q\varepsilon/N$")
+    axes.plot(q, curves["exact"], color=_CORE, marker="o", markersize=3, label="exact, over the whole raster")
     rows, cols = tiling.grid
     x, chosen = (rows * cols) ** 0.5, tiling_efficiency(tiling)
     where = "" if rows == cols else rf", drawn at $\sqrt{{{rows} \times {cols}}}$"
@@ -154,3 +158,40 @@ def _draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
     keys = [Patch(facecolor=color, label=word) for kind, (color, word) in _PASSES.items() if kind in kinds]
     axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_scaling(part: dict[str, Any], title: str) -> Figure:
+    """Draw the figure of `scaling_part`, without a display."""
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    times, shares = figure.subplots(1, 2)
+    for name in dict.fromkeys(point["scaling"] for point in part["points"]):
+        points = [point for point in part["points"] if point["scaling"] == name]
+        color, marker = _STYLES[name]
+        gpus, seconds = [point["gpus"] for point in points], [point["step_seconds"] for point in points]
+        images = f"{points[0]['images_per_step']:,} to {points[-1]['images_per_step']:,} images a step"
+        times.plot(gpus, seconds, color=color, marker=marker, label=f"{name}: {images}")
+        ideal = [seconds[0] * (gpus[0] / each if name == "strong" else 1) for each in gpus]
+        times.plot(gpus, ideal, label="ideal" if name == "strong" else None, **_IDEAL)
+        shares.plot(gpus, [point["efficiency"] for point in points], color=color, marker=marker, label=name)
+    shares.axhline(1, label="ideal", **_IDEAL)
+    shares.set_ylim(0, 1.1 * max(1, *(point["efficiency"] for point in part["points"])))
+    shares.yaxis.set_major_formatter(PercentFormatter(1))
+    shares.set(ylabel="efficiency (of the first number's, a GPU)", title="Efficiency")
+    times.set_yscale("log")
+    times.yaxis.set_minor_formatter(NullFormatter())
+    times.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    times.set(ylabel="a step (s)", title="Time of a step")
+    numbers = sorted({point["gpus"] for point in part["points"]})
+    for axes in (times, shares):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("GPUs")
+        axes.xaxis.set_major_locator(FixedLocator(numbers))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda gpus, _: f"{gpus:,.0f}"))
+        axes.tick_params(axis="x", rotation=45 if len(numbers) > 7 else 0)
+        axes.grid(visible=True, which="both", axis="y", linewidth=0.3)
+        axes.legend(loc="lower left", edgecolor="none", framealpha=0.9, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"Predicted scaling: {title}\n{figures_basis(part['machine'])}", fontsize=11)
+    return figure

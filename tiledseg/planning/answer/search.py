@@ -15,9 +15,7 @@ from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search.best import TERMS, Searched, search
-from tiledseg.planning.search.price import Priced
-from tiledseg.planning.search.scaling import Point, quicker, strong, weak
+from tiledseg.planning.search.best import TERMS, Point, Priced, Searched, scaling, search
 
 _WHY = {
     "memory": "do not fit the memory",
@@ -29,8 +27,8 @@ _HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "
 _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
 _SCALING_HEAD = ("", "GPUs", "images a step", "step", "epoch", "efficiency", "limited by", "settings")
 _STUDIES = (
-    "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch; "
-    "both in the mode that is quickest on the first number"
+    "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch, "
+    "in the settings of the first number"
 )
 
 
@@ -52,23 +50,25 @@ def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
 
 def searched(question: Question, images_per_step: int) -> Searched:
     """Return the best settings for the GPUs of a `searchable` question. Raises ConfigError where nothing can be."""
-    assert question.gpus is not None, "searchable"
-    run = question.run(Parallelism(), question.gpus, question.grid, images_per_step)
-    return search(with_stores(run), question.machine.ranks_per_host)
+    return search(_run(question, images_per_step), question.machine.ranks_per_host)
+
+
+def _run(question: Question, images_per_step: int) -> RunQuestion:
+    return with_stores(question.run(Parallelism(), question.gpus or 1, question.grid, images_per_step))
 
 
 def with_stores(asked: RunQuestion) -> RunQuestion:
     """Return the question with the stores of its machine, where they are known. Blocks have a disk. Tensors of autograd
     have the memory of a GPU's host, or a disk where ranks have no device of their own."""
-    assert asked.machine is not None, "searchable"
-    if not asked.machine.known or asked.recompute != "auto":
+    machine = asked.machine
+    if machine is None or asked.recompute != "auto":
         return asked
-    disk = disk_of(asked.machine)
+    disk = disk_of(machine)
     blocks = asked.blocks if disk is None else BlocksAsked(None, True, store=disk)
-    return replace(asked, store=store_of(asked.machine), blocks=blocks)
+    return replace(asked, store=store_of(machine), blocks=blocks)
 
 
-def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
+def search_part(question: Question, images_per_step: int, result: Searched) -> dict[str, Any]:
     """Return the settings; bytes, milliseconds, seconds an epoch."""
     machine = question.machine
     return {
@@ -78,28 +78,28 @@ def search_part(question: Question, images_per_step: int, found: Searched) -> di
         "images_per_step": images_per_step,
         "machine": {"profile": machine.name, "measured": machine.measured},
         "memory": question.gpu_memory,
-        "candidates": found.candidates,
-        "discarded": found.discarded,
-        "examples": {why: f"{each.candidate.in_words}: {each.reason}" for why, each in found.examples.items()},
-        "best": [_row(question, images_per_step, each) for each in found.best],
-        "other": None if found.other is None else _row(question, images_per_step, found.other),
-        "reason": found.reason,
+        "candidates": result.candidates,
+        "discarded": result.discarded,
+        "examples": {why: f"{each.candidate.in_words}: {each.reason}" for why, each in result.examples.items()},
+        "best": [_row(question, images_per_step, each) for each in result.best],
+        "other": None if result.other is None else _row(question, images_per_step, result.other),
+        "reason": result.reason,
     }
 
 
 def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, Any]:
     candidate, plan = priced.candidate, priced.plan
     return {
-        "settings": priced.in_words,
+        "settings": candidate.in_words,
         "grid": list(candidate.grid),
         "parallel": candidate.keys(plan),
         "memory_keys": memory_keys(question, priced),
         "away": plan.offloaded.kept if plan.offloaded else 0,
-        "recomputes": plan.rebuilt is not None or candidate.recompute != "never",
+        "recomputes": plan.rebuilt is not None or candidate.parallel.recompute[0] != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
-        "epoch_seconds": round(steps(question.images, images_per_step) * priced.seconds, 6),
-        "by_term": {name: round(1000 * getattr(priced.time, name), 4) for name in TERMS},
+        "epoch_seconds": round(-(-question.images // images_per_step) * priced.seconds, 6),
+        "by_term": {name: round(1000 * seconds, 4) for name, seconds in zip(TERMS, priced.time, strict=True)},
         "memory": priced.memory,
     }
 
@@ -114,40 +114,33 @@ def memory_keys(question: Question, priced: Priced) -> dict[str, Any]:
     return {"offload": "auto"} | ({"store": "host"} if question.machine.has_devices else {})
 
 
-def steps(images: int, images_per_step: int) -> int:
-    """Return the steps of an epoch; the last one may have fewer images."""
-    return -(-images // images_per_step)
-
-
 def search_table(part: dict[str, Any]) -> str:
     """Return a row for each of the best, one for the best of another kind, the discarded settings, and the reason."""
     rows = [_HEAD, *(_cells(row, "chosen" * (not place)) for place, row in enumerate(part["best"]))]
     if part["other"] and part["other"] not in part["best"]:
         rows.append(_cells(part["other"], "best of another kind"))
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
-    job = (
-        f"{part['images']} images of {' x '.join(map(str, part['size']))} px, {part['images_per_step']} a step, on "
-        f"{part['gpus']} GPUs"
-    )
     remarks = [
         f"machine: {figures_basis(part['machine'])}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
-    return "\n".join([f"search: {job} of {size(part['memory'])}", columns(rows), *map(wrapped, remarks)])
+    images = f"{part['images']} images of {' x '.join(map(str, part['size']))} px, {part['images_per_step']} a step"
+    title = f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}"
+    return "\n".join([title, columns(rows), *map(wrapped, remarks)])
 
 
 def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     terms, keys = row["by_term"], row["memory_keys"]
-    talking = terms["messages"] + terms["norms"] + terms["all_reduce"] + terms["copies"]
-    shown = row["milliseconds"] - talking - terms["waiting"], talking, terms["waiting"]
+    talking = terms["messages"] + terms["all_reduce"]
+    parts = row["milliseconds"] - talking - terms["waiting"], talking, terms["waiting"]
     host = f"memory.offload auto, memory.store host for {size(row['away'])}"
     away = host if "store" in keys else "a store" if keys else ""
     return (
         row["settings"],
         f"{row['milliseconds']:.4g} ms",
         f"{row['epoch_seconds']:.4g} s",
-        *(f"{value:.4g} ms" for value in shown),
+        *(f"{value:.4g} ms" for value in parts),
         size(row["memory"]),
         ", ".join(filter(None, (remark, "recomputing" if row["recomputes"] else "", away))),
     )
@@ -155,28 +148,23 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
 
 def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Return seconds of a step and of an epoch; efficiency 1 at the first number."""
-    run = with_stores(question.run(Parallelism(), numbers[0], question.grid, images_per_step))
     machine = question.machine
-    same_step = strong(run, numbers, machine.ranks_per_host)
-    studies = {"strong": same_step, "weak": weak(run, numbers, same_step[0].priced, question.images)}
-    rows = [
-        _point_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1
-    ]
-    other = quicker(run, same_step[-1], machine.ranks_per_host)
+    studies = scaling(_run(question, images_per_step), numbers, machine.ranks_per_host, question.images)
     return {
         "size": list(question.size),
         "images": question.images,
         "machine": {"profile": machine.name, "measured": machine.measured},
-        "points": rows,
-        "quicker": other and {"gpus": numbers[-1], "settings": other.in_words, "step_seconds": round(other.seconds, 6)},
+        "points": [
+            _point_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1
+        ],
     }
 
 
 def _point_row(question: Question, name: str, point: Point) -> dict[str, Any]:
     seconds = point.priced.seconds
-    epoch = steps(question.images, point.images) * seconds
+    epoch = -(-question.images // point.images) * seconds
     figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
-    return dict(zip(_KEYS, (name, *figures, point.limit or "", point.priced.in_words), strict=True))
+    return dict(zip(_KEYS, (name, *figures, point.limit or "", point.priced.candidate.in_words), strict=True))
 
 
 def scaling_table(part: dict[str, Any]) -> str:
@@ -195,12 +183,9 @@ def scaling_table(part: dict[str, Any]) -> str:
         for row in part["points"]
     ]
     images = f"{part['images']} images of {' x '.join(map(str, part['size']))} px"
-    remarks, other = [f"machine: {figures_basis(part['machine'])}", _STUDIES], part["quicker"]
-    if other:
-        step = f"{other['settings']}, {1000 * other['step_seconds']:.4g} ms a step"
-        remarks.append(f"on {other['gpus']:,} GPUs another mode is quicker: {step}")
     title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
-    return "\n".join([title, columns([_SCALING_HEAD, *rows]), *map(wrapped, remarks)])
+    remarks = wrapped(f"machine: {figures_basis(part['machine'])}"), wrapped(_STUDIES)
+    return "\n".join([title, columns([_SCALING_HEAD, *rows]), *remarks])
 
 
 def scaling_title(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> str:

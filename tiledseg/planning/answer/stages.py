@@ -108,62 +108,62 @@ def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: 
 
 
 def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:
-    case, times, every = staged.case, staged.times, cuts(staged.balance)
+    case, prices, every = staged.case, staged.case.prices, cuts(staged.balance)
     chunks = [chunk for chunk, place in enumerate(staged.pipeline.ranks) if place == rank]
     runs = [every[chunk] for chunk in chunks]
-    memories = [case.prices.memory(*run) for run in runs]
+    memories = [prices.memory(*run) for run in runs]
     kept = [kept_of(case.schedule, held[chunk], case.modes[rank]) for chunk in chunks]
     memory = {key: sum(getattr(each, key) for each in memories) for key in ("weights", "gradients", "optimizer")}
     memory["activations"] = sum(each.kept(*counts) for each, counts in zip(memories, kept, strict=True))
     memory["backward"] = max(each.backward for each in memories)
     memory["total"] = sum(memory.values())
-    routes = staged.pipeline.routes
-    own = [route for route in routes if route.source in chunks]
-    activation, skips = (
-        sum(staged.route_bytes(route) for route in own if is_skip(route, every) == of_skips)
-        for of_skips in (False, True)
-    )
-    gradients = sum(staged.route_bytes(route) for route in routes if route.target in chunks and route.returns)
-    names = case.prices.graph.names[1:]
+    sent = {False: 0, True: 0}  # to the next stage, and of skips
+    for route in staged.pipeline.routes:
+        sent[is_skip(route, every)] += staged.route_bytes(route) * (route.source in chunks)
+    back = (route for route in staged.pipeline.routes if route.target in chunks and route.returns)
+    gradients, names = sum(map(staged.route_bytes, back)), prices.graph.names[1:]
     row: dict[str, Any] = {
         "stage": rank,
         "layers": [list(run) for run in runs],
         "names": [[names[first], names[stop - 1]] for first, stop in runs],
-        "multiply_adds": sum(cost.multiply_adds for a, b in runs for cost in case.prices.costs[a:b]),
+        "multiply_adds": sum(cost.multiply_adds for a, b in runs for cost in prices.costs[a:b]),
         "share": 0.0,  # of all stages' work: see `stages_part`
-        "forward_milliseconds": milliseconds(sum(sum(case.forward[a:b]) for a, b in runs)),
-        "milliseconds": milliseconds(sum(times.forward[chunk] + times.backward[chunk] for chunk in chunks)),
+        "forward_milliseconds": milliseconds(sum(staged.times.forward[chunk] for chunk in chunks)),
+        "milliseconds": milliseconds(sum(staged.times.forward[c] + staged.times.backward[c] for c in chunks)),
         "recompute": case.modes[rank],
         "in_flight": [held[chunk] for chunk in chunks],
         "memory": memory,
-        "activation_bytes": activation,
-        "skip_bytes": skips,
+        "activation_bytes": sent[False],
+        "skip_bytes": sent[True],
         "gradient_bytes": gradients,
-        "bytes_step": case.micro_batches * (activation + skips + gradients),
+        "bytes_step": case.micro_batches * (sum(sent.values()) + gradients),
     }
     return row if limit is None else row | {"fits": memory["total"] <= limit}
 
 
 def _step(staged: StagedPipeline) -> dict[str, float]:
     """Return the parts of a step's time: five that sum to it, then what follows from them."""
-    case, times = staged.case, staged.times
-    once, all_passes = [0.0] * case.stages, [0.0] * case.stages  # of a micro-batch: without recomputation, and with it
-    for chunk, (rank, (a, b)) in enumerate(zip(staged.pipeline.ranks, cuts(staged.balance), strict=True)):
-        once[rank] += sum(case.forward[a:b]) + sum(case.backward[a:b])
-        all_passes[rank] += times.forward[chunk] + times.backward[chunk]
-    slowest, busiest = case.micro_batches * max(once), case.micro_batches * max(all_passes)
+    case, times, ranks = staged.case, staged.times, staged.pipeline.ranks
+    again, busy = [0.0] * case.stages, [0.0] * case.stages  # of a micro-batch: recomputation, and all passes
+    for chunk, rank in enumerate(ranks):
+        again[rank] += times.forward[chunk] * case.recomputes(rank)
+        busy[rank] += times.forward[chunk] + times.backward[chunk]
+    slowest = case.micro_batches * max(all_passes - twice for all_passes, twice in zip(busy, again, strict=True))
+    busiest = case.micro_batches * max(busy)
     free, real, mean = staged.timeline(transfers=False), staged.timeline(), case.alone / case.stages
-    return {
-        "work_milliseconds": milliseconds(mean),
-        "imbalance_milliseconds": milliseconds(slowest - mean),
-        "recompute_milliseconds": milliseconds(busiest - slowest),
-        "bubble_milliseconds": milliseconds(free.makespan - busiest),
-        "transfer_milliseconds": milliseconds(real.makespan - free.makespan),
+    parts = {
+        "work": mean,
+        "imbalance": slowest - mean,
+        "recompute": busiest - slowest,
+        "bubble": free.makespan - busiest,
+        "transfer": real.makespan - free.makespan,
+    }
+    return {f"{name}_milliseconds": milliseconds(seconds) for name, seconds in parts.items()} | {
         "milliseconds": milliseconds(real.makespan),
         "one_rank_milliseconds": milliseconds(case.alone),
         "speed_up": round(case.alone / real.makespan, 4),
         "busy_share": round(real.busy_share, 4),
-        "bubble_share": round((free.makespan - busiest) / real.makespan, 4),
+        "bubble_share": round(parts["bubble"] / real.makespan, 4),
     }
 
 

@@ -13,7 +13,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
-_GRADIENT, _UPDATE = 20, 76  # bytes a weight: its gradient added to a float64 sum, and a step of AdamW
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
 _BYTES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)}
@@ -32,28 +31,6 @@ class CopyRates(NamedTuple):
 
     written: float
     read: float
-
-
-class LayerWork(NamedTuple):
-    """The work of a node on one rank: channels of its output, multiply-adds of a forward pass, bytes read and written
-    by either pass. The backward pass has `passes` times as many multiply-adds (0: no gradient is wanted)."""
-
-    channels: int
-    multiply_adds: int
-    passes: int
-    forward_bytes: int
-    backward_bytes: int
-
-
-class Pass(NamedTuple):
-    """Seconds of a forward and of a backward pass."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-
-    @property
-    def step(self) -> float:
-        return self.forward + self.backward
 
 
 @dataclass(frozen=True)
@@ -111,12 +88,9 @@ class Machine:
         self, flops: float | None = None, bandwidth: float | None = None, latency: float | None = None
     ) -> Machine:
         """Replace the rate of convolutions in all precisions, or the speed or latency of all links."""
-        links = [Link(self.latency, self.bandwidth), *([self.network] if self.network else [])]
-        host, *network = [
-            Link(link.latency if latency is None else latency, link.bandwidth if bandwidth is None else bandwidth)
-            for link in links
-        ]
-        known = replace(self, bandwidth=host.bandwidth, latency=host.latency, network=network[0] if network else None)
+        given = {name: value for name, value in (("latency", latency), ("bandwidth", bandwidth)) if value is not None}
+        network = self.network and self.network._replace(**given)
+        known = replace(self, network=network, **given)  # type: ignore[arg-type]  # two of its figures
         return known if flops is None else replace(known, flops=flops, rates={})
 
     def computing(self, precision: str) -> Machine:
@@ -124,26 +98,11 @@ class Machine:
         return replace(self, flops=self.rates.get(precision, self.flops))
 
     def kernel(self, moved: float, operations: float = 0.0, channels: int = 1) -> float:
-        """Return the seconds of a kernel that moves so many bytes; `channels`: of its output."""
+        """Return the seconds of a kernel that moves so many bytes, if any; `channels`: of its output."""
+        if not moved:
+            return 0.0
         wasted = math.ceil(channels / self.lanes) * self.lanes / channels
         return self.launch + max(wasted * operations / self.flops, moved / self.memory_bandwidth)
-
-    def layer(self, work: LayerWork) -> Pass:
-        """Return the seconds of a node on one rank."""
-        if not work.forward_bytes:
-            return Pass()
-        operations = FLOPS_PER_MULTIPLY_ADD * work.multiply_adds
-        forward = self.kernel(work.forward_bytes, operations, work.channels)
-        back = self.kernel(work.backward_bytes, work.passes * operations, work.channels) if work.passes else 0.0
-        return Pass(forward, back)
-
-    def gradient_sum(self, weights: int, tensors: int) -> float:
-        """Return the seconds in which a tile's gradients are added to the sums of a step."""
-        return tensors * self.launch + _GRADIENT * weights / self.memory_bandwidth
-
-    def update(self, weights: int, tensors: int) -> float:
-        """Return the seconds of a step of the optimizer."""
-        return tensors * self.launch + _UPDATE * weights / self.memory_bandwidth
 
     def taking_turns(self, ranks: int) -> float:
         """Return the threads a core where `ranks` have more of them than cores, else 1."""
@@ -155,37 +114,30 @@ class Machine:
 
     def message_seconds(self, sent: SentBytes, ranks: int = 1) -> float:
         """Return the seconds of messages of one of `ranks` ranks, one after the other; computing hides none."""
-        link, sharing = self._link(ranks), self.ranks_per_host if self._spans_hosts(ranks) else 1
-        return sent.messages * link.latency + sharing * sent.bytes / link.bandwidth
+        latency, bandwidth = self._link(ranks)
+        sharing = self.ranks_per_host if self._spans_hosts(ranks) else 1
+        return sent.messages * latency + sharing * sent.bytes / bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
         """Return the seconds of `calls` all-reduces of `size` bytes. Each byte leaves a rank 2 (n - 1) / n times, in 2
         log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
         time to another one."""
-        rounds, link = 2 * math.ceil(math.log2(ranks)), self._link(ranks)
-        return calls * rounds * link.latency + 2 * (ranks - 1) / ranks * size / link.bandwidth
-
-    def hidden(self, all_reduce: float, buckets: int, backward: float, ranks: int) -> float:
-        """Return the seconds of an all-reduce that computing hides: of all its buckets but the last one."""
-        if not self.known or not buckets or not self.has_free_core(ranks):
-            return 0.0
-        return min(all_reduce * (buckets - 1) / buckets, backward)
+        latency, bandwidth = self._link(ranks)
+        return 2 * (calls * math.ceil(math.log2(ranks)) * latency + (ranks - 1) / ranks * size / bandwidth)
 
     def _spans_hosts(self, ranks: int) -> bool:
         return ranks > self.ranks_per_host and self.network is not None
 
     def _link(self, ranks: int) -> Link:
         """Return the slowest link among so many ranks."""
-        if self.network is None or not self._spans_hosts(ranks):
-            return Link(self.latency, self.bandwidth)
-        return self.network
+        host = Link(self.latency, self.bandwidth)
+        return (self.network or host) if self._spans_hosts(ranks) else host
 
 
 def parse_flops(text: str) -> float:
     """Parse '10T', '10 TFLOPS', '500G' or a plain number into operations a second. Raises ConfigError otherwise."""
-    words = {
-        f"{prefix}{unit}": s for prefix, s in _PREFIXES.items() for unit in ("", "FLOPS", "flops", "FLOP/s", "flop/s")
-    }
+    units = "", "FLOPS", "flops", "FLOP/s", "flop/s"
+    words = {f"{prefix}{unit}": scale for prefix, scale in _PREFIXES.items() for unit in units}
     return _parse("--flops", text, words, "10T, 500G or a plain number of operations a second")
 
 

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_trained, tensor_channels, tensor_shapes
-from tiledseg.planning.cost_model.machine import LayerWork, Machine, Pass
-from tiledseg.planning.cost_model.step_time import StepTime
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
+from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
 from tiledseg.planning.step.cost import backward_passes
-from tiledseg.planning.step.halo_traffic import (
-    SentBytes,
-    TensorAt,
-    given_back_in_place,
-    inputs_by_node,
-    tensors_of,
-)
+from tiledseg.planning.step.halo_traffic import SentBytes, inputs_by_node, tensors_of
 from tiledseg.planning.step.rank_steps import RankSteps
 from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`
-_LOSS, _COPY, _CROP, _ENTERING = (6, 4), 2, 3, 2  # bytes moved, as multiples of a tensor's bytes
+_GRADIENT, _UPDATE = 20, 76  # bytes a weight: its gradient added to a float64 sum, and a step of AdamW
+
+
+class StepTime(NamedTuple):
+    """The seconds of a step on the rank that takes longest.
+
+    `forward`, `backward`: of layers and the loss. `reading`: rasters, and preparing them for the network. `update`:
+    adding up gradients of tiles, and the optimizer. `again`: computing once more, and waiting for a store, where memory
+    is short. `messages`: halos, their copies, and statistics of norms. `all_reduce`: of gradients, the part that no
+    computing hides. `waiting`: of a pipeline's ranks, for each other.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    reading: float = 0.0
+    update: float = 0.0
+    again: float = 0.0
+    messages: float = 0.0
+    all_reduce: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(self)
+
+    def times(self, factor: float) -> StepTime:
+        return StepTime(*(factor * part for part in self))
+
+
+def sum_of(times: Iterable[StepTime]) -> StepTime:
+    """Add up times, one after the other."""
+    return StepTime(*map(sum, zip(StepTime(), *times, strict=True)))
+
+
+class NodeWork(NamedTuple):
+    """The work of a node: channels of its output; bytes moved and operations, forward and backward."""
+
+    channels: int
+    forward: tuple[int, int] = (0, 0)
+    backward: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -37,138 +70,113 @@ class Prices:
     ranks: int = 1
 
     @cached_property
-    def weights(self) -> int:
-        """Count the weights that are trained."""
-        return count_trained(self.graph, self.bands)
+    def weights(self) -> list[int]:
+        """Count the weights of each node that are trained."""
+        graph, channels = self.graph, tensor_channels(self.graph, self.bands)
+        sources = (channels[first] for first, *_ in graph.sources)
+        return [0 if n.frozen else n.layer.parameters(c) for n, c in zip(graph.nodes, sources, strict=True)]
 
-    @cached_property
-    def weight_tensors(self) -> int:
-        channels = tensor_channels(self.graph, self.bands)
-        nodes = zip(self.graph.nodes, self.graph.sources, strict=True)
-        return sum(2 * bool(node.layer.parameters(channels[s[0]])) for node, s in nodes if not node.frozen)
+    def nodes(self, context: tuple[int, int]) -> list[tuple[float, float]]:
+        """Price each node in a training step on one context of shape (height, width), forward and backward: the sum of
+        a weight's gradients counts for its node, reading for the first node, the loss for the last one."""
+        times, pixels = self._layers(graph_work(self.graph, self.bands, context, self.width)), context[0] * context[1]
+        times = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(times, self.weights, strict=True)]
+        ends = (0, self._reading(pixels), 0.0), (-1, *self._loss(pixels, pixels))
+        for k, forward, backward in ends:
+            times[k] = times[k][0] + forward, times[k][1] + backward
+        return times
 
-    def nodes(self, context: tuple[int, int]) -> list[Pass]:
-        """Price each node in a training step on one context of shape (height, width): the sum of a weight's gradients
-        counts for its node, reading for the first node, the loss for the last one."""
-        machine, channels = self.machine, tensor_channels(self.graph, self.bands)
-        found = [machine.layer(work) for work in graph_work(self.graph, self.bands, context, self.width)]
-        for k, (node, sources) in enumerate(zip(self.graph.nodes, self.graph.sources, strict=True)):
-            weights = 0 if node.frozen else node.layer.parameters(channels[sources[0]])
-            found[k] = Pass(found[k].forward, found[k].backward + machine.gradient_sum(weights, 2 * bool(weights)))
-        pixels, loss = context[0] * context[1], self._loss(context[0] * context[1])
-        found[0] = Pass(found[0].forward + self._reading(pixels, True), found[0].backward)
-        found[-1] = Pass(found[-1].forward + loss.forward, found[-1].backward + loss.backward)
-        return found
-
-    def tile(self, context: tuple[int, int], owned: int, read: bool = True) -> StepTime:
-        """Price a training step's work on one context of shape (height, width) that owns so many pixels; `read` from a
-        raster."""
+    def tile(self, context: tuple[int, int], owned: int) -> StepTime:
+        """Price a training step's work on one context of shape (height, width) that owns so many pixels."""
         works = graph_work(self.graph, self.bands, context, self.width)
-        return self._with_ends(works, context[0] * context[1], owned, read)
+        return self._with_ends(works, context[0] * context[1], owned)
 
-    def block(self, row: RankSteps, col: RankSteps) -> StepTime:
-        """Price the same of a rank's block of an image in layer mode, without messages."""
-        steps = list(zip(row, col, strict=True))
+    def block(self, row: RankSteps, col: RankSteps, sent: SentBytes) -> StepTime:
+        """Price the same of a rank's block of an image in layer mode, which sends so much, without all-reduces.
+        Exchanges copy windows, and norms take another look at what they take and give."""
+        steps, graph, kernel = list(zip(row, col, strict=True)), self.graph, self.machine.kernel
         computed = [r.computed * c.computed for r, c in steps]
         windows = [[a.window * b.window for a, b in zip(r.inputs, c.inputs, strict=True)] for r, c in steps]
-        works = nodes_work(self.graph, self.bands, computed, windows, self.width)
+        works = node_works(graph, self.bands, computed, windows, self.width)
         first, last = row[0].inputs[0].held * col[0].inputs[0].held, row[-1].given * col[-1].given
-        time = self._with_ends(works, first, last, True)
-        return time._replace(copies=self._copies(row, col), norms=self._norms(works))
-
-    def _with_ends(self, works: Sequence[LayerWork], pixels: int, owned: int, read: bool) -> StepTime:
-        passes, loss = [self.machine.layer(work) for work in works], self._loss(owned)
-        classes = tensor_channels(self.graph, self.bands)[-1]
-        crop = self.machine.kernel(_CROP * classes * pixels * self.width) if owned < pixels else 0.0
-        return StepTime(
-            forward=sum(each.forward for each in passes),
-            backward=sum(each.backward for each in passes),
-            loss=loss.step + crop,
-            reading=self._reading(pixels, read),
-            gradients=self.machine.gradient_sum(self.weights, self.weight_tensors),
+        copies = sum(
+            (1 + tensor.has_gradient) * kernel(2 * tensor.pixel_bytes * r.window * c.window)
+            for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, self.bands, self.width))
+            if r.moves or c.moves
         )
+        norms = [w.forward[0] for layer, w in zip(graph.layers, works, strict=True) if layer.statistics is not None]
+        copies += 2 * sum(map(kernel, norms)) * (self.ranks > 1)
+        messages = self.machine.taking_turns(self.ranks) * copies + self.machine.message_seconds(sent, self.ranks)
+        return self._with_ends(works, first, last)._replace(messages=messages)
 
-    def _loss(self, pixels: int) -> Pass:
-        size = tensor_channels(self.graph, self.bands)[-1] * pixels * self.width
-        return Pass(*(self.machine.kernel(times * size) for times in _LOSS)) if pixels else Pass()
+    def _with_ends(self, works: Sequence[NodeWork], pixels: int, owned: int) -> StepTime:
+        forward, backward = map(sum, zip(*self._layers(works), self._loss(pixels, owned), strict=True))
+        return StepTime(forward, backward, self._reading(pixels), self._weights(_GRADIENT, self.weights))
 
-    def _reading(self, pixels: int, read: bool) -> float:
+    def _layers(self, works: Sequence[NodeWork]) -> list[tuple[float, float]]:
+        kernel = self.machine.kernel
+        return [(kernel(*work.forward, work.channels), kernel(*work.backward, work.channels)) for work in works]
+
+    def _loss(self, pixels: int, owned: int) -> tuple[float, float]:
+        """Price the loss over the pixels that are owned, to which the output is cropped."""
+        size = tensor_channels(self.graph, self.bands)[-1] * self.width
+        forward, backward, crop = (
+            self.machine.kernel(times * size) for times in (6 * owned, 4 * owned, 3 * pixels * (owned < pixels))
+        )
+        return forward, backward + crop
+
+    def _reading(self, pixels: int) -> float:
         """Price a context from its raster, unless a free core reads meanwhile, to the network's input."""
         values, machine = self.bands * pixels, self.machine
-        entering = machine.kernel(_ENTERING * values * wide_bytes(self.width))
-        return entering + (0.0 if not read or machine.has_free_core(self.ranks) else machine.reading * values)
+        entering = machine.kernel(2 * values * wide_bytes(self.width))
+        return entering + (0.0 if machine.has_free_core(self.ranks) else machine.reading * values)
 
-    def _copies(self, row: RankSteps, col: RankSteps) -> float:
-        """Price the windows that exchanges copy; each rank copies on its own core, or takes turns."""
-        copied = windows_copied(self.graph, self.bands, self.width, row, col)
-        sizes = (_COPY * tensor.pixel_bytes * pixels for tensor, pixels in copied)
-        return self.machine.taking_turns(self.ranks) * sum(map(self.machine.kernel, sizes))
-
-    def _norms(self, works: Sequence[LayerWork]) -> float:
-        """Price the statistics that ranks sum, forward and backward, without the all-reduces: another look at what a
-        norm takes and gives."""
-        if self.ranks == 1:
-            return 0.0
-        norms = [work for layer, work in zip(self.graph.layers, works, strict=True) if layer.statistics is not None]
-        return (
-            2 * self.machine.taking_turns(self.ranks) * sum(self.machine.kernel(work.forward_bytes) for work in norms)
-        )
-
-    def messages(self, sent: SentBytes) -> float:
-        """Price messages that a rank sends one after the other."""
-        return self.machine.message_seconds(sent, self.ranks)
+    def _weights(self, moved: int, weights: Sequence[int]) -> float:
+        """Price a pass over the weights of nodes, of two tensors each, which moves so many bytes a weight."""
+        launches = 2 * sum(map(bool, weights)) * self.machine.launch
+        return launches + moved * sum(weights) / self.machine.memory_bandwidth
 
     def step(self, image: StepTime, images: int, backward: float) -> StepTime:
         """Price a step of so many images a rank, one after the other, and what comes once a step; `backward`: seconds
-        of the last backward pass, which hides sums of gradients."""
-        size = DOUBLE_BYTES * self.weights
-        whole = self.machine.all_reduce_seconds(1, size, self.ranks)
-        hidden = self.machine.hidden(whole, ceil(size / BUCKET_BYTES), backward, self.ranks)
-        once = StepTime(update=self.machine.update(self.weights, self.weight_tensors), all_reduce=whole - hidden)
-        return image.times(images).plus(once)
+        of the last backward pass, which hides sums of gradients, of all buckets but the last one."""
+        size, machine = DOUBLE_BYTES * sum(self.weights), self.machine
+        whole, buckets, hidden = machine.all_reduce_seconds(1, size, self.ranks), ceil(size / BUCKET_BYTES), 0.0
+        if machine.known and buckets and machine.has_free_core(self.ranks):
+            hidden = min(whole * (buckets - 1) / buckets, backward)
+        once = StepTime(update=self._weights(_UPDATE, self.weights), all_reduce=whole - hidden)
+        return sum_of((image.times(images), once))
 
     def seconds(self, step: StepTime) -> float:
-        """Return a step's seconds by the clock, where ranks may share cores."""
-        return step.longer(self.machine.taking_turns(self.ranks)).seconds
-
-    def longest(self, times: Sequence[StepTime]) -> StepTime:
-        return max(times, key=lambda time: time.seconds)
+        """Return a step's seconds by the clock, where ranks may share cores: what ranks do together takes its time
+        anyhow."""
+        together = step.messages + step.all_reduce + step.waiting
+        return self.machine.taking_turns(self.ranks) * (step.seconds - together) + together
 
 
 @lru_cache(maxsize=256)
-def graph_work(graph: Graph, bands: int, context: tuple[int, int], value_bytes: int) -> tuple[LayerWork, ...]:
+def graph_work(graph: Graph, bands: int, context: tuple[int, int], value_bytes: int) -> tuple[NodeWork, ...]:
     """Count the work of each node on a context of shape (height, width)."""
     pixels = [height * width for _, height, width in tensor_shapes(graph, bands, *context)]
     taken = [[pixels[source] for source in sources] for sources in graph.sources]
-    return nodes_work(graph, bands, pixels[1:], taken, value_bytes)
+    return node_works(graph, bands, pixels[1:], taken, value_bytes)
 
 
-def nodes_work(
+def node_works(
     graph: Graph, bands: int, computed: Sequence[int], taken: Sequence[Sequence[int]], value_bytes: int
-) -> tuple[LayerWork, ...]:
+) -> tuple[NodeWork, ...]:
     """Count the work of nodes that compute so many pixels each, of inputs of so many. A node that hands its input on
     has none."""
-    channels, tensors, works = tensor_channels(graph, bands), tensors_of(graph, bands, value_bytes), list[LayerWork]()
+    channels, tensors, works = tensor_channels(graph, bands), tensors_of(graph, bands, value_bytes), list[NodeWork]()
     for k, (layer, sources) in enumerate(zip(graph.layers, graph.sources, strict=True)):
         if layer.hands_on or not computed[k]:
-            works.append(LayerWork(channels[k + 1], 0, 0, 0, 0))
+            works.append(NodeWork(channels[k + 1]))
             continue
-        wanted, out = graph.wants_gradient[k + 1], computed[k] * tensors[k + 1].pixel_bytes
+        out, wanted = computed[k] * tensors[k + 1].pixel_bytes, graph.wants_gradient[k + 1]
         inputs = [pixels * tensors[source].pixel_bytes for source, pixels in zip(sources, taken[k], strict=True)]
         kept = out * layer.keeps_output + sum(inputs[index] for index in layer.kept_inputs)
-        multiply_adds = layer.multiply_adds(channels[sources[0]]) * computed[k]
-        passes = backward_passes(graph, k) if multiply_adds else int(wanted)
+        operations = FLOPS_PER_MULTIPLY_ADD * layer.multiply_adds(channels[sources[0]]) * computed[k]
+        passes = backward_passes(graph, k) if operations else int(wanted)
         moved = out + sum(inputs)
-        works.append(LayerWork(channels[k + 1], multiply_adds, passes, moved, (moved + kept) * wanted))
+        back = ((moved + kept) * bool(wanted and passes), passes * operations)
+        works.append(NodeWork(channels[k + 1], (moved, operations), back))
     return tuple(works)
-
-
-def windows_copied(graph: Graph, bands: int, width: int, row: RankSteps, col: RankSteps) -> list[tuple[TensorAt, int]]:
-    """List the windows into which a rank copies its block in the exchanges of a training step, or of whose gradient it
-    copies the block's: tensor and pixels of each."""
-    found = []
-    for k, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, width)):
-        if r.moves or c.moves:
-            back = tensor.has_gradient and not given_back_in_place(graph, k, r, c)
-            found += [(tensor, r.window * c.window)] * (1 + back)
-    return found

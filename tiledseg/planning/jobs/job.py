@@ -1,20 +1,87 @@
-"""The job that a plan starts: how many ranks on how many nodes, and the keys by which `train` does what was planned."""
+"""The job that a plan starts: how many ranks on how many nodes, the keys of `train`, and its batch script.
+
+The facts of a machine (nodes, local disks, launchers) are those of its documentation. Nothing here was measured, and no
+job of ours has run on a machine with a name: on one node of Slurm's own and under stand-ins of LSF's commands only
+(`tests/test_jobs.py`). Sources: the user guides of OLCF (Summit, Frontier) and NERSC (Perlmutter), and the manuals of
+Slurm and LSF. A script is the batch system's template with a site's and a job's words in it.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.report import Planned
-from tiledseg.planning.jobs.script import Job, Site
-from tiledseg.planning.question import Question
-from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
-    from tiledseg.planning.search.price import Priced
+    from tiledseg.planning.answer.report import Planned
+    from tiledseg.planning.question import Question
+    from tiledseg.planning.search.best import Priced
+    from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+
+SYSTEMS = ("slurm", "lsf")
+_MOST_MINUTES = 7 * 24 * 60
+_OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
+_HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"  # by mpirun, only if named
+
+
+@dataclass(frozen=True)
+class Site:
+    """A machine under `system`. `gpus` and `cores`: of a node, and of each GPU's rank; None where a plan must say.
+
+    `local`: a folder that each node has for itself. `directives`: lines of the batch system besides those of every
+    script. `exports`: variables of every rank. `launcher`: what starts ranks where `TILEDSEG_LAUNCHER` does not say.
+    """
+
+    name: str
+    system: str
+    launcher: str
+    local: str
+    cores: int
+    gpus: int | None = None
+    directives: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+
+
+_FRONTIER = (
+    "NCCL_SOCKET_IFNAME=hsn0",
+    'MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID"',  # not on the file system that all ranks share
+    'MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"',
+)
+_PERLMUTTER = ("--constraint=gpu", "--qos=regular")
+_SITES = (
+    Site("generic", "slurm", "srun", _OWN_FOLDER, 7),
+    # 8 halves of 4 MI250X a node; 56 of 64 cores, since the system keeps the first of each group of 8.
+    Site("frontier", "slurm", "srun", "/mnt/bb/$(id -un)", 7, 8, ("--constraint=nvme",), _FRONTIER),
+    # 4 A100 a node, and 128 threads of 64 cores; /tmp is memory.
+    Site("perlmutter", "slurm", "srun", _OWN_FOLDER, 32, 4, _PERLMUTTER, ("NCCL_SOCKET_IFNAME=hsn",)),
+    Site("generic", "lsf", "mpirun", _OWN_FOLDER, 7),
+    # 6 V100 and 42 cores a node.
+    Site("summit", "lsf", "jsrun", "/mnt/bb/$(id -un)", 7, 6, ('-alloc_flags "smt1 nvme"',)),
+)
+
+
+def find_site(system: str, name: str) -> Site:
+    """Return the site. Raises ConfigError for a machine that is not known under that batch system."""
+    sites = {site.name: site for site in _SITES if site.system == system}
+    if name not in sites:
+        raise ConfigError(f"--site is '{name}', but --emit {system} knows {', '.join(sites)}; give one of them")
+    return sites[name]
+
+
+class Job(NamedTuple):
+    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, and a line that says what they do."""
+
+    nodes: int
+    per_node: int
+    minutes: int
+    flags: Sequence[str]
+    title: str
 
 
 def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
@@ -27,45 +94,40 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
         raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
     grid = planned.tiling.grid
     per_node, gpus = _node_gpus(question, site), question.gpus or math.prod(grid)
-    flags = [f"--tiling.grid {_shell_word(grid)}", *_precision(question)]
-    if question.memory_budget is not None:
-        flags.append(f"--memory.budget {question.memory_budget}")
-    if question.recompute != "auto":
-        flags.append(f"--memory.recompute {question.recompute}")
+    keys = {"tiling.grid": grid, **_precision(question), "memory.budget": question.memory_budget}
+    keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None:
-        ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
+        ranks, more, words = _mode(planned.answer["modes"], halo, gpus, per_node)
     elif halo in (None, "read"):
-        ranks, more, what = _pipelines(planned.pipeline, gpus, per_node)
+        ranks, more, words = _pipelines(planned.pipeline, gpus, per_node)
     else:
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
-    return _job(ranks, question, site, minutes, [*flags, *more], f": {grid[0]} x {grid[1]} tiles an image, {what}.")
+    flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
+    return _job(ranks, question, site, minutes, flags, f": {grid[0]} x {grid[1]} tiles an image, {words}.")
 
 
 def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
     from tiledseg.planning.answer.search import memory_keys
 
-    candidate = priced.candidate
-    flags = [f"--tiling.grid {_shell_word(candidate.grid)}"]
-    flags += [f"--parallel.{key} {_shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
-    flags += _precision(question)
-    kept = memory_keys(question, priced)
-    flags += [f"--memory.{key} {_shell_word(value)}" for key, value in kept.items()]
-    flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
-    if priced.plan.rebuilt is not None:
-        flags.append(f"--memory.budget {priced.limit}")
-    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
-    what = f", {images_per_step} images a step: {priced.in_words}."
-    return _job(priced.ranks, question, site, minutes, flags, what)
+    memory = memory_keys(question, priced)
+    keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid}
+    keys |= {f"parallel.{key}": value for key, value in priced.candidate.keys(priced.plan).items()}
+    keys |= _precision(question) | {f"memory.{key}": value for key, value in memory.items()}
+    keys |= {"memory.store": '"$local"'} if memory and "store" not in memory else {}
+    keys |= {} if priced.plan.rebuilt is None else {"memory.budget": priced.limit}
+    keys |= {"train.tiles_per_step": "null", "train.images_per_step": images_per_step}
+    words = f", {images_per_step} images a step: {priced.candidate.in_words}."
+    return _job(priced.ranks, question, site, minutes, _flags(keys), words)
 
 
-def _job(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:
+def _job(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], words: str) -> Job:
     """Return the job of so many ranks, no more and no fewer: nodes have as many each, at most their GPUs."""
     most = min(_node_gpus(question, site), ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
     nodes = ranks // per_node
-    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{what}"
-    return Job(nodes, per_node, minutes, tuple(flags), title)
+    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{words}"
+    return Job(nodes, per_node, minutes, flags, title)
 
 
 def _node_gpus(question: Question, site: Site) -> int:
@@ -73,12 +135,12 @@ def _node_gpus(question: Question, site: Site) -> int:
     return question.gpus_per_node or site.gpus or question.node_gpus
 
 
-def _precision(question: Question) -> list[str]:
-    return [f"--train.precision {question.precision}"] if question.precision != "fp32" else []
+def _precision(question: Question) -> dict[str, Any]:
+    return {"train.precision": question.precision} if question.precision != "fp32" else {}
 
 
-def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, list[str], str]:
-    """Return ranks, flags and a description of a run in that mode, or the one that was chosen."""
+def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
+    """Return ranks, keys and a description of a run in that mode, or the one that was chosen."""
     chosen, image = modes["choice"], modes["ranks"]
     mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
     if mode is None:
@@ -92,27 +154,27 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
         )
     if mode == "read":
         ranks = _full(gpus, 1, per_node)
-        return ranks, [f"--train.tiles_per_step {ranks}"], "one a GPU"
+        return ranks, {"train.tiles_per_step": ranks}, "one a GPU"
     ranks = _full(gpus, image, per_node)
-    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {_shell_word(modes['mesh'])}"]
-    flags += [f"--parallel.fusion {fusion}"] if fusion not in (None, 1) else []
-    flags += ["--train.tiles_per_step null", f"--train.images_per_step {ranks // image}"]
-    return ranks, flags, f"{image} GPUs share one in mode {mode}"
+    keys = {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
+    keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
+    keys |= {"train.tiles_per_step": "null", "train.images_per_step": ranks // image}
+    return ranks, keys, f"{image} GPUs share one in mode {mode}"
 
 
-def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, list[str], str]:
-    """Return ranks, flags and a description of a run in pipelines."""
+def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
+    """Return ranks, keys and a description of a run in pipelines."""
     case = pipeline.case
     ranks = _full(gpus, case.stages, per_node)
-    flags = [
-        f"--parallel.stages {case.stages}",
-        f"--parallel.schedule {case.schedule}",
-        f"--parallel.balance {_shell_word(pipeline.balance)}",
-        f"--parallel.recompute {case.modes[0] if len(set(case.modes)) == 1 else _shell_word(case.modes)}",
-        f"--parallel.micro_batches {case.micro_batches}",
-        f"--train.tiles_per_step {ranks // case.stages * case.micro_batches}",
-    ]
-    return ranks, flags, f"{ranks // case.stages} pipelines of {case.stages} stages"
+    keys = {
+        "parallel.stages": case.stages,
+        "parallel.schedule": case.schedule,
+        "parallel.balance": pipeline.balance,
+        "parallel.recompute": case.modes[0] if len(set(case.modes)) == 1 else case.modes,
+        "parallel.micro_batches": case.micro_batches,
+        "train.tiles_per_step": ranks // case.stages * case.micro_batches,
+    }
+    return ranks, keys, f"{ranks // case.stages} pipelines of {case.stages} stages"
 
 
 def _full(gpus: int, group: int, per_node: int) -> int:
@@ -127,6 +189,42 @@ def _full(gpus: int, group: int, per_node: int) -> int:
     )
 
 
-def _shell_word(value: Any) -> str:
-    """Return a flag's value as a shell takes it: brackets are the shell's."""
-    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list | tuple) else str(value)
+def _flags(keys: Mapping[str, Any]) -> list[str]:
+    """Return keys as flags that a shell takes: brackets are the shell's."""
+    lists = {key: f"'[{','.join(map(str, value))}]'" for key, value in keys.items() if isinstance(value, list | tuple)}
+    return [f"--{key} {value}" for key, value in {**keys, **lists}.items()]
+
+
+def batch_script(site: Site, job: Job) -> str:
+    """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
+    slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
+    words = {name: str(getattr(job, name)) for name in ("title", "nodes", "per_node", "minutes")}
+    words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
+        "time": f"{hours:02}:{minutes:02}:00" if slurm else f"{hours}:{minutes:02}",
+        "flags": "\n".join(f"    {each}" for each in job.flags),
+        "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
+        "exports": "\n".join(f"export {each}" for each in site.exports),
+        "handed_on": " ".join([_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
+    }
+    text = _template(site.system)
+    if not slurm:
+        text = text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
+        lines = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
+        lines = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else lines
+        words["nodes_directive"] = "\n".join(f"#BSUB {line}" for line in lines)
+    for name, value in words.items():
+        text = text.replace(f"@{name}@", value)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip()
+
+
+def _template(name: str) -> str:
+    return files("tiledseg.planning.jobs").joinpath(f"{name}.sh").read_text(encoding="utf-8")
+
+
+def parse_minutes(text: str) -> int:
+    """Parse '2:00' (hours, minutes), at most seven days, into minutes. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"(\d{1,3}):([0-5]\d)", text)
+    minutes = int(match[1]) * 60 + int(match[2]) if match else 0
+    if not 10 <= minutes <= _MOST_MINUTES:
+        raise ConfigError(f"--time is '{text}'; give hours and minutes from 0:10 to {_MOST_MINUTES // 60}:00, 2:00 say")
+    return minutes

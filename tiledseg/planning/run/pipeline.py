@@ -25,8 +25,7 @@ from tiledseg.planning.step.halo_traffic import SentBytes
 
 if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.stages.cost import StagePrices
-    from tiledseg.planning.stages.staged_pipeline import MessageTime, StagedPipeline
+    from tiledseg.planning.stages.staged_pipeline import MessageTime, StagedPipeline, StagePrices
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
 
@@ -77,7 +76,7 @@ def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
     turns = machine.taking_turns(ranks)
-    return MeasuredTimes(forward, backward, lambda size: prices.messages(SentBytes(1, size)), turns)
+    return MeasuredTimes(forward, backward, lambda size: machine.message_seconds(SentBytes(1, size), ranks), turns)
 
 
 def micro_batch_size(
@@ -228,7 +227,7 @@ def balanced_pipeline(
 @lru_cache(maxsize=32)
 def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
     """Return the prices of a pipeline's stages, which serve all pipelines on micro-batches of that size."""
-    from tiledseg.planning.stages.cost import StagePrices
+    from tiledseg.planning.stages.staged_pipeline import StagePrices
 
     return StagePrices(tile_walk(graph, bands, pixels, value_bytes))
 

@@ -17,8 +17,7 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.cost_model.step_time import NO_TIME
+from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, map_tiles
@@ -204,7 +203,9 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
         measured = measured or modelled(question.machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, question.machine, ranks // stages)
-        once = prices.step(NO_TIME, 0, 0.0).seconds / stages  # after the passes; stages have about as many weights each
+        once = (
+            prices.step(StepTime(), 0, 0.0).seconds / stages
+        )  # after the passes; stages have about as many weights each
     limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
     of_pipeline = question.parallel, graph, bands, plan.micro_batch
     try:

@@ -1,6 +1,8 @@
 """A pipeline with its balance, before it runs: the bytes of its chunks, its messages, and the time of a step.
 
-`plan` uses modelled times, a run measured ones.
+Bytes kept for the backward pass follow `step.cost`, but a run of nodes that starts in the middle receives its input.
+Where a node before has kept that tensor already, this rank has to keep it once more. `plan` uses modelled times, a run
+measured ones.
 """
 
 from __future__ import annotations
@@ -23,10 +25,79 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import Timeline, simulate
-from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.step.cost import ForwardWalk, copied
+from tiledseg.planning.walk.items import Walk, network_walk
+from tiledseg.planning.walk.step_memory import ADAM_VALUES, step_activations
+from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 _SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
 MessageTime = Callable[[int], float]  # bytes -> time of one message
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of a stage, by purpose.
+
+    `activations`: kept of one micro-batch from its forward to its backward pass. `inputs`: kept of one that is
+    recomputed, all that it received. `backward`: needed by the backward pass on top at its worst moment, the gradients
+    that it received included.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    inputs: int
+    backward: int
+
+    def kept(self, complete: int, inputs_only: int = 0) -> int:
+        """Return the bytes of so many micro-batches with all their activations, and so many with their inputs only."""
+        return complete * self.activations + inputs_only * self.inputs
+
+    def total(self, complete: int, inputs_only: int = 0) -> int:
+        """Return all bytes, with so many micro-batches kept at once."""
+        fixed = self.weights + self.gradients + self.optimizer
+        return fixed + self.kept(complete, inputs_only) + self.backward
+
+
+class StagePrices:
+    """Prices of runs of nodes (first, stop), half-open, on one micro-batch with this forward walk."""
+
+    def __init__(self, forward: ForwardWalk) -> None:
+        self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
+        self._copied = copied(self.graph, [cost.parameters for cost in self.costs])
+        self.memory = cache(self._memory)
+
+    @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """Each edge that passes over nodes: the node that makes the tensor, and the one that reads it."""
+        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
+
+    def _memory(self, first: int, stop: int) -> StageMemory:
+        """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
+        costs, width = self.costs[first:stop], self.forward.value_bytes
+        activations, backward = step_activations(self.forward, (first, stop))
+        trained, copies = sum(cost.trained for cost in costs), copy_bytes(width) * sum(self._copied[first:stop])
+        return StageMemory(
+            sum(cost.parameters for cost in costs) * wide_bytes(width) + copies,
+            trained * DOUBLE_BYTES,
+            ADAM_VALUES * trained * wide_bytes(width),
+            activations,
+            self.received(first, stop) if first else self.tensor_bytes(0),
+            backward,
+        )
+
+    def walk(self, first: int, stop: int) -> Walk:
+        """Return the items of the run's backward pass, of one micro-batch."""
+        return network_walk(self.forward, run=(first, stop))
+
+    def tensor_bytes(self, tensor: int) -> int:
+        """Return the bytes of a tensor of the graph, whole: its reader crops it."""
+        return self.costs[tensor - 1].output_bytes if tensor else self.forward.input_bytes
+
+    def received(self, first: int, stop: int) -> int:
+        """Return the bytes that the run receives in a forward pass."""
+        return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +219,11 @@ def choose(case: PipelineCase) -> StagedPipeline:
     tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
-    traffic = case.prices.handed_on if case.folds else case.prices.received
+
+    def traffic(first: int, stop: int) -> int:
+        """Return the bytes that a run receives; skips of a folded pipeline stay on their rank."""
+        return case.prices.tensor_bytes(first) * bool(first) if case.folds else case.prices.received(first, stop)
+
     prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
     if case.folds:
         balances = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)

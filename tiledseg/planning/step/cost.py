@@ -29,7 +29,7 @@ from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import output_size, tensor_channels
-from tiledseg.planning.step.halo_traffic import area, given_back_in_place, received
+from tiledseg.planning.step.halo_traffic import given_back_in_place, received
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
 from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
@@ -238,7 +238,7 @@ class ForwardWalk:
         made = self.made[self.graph.sources[k][index]]
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
-            self._noted += made.channels * made.tensor.value_bytes * area(received(row.swap, col.swap))
+            self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
             layer = Passed() if given_back_in_place(self.graph, k, row, col) else MovedLayer(made.bytes)
             made = self._move(f"{name}: exchange", made, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):

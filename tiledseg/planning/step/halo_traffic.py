@@ -19,8 +19,6 @@ from tiledseg.geometry.sharing.decomposition import Decomposition
 from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
 from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
 
-Pieces = list[tuple[int, int]]  # heights and widths
-
 
 @dataclass(frozen=True)
 class SentBytes:
@@ -93,8 +91,8 @@ def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequenc
     for _, r, c, tensor in inputs_by_node(graph, row, col, tensors):
         out, back = sent(r.swap, c.swap), received(r.swap, c.swap)
         if r.exchanged or c.exchanged:
-            forward = SentBytes(len(out), area(out) * tensor.pixel_bytes)
-            backward = SentBytes(len(back), area(back) * tensor.pixel_bytes) * tensor.has_gradient
+            forward = SentBytes(len(out), sum(out) * tensor.pixel_bytes)
+            backward = SentBytes(len(back), sum(back) * tensor.pixel_bytes) * tensor.has_gradient
             traffic += Traffic(forward, backward)
     return traffic
 
@@ -115,24 +113,15 @@ def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) ->
     return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole
 
 
-def sent(row: Swap, col: Swap) -> Pieces:
-    """Return the height and width of each piece that a rank sends in an exchange."""
-    return _pieces((row.kept, *row.sent), (col.kept, *col.sent))
+def sent(row: Swap, col: Swap) -> list[int]:
+    """Return the pixels of each piece that a rank sends in an exchange: of all pieces but the first, which it keeps."""
+    rows, cols = (row.kept, *row.sent), (col.kept, *col.sent)
+    return [height * width for height, width in list(product(rows, cols))[1:] if height * width]
 
 
-def received(row: Swap, col: Swap) -> Pieces:
+def received(row: Swap, col: Swap) -> list[int]:
     """Return those of each piece that it receives: its adjoint sends them back."""
-    return _pieces((row.kept, *row.received), (col.kept, *col.received))
-
-
-def area(pieces: Pieces) -> int:
-    """Count the pixels in all."""
-    return sum(height * width for height, width in pieces)
-
-
-def _pieces(rows: Sequence[int], cols: Sequence[int]) -> Pieces:
-    """Return all but the first: it is kept."""
-    return [(height, width) for height, width in list(product(rows, cols))[1:] if height and width]
+    return sent(row._replace(sent=row.received), col._replace(sent=col.received))
 
 
 def input_traffic(
@@ -144,7 +133,7 @@ def input_traffic(
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for (i, row), (j, col) in product(enumerate(rows), enumerate(cols)):
         pieces = sent(row, col)
-        yield (i, j), SentBytes(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
+        yield (i, j), SentBytes(len(pieces), sum(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
@@ -161,12 +150,9 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
     return traffic
 
 
-def strip_bytes(
-    graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
-) -> int:
+def strip_bytes(graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int) -> int:
     """Return the bytes of the strips that a rank's exchanges hold between steps: one for each message."""
-    total = 0
-    for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes)):
-        pixels = area(sent(r.swap, c.swap)) + area(received(r.swap, c.swap))
-        total += pixels * (1 + (training and tensor.has_gradient)) * tensor.pixel_bytes
-    return total
+    return sum(
+        (sum(sent(r.swap, c.swap)) + sum(received(r.swap, c.swap))) * (1 + tensor.has_gradient) * tensor.pixel_bytes
+        for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))
+    )
