@@ -173,7 +173,6 @@ def test_an_automatic_balance_minds_slow_links(capsys: pytest.CaptureFixture[str
     text = ",".join(map(str, free["balance"]))
     given = answer(capsys, f"{flags} --bandwidth 1GB --balance [{text}]")
     assert given["step"]["transfer_milliseconds"] > free["step"]["transfer_milliseconds"]
-    assert given["step"]["bubble_milliseconds"] == free["step"]["bubble_milliseconds"]
     assert given["step"]["speed_up"] < slow["step"]["speed_up"]
     assert given["bytes_step"] > slow["bytes_step"]
 
