@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.nn import functional
 from tests.tracing.networks import Outer
 from tests.tracing.styles import Parsing
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -191,6 +193,71 @@ class CoarserMean(nn.Module):
 def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
     with pytest.raises(GeometryError, match="take it of a tensor as large as what it is joined to"):
         trace(CoarserMean(), 3)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(2).transpose(1, 2)
+
+
+def _by_product(x: torch.Tensor) -> torch.Tensor:
+    tokens = _tokens(x)
+    return (torch.softmax(tokens @ tokens.transpose(1, 2), -1) @ tokens).transpose(1, 2).view_as(x)
+
+
+def _checked_product(x: torch.Tensor) -> torch.Tensor:
+    assert not x.isnan().any()
+    return _by_product(x)
+
+
+def _as_array(x: torch.Tensor) -> torch.Tensor:
+    return _by_product(x * x.detach().numpy().max())
+
+
+def _by_difference(x: torch.Tensor) -> torch.Tensor:
+    rows = x[:, 0].flatten(1)
+    return x * (-(rows[:, :, None] - rows[:, None]).abs()).exp().sum(2).view_as(x[:, :1])
+
+
+ATTENTIONS: dict[str, Function] = {
+    "product": _by_product,
+    "einsum": lambda x: x * torch.einsum("bci,bcj->bij", x.flatten(2), x.flatten(2)).softmax(-1).mean(),
+    "difference": _by_difference,
+    "parts": lambda x: x * sum((part @ _tokens(x).transpose(1, 2)).mean() for part in _tokens(x).split(1024, 1)),
+    "fused": lambda x: functional.scaled_dot_product_attention(*[_tokens(x)] * 3).transpose(1, 2).view_as(x),
+    "half as large": lambda x: x * functional.interpolate(_by_product(functional.avg_pool2d(x, 2)), scale_factor=2),
+    "values are read": _checked_product,
+    "no shapes alone": _as_array,
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_over_pixels_is_refused_by_name_in_little_memory(name: str) -> None:
+    """By runs without values: at 160 x 224 pixels each tensor of pairs would take 5 GB and more."""
+    begun = time.perf_counter()
+    with (
+        AllocationMeter([]) as meter,
+        pytest.raises(ConfigError, match=r"every pixel see every other|the same at every size") as error,
+    ):
+        trace(Written(ATTENTIONS[name]).eval(), 3)
+    assert "test_refused.py:" in str(error.value)
+    assert "a size is fixed" not in str(error.value)
+    assert meter.peak < 700 << 20
+    assert time.perf_counter() - begun < 20
+
+
+def test_a_module_of_attention_is_refused_by_name() -> None:
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.attention = nn.Conv2d(3, 8, 1), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = _tokens(self.first(x))
+            return self.attention(tokens, tokens, tokens)[0].transpose(1, 2).reshape(x.shape[0], 8, *x.shape[2:])
+
+    with AllocationMeter([]) as meter, pytest.raises(ConfigError, match="every pixel see every other"):
+        trace(Attended(), 3)
+    assert meter.peak < 64 << 20
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,7 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
     is_method: bool = False  # of a tensor
     training: bool = False
+    widest: int = 0  # values of the largest tensor that kernels made in it
 
 
 @dataclass

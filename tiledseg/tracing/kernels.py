@@ -13,12 +13,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tiledseg.errors import ConfigError
+from tiledseg.tracing.calls import calling_line
+from tiledseg.tracing.functions.names import ALL_PIXELS
+
+WIDEST = 2048  # values a pixel: a real run that makes more ends there
+
+
+class PairsError(ConfigError):
+    """The refusal of a tensor of every pixel with every other."""
+
 
 class Kernels(TorchDispatchMode):
-    """The storages that depend on the input, those made since it is entered, and tensors written since last asked."""
+    """The storages that depend on the input, those made since it is entered, and tensors written since last asked.
+
+    Of tensors without values (fakes) it notes the size alone. A number read of them is 1.
+    """
 
     def __init__(self, x_BCHW: torch.Tensor) -> None:
         super().__init__()
+        self.widest = 0  # values of the largest tensor that was made since last asked
+        self._most = WIDEST * x_BCHW[:, :1].numel()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
@@ -29,6 +44,12 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(isinstance(each, FakeTensor) for each in tree_leaves((args, kwargs))):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                return torch.ones((), dtype=args[0].dtype).item()
+            result = func(*args, **kwargs)
+            self._measure(result)
+            return result
         with torch._C.DisableTorchFunction():
             before = {address(tensor) for tensor in _tensors((args, kwargs))}
             self._older |= {start for start in before if start and start not in self._kept}
@@ -44,7 +65,14 @@ class Kernels(TorchDispatchMode):
                         self._meet(tensor, True)
             for tensor in _tensors(result):
                 self._meet(tensor, depends)
+        if self._measure(result) > self._most and depends:
+            raise PairsError(f"the module cannot be computed exactly on tiles: at {calling_line()} it {ALL_PIXELS}")
         return result
+
+    def _measure(self, result: Any) -> int:
+        sizes = [tensor.numel() for tensor in _tensors(result)]
+        self.widest = max(self.widest, *sizes, 0)
+        return max(sizes, default=0)
 
     def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
         if start := address(tensor):

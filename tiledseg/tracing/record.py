@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from tiledseg.models.network import OutputPlace
@@ -31,6 +31,7 @@ _READS = """__bool__ item __int__ __float__ __index__ __contains__ __array__ tol
 nonzero unique masked_select argwhere grad _version untyped_storage storage _typed_storage data_ptr __dlpack__
 __array_interface__"""
 READS_VALUES = frozenset(_READS.split())
+NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
 # Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
@@ -46,6 +47,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
         self.kernels = Kernels(x_BCHW)
+        self._fake = isinstance(x_BCHW, FakeTensor)
         self._dtype, self._in_training = x_BCHW.dtype, root.training
         self._is_unit, self._watch = is_unit, watch
         self._paths = {module: name for name, module in root.named_modules()}
@@ -125,6 +127,8 @@ class Recorder(TorchFunctionMode):
         name = type(module).__name__ if module is not None else function_name(function)
         placed, named = self._placed(args), self._placed(kwargs)
         self._settle()
+        if self._fake and name in READS_VALUES - NUMBERS:
+            raise NotImplementedError(f"{name} of a tensor without values")
         result = function(*args, **kwargs)
         self._settle(module is not None)
         if isinstance(result, torch.Tensor) and not result.numel():  # of no channels: nothing of the input in it
@@ -149,7 +153,8 @@ class Recorder(TorchFunctionMode):
             shapes = tuple(tuple(part.shape) for part in parts)
             training = module is not None and module.training
             place = self._owners[-1], calling_line()
-            self.record.calls.append(Call(name, module, *place, placed, named, shapes, is_method, training))
+            widest, self.kernels.widest = self.kernels.widest, 0
+            self.record.calls.append(Call(name, module, *place, placed, named, shapes, is_method, training, widest))
             if self._watch is not None:
                 self._inside += 1
                 self._watch(self.record.calls, parts)
@@ -250,7 +255,7 @@ def record(
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())
-        with _calls_of(recorder), recorder, fakes or recorder.kernels:
+        with _calls_of(recorder), recorder, fakes or nullcontext(), recorder.kernels:
             returned = root(x_BCHW)
     return recorder.finish(returned, changes)
 

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.jit import ScriptModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
+from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.spatial.twins import POINTWISE
-from tiledseg.tracing.calls import Made, Record, differing, differing_at_third, differing_otherwise, values_in, where
+from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.tracing.calls import (
+    Call,
+    Made,
+    Record,
+    differing,
+    differing_at_third,
+    differing_otherwise,
+    values_in,
+    where,
+)
 from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
 from tiledseg.tracing.functions.handlers import handler_of, unit
-from tiledseg.tracing.functions.names import REASONS, UNKNOWN
+from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION, REASONS, UNKNOWN
+from tiledseg.tracing.kernels import PairsError
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, RefusalError, Step, Value, assembled
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
@@ -36,6 +49,7 @@ SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 89
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
 # Batches and least sizes far from these, both ways: thresholds lie between.
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
+PAIRS = 1 << 24  # values of a tensor: smaller ones may grow as they like
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 # Modules that resize to a size, or by a factor: known at the call.
@@ -114,10 +128,17 @@ class ModuleRuns:
     ) -> Record:
         """Record a run in one of the modes; OtherSizeError says why it does not run."""
         try:
-            with in_mode(self.module, training):
+            with _disable_current_modes() if fakes else nullcontext(), in_mode(self.module, training):
                 x_BCHW = self.probe(batch, size, fakes)
                 return record(self.module, x_BCHW, is_unit, gradients, first=first, fakes=fakes)
         except Exception as error:  # whatever the module raises
+            if isinstance(error, PairsError):
+                raise
+            if is_exhausted(error):
+                raise ConfigError(
+                    f"memory has run out while the module ran on {size[0]} x {size[1]} pixels; trace it where there is "
+                    "more"
+                ) from error
             raise OtherSizeError(
                 f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels: "
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'in one of its checks'}"
@@ -144,19 +165,34 @@ class ModuleRuns:
                 multiples = range(side + (start - side) % stride, side + 64 * stride, stride)
                 sides.append(next((n for n in multiples if is_legal_size(graph, n)), start))
             with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
-                yield self.run(batch, (sides[0], sides[1]), fakes=FakeTensorMode(allow_non_fake_inputs=True))
+                yield self.run(batch, (sides[0], sides[1]), fakes=_fakes())
+
+    def check_pairs(self, sizes: tuple[Size, Size]) -> None:
+        """Raise ConfigError, by runs without values, where a tensor grows much faster than the image."""
+        try:
+            one, other = (self.run(batch, size, fakes=_fakes()) for batch, size in zip((2, 3), sizes, strict=True))
+        except OtherSizeError:  # it needs values
+            return
+        rows, cols = (after / before for before, after in zip(*sizes, strict=True))
+        for call, again in zip(one.calls, other.calls, strict=False):
+            grown = _pairs(again, 3) / max(1, _pairs(call, 2))
+            if _pairs(again, 3) > PAIRS and grown > 1.5 * (rows * cols) ** 1.25:
+                raise _refused([f"{where(call)} {ALL_PIXELS}"])
+        if different := differing(one, other):
+            raise _unsteady(different)
 
     def remedy(self) -> str:
         """Return the remedy for a module that has run at none of the sizes."""
-        for side in SQUARES:
-            with torch.no_grad(), in_mode(self.module, False), suppress(Exception):
-                self.module(self.probe(2, (side, side)))
+        for side, fakes in product(SQUARES, (_fakes(), None)):
+            with suppress(OtherSizeError):
+                self.run(2, (side, side), fakes=fakes)
                 return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
         return "give the bands that it takes, or mend it"
 
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module = source.module
+    source.check_pairs(sizes)
     one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
     if different := differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
@@ -196,6 +232,18 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size
     return network
+
+
+def _fakes() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _pairs(call: Call, batch: int) -> int:
+    """Return the values of a call's largest tensor; of attention that makes none, of the pairs that it looks at."""
+    if call.function not in ATTENTION:
+        return call.widest
+    shape = call.shapes[0]
+    return batch * (prod(shape[:-1]) // batch) ** 2
 
 
 def _unsteady(different: str) -> ConfigError:

@@ -37,13 +37,12 @@ ALONG_CHANNELS = frozenset(
 _SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
 SAME = frozenset(_SAME.split())
 UNKNOWN = "is not known to give the same on a part of the image as on all of it; use a function that is"
-_ALL_PIXELS = (
-    "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
-)
+ALL_PIXELS = "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
+ATTENTION = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))  # without a tensor of pairs
 # Why a function that has no handler cannot be exact.
 REASONS = {
-    **dict.fromkeys(("bmm", "scaled_dot_product_attention", "multi_head_attention_forward", "baddbmm"), _ALL_PIXELS),
+    **dict.fromkeys(("bmm", "scaled_dot_product_attention", "multi_head_attention_forward", "baddbmm"), ALL_PIXELS),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
     **dict.fromkeys(("unfold", "fold"), "makes pixels and their neighbours one dim; use convolutions"),
     **dict.fromkeys(
