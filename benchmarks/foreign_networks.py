@@ -161,9 +161,7 @@ def _efficient(package: Any) -> nn.Module:
     kind = package.EfficientNet
     parts = ["r1_k3_s11_e1_i32_o16_se0.25", "r2_k3_s22_e6_i16_o24_se0.25", "r1_k5_s22_e6_i24_o40_se0.25"]
     utilities = importlib.import_module("efficientnet_pytorch.utils")
-    options = utilities.GlobalParams(
-        *(0.25, 1.0, None, 0.0, 2, 0.99, 1e-3, 0.0, 8, 4, True),
-    )
+    options = utilities.GlobalParams(*(0.25, 1.0, None, 0.0, 2, 0.99, 1e-3, 0.0, 8, 4, True))
     made = kind(utilities.BlockDecoder.decode(parts), options)
     made.set_swish(memory_efficient=False)  # the other has a backward pass of its own
     return Features(made, made._conv_head.out_channels)
@@ -315,10 +313,7 @@ MANY |= {
     ),
     "MONAI Quicknat": Foreign("monai", MONAI, monai("Quicknat", 2, 3, 8)),
     "MONAI UNETR": Foreign(
-        "monai",
-        MONAI,
-        monai("UNETR", 3, 2, (96, 96), 8, 24, 48, 4, spatial_dims=2),
-        refused="a size is fixed in it",
+        "monai", MONAI, monai("UNETR", 3, 2, (96, 96), 8, 24, 48, 4, spatial_dims=2), refused="a size is fixed in it"
     ),
 }
 

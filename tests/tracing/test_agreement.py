@@ -43,12 +43,7 @@ def traced(module: nn.Module, sly: str = "", training: bool = False) -> GraphNet
     [
         ("size", False, 320, r"\(mul, sly.py:\d+\) is called, which was not when"),
         ("size", True, 320, r"\(mul, sly.py:\d+\) is called"),
-        (
-            "hidden",
-            False,
-            160,
-            r"output 0 differs by .*: node 'norm' by .*, 'norm' \(InstanceNorm2d, sly",
-        ),
+        ("hidden", False, 160, r"output 0 differs by .*: node 'norm' by .*, 'norm' \(InstanceNorm2d, sly"),
         ("pixels", False, 160, r"\(clamp, sly.py:\d+\) is called"),
         ("view", False, 160, "is called, which was not"),
         ("term", False, 160, r"\(mean, sly.py:\d+\) is called"),

@@ -354,11 +354,7 @@ def _in_bfloat16(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [(kind, name) for kind, cases in KINDS.items() for name in cases]
-HONEST = {
-    ("a number of the batch", "a view"),
-    ("writing through views", "all"),
-    ("gradients of one's own", "detached"),
-}
+HONEST = {("a number of the batch", "a view"), ("writing through views", "all"), ("gradients of one's own", "detached")}
 
 
 def built(function: Function, dtype: torch.dtype = torch.float64) -> nn.Module:

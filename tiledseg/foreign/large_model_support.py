@@ -1,15 +1,4 @@
-"""A training step of other people in less memory, by one line around it.
-
-    with tiledseg.large_model_support(budget="16GiB", store="/scratch"):
-        for x, y in loader:
-            loss = criterion(network(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-The law: outputs, losses and gradients are the same, bit for bit. Nothing of the loop changes. With `model=network`
-parts of it are computed once more in the backward pass before anything leaves.
-"""
+"""A training step of other people in less memory, by one line around it; the same bits."""
 
 from __future__ import annotations
 
@@ -46,10 +35,8 @@ def large_model_support(
     demands, those that take least time for a byte first. Tensors that still do not fit leave for `store`. A model needs
     no store: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move, once.
 
-    The oldest tensors leave first, once nobody else holds them: the backward pass uses them last. They are prefetched
-    in the order of their use.
-
-    Put it around the loop: file and memory are then made once. Raises ConfigError for a size or a folder that cannot
+    The oldest tensors leave first, and are prefetched in the order of their use. Put it around the loop: file and
+    memory are then made once. Raises ConfigError for a size or a folder that cannot
     be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
@@ -58,18 +45,16 @@ def large_model_support(
     device = device or torch.device("cpu")
     if device == torch.device("cuda"):
         device = torch.device("cuda", torch.cuda.current_device())
-    if device.type not in ("cpu", "cuda"):
+    on_host, on_cpu = str(store) == HOST, device.type == "cpu"
+    if not on_cpu and device.type != "cuda":
         raise ConfigError(f"tensors of {device.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
-    if str(store) == HOST and device.type == "cpu":
-        if model is not None:
-            return Recomputing(model, Mover, room, _NO_LIMIT)
-        raise ConfigError(
-            "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
-            "folder on a local disk, or model, the network, to compute parts of it once more"
-        )
-    if str(store) != HOST and device.type != "cpu":
+    if on_host and on_cpu and model is not None:
+        return Recomputing(model, Mover, room, _NO_LIMIT)
+    if on_host and on_cpu:
+        raise ConfigError("store is host, the memory beside a GPU's own; give a folder on a local disk, or model")
+    if not on_host and not on_cpu:
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
-    if str(store) != HOST:
+    if not on_host:
         FileStore(store, most).close()  # a folder that cannot be is refused here
     mover = mover_to(store, device, most)
     return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)

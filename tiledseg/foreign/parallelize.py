@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -79,9 +80,8 @@ class ParallelModule(SpreadModule):
         Blocks may be cut anywhere, as long as those of a row of ranks are equally high, and those of a column equally
         wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers.
 
-        A batch norm in training measures the images of all replicas together, as the module would measure them stacked:
-        every rank then calls this, and the backward pass, which is collective over all. Norms come in the order of the
-        graph, and backward in the opposite one, on all ranks alike: nothing can wait forever.
+        A batch norm in training measures the images of all replicas together: every rank then calls this, and the
+        backward pass. Norms come in the order of the graph, backward in the opposite one: nothing can wait forever.
         """
         self.network.check_origin()
         rows, cols = self._partitions(x_BCHW)
@@ -90,20 +90,15 @@ class ParallelModule(SpreadModule):
             self._unverified.remove(self.training)
         set_dropout_key(self.network, *self.dropout_keys(len(x_BCHW)))
         graph, tensors, first = self.network.graph, {0: x_BCHW}, 0
-        for stop in (*self._measuring(), len(graph)):
+        pairs = enumerate(zip(graph.layers, self.network.layers.values(), strict=True))
+        norms = [k for k, (layer, module) in pairs if layer.statistics == "batch" and module.training]
+        for stop in (*(norms if self.replicas > 1 else ()), len(graph)):
             self._spatial.run_nodes(tensors, rows, cols, first, stop)
             if stop < len(graph):
                 at_hand = [(tensors, rows, cols)]
                 self._spatial.norm_together(stop, at_hand, self.axes.weights, self.mesh.device)
             first = stop + 1
         return self.network.returned(tuple(tensors[tensor] for tensor in graph.results))
-
-    def _measuring(self) -> list[int]:
-        """Return the nodes that measure the images of all replicas, where there are several."""
-        if self.replicas == 1:
-            return []
-        pairs = zip(self.network.graph.layers, self.network.layers.values(), strict=True)
-        return [k for k, (layer, module) in enumerate(pairs) if layer.statistics == "batch" and module.training]
 
     def _even(self, height: int, width: int) -> tuple[Partition, Partition]:
         shape = self.axes.shape
@@ -115,22 +110,13 @@ class ParallelModule(SpreadModule):
         shapes = self.axes.image.gather_objects(tuple(x_BCHW.shape))
         for given in shapes:
             check_images(given, self.network.bands)
-        if len({given[0] for given in shapes}) > 1:
-            raise mark_agreed(
-                GeometryError(f"the blocks have {[given[0] for given in shapes]} images; give all ranks as many")
-            )
+        images = [given[0] for given in shapes]
+        if len(set(images)) > 1:
+            raise mark_agreed(GeometryError(f"the blocks have {images} images; give all ranks as many"))
         sizes = [given[2:] for given in shapes]
         heights = [sizes[row * shape.cols][0] for row in range(shape.rows)]
         widths = [size[1] for size in sizes[: shape.cols]]
         if sizes != [(height, width) for height in heights for width in widths]:
-            raise mark_agreed(
-                GeometryError(
-                    f"the blocks of {shape.rows} x {shape.cols} ranks are {sizes} pixels, which make no image; give "
-                    "each rank its .block(height, width) of one"
-                )
-            )
-        return _partition(heights), _partition(widths)
-
-
-def _partition(sizes: list[int]) -> Partition:
-    return Partition((0, *(sum(sizes[: count + 1]) for count in range(len(sizes)))))
+            what = f"the blocks of {shape.rows} x {shape.cols} ranks are {sizes} pixels, which make no image"
+            raise mark_agreed(GeometryError(f"{what}; give each rank its .block(height, width) of one"))
+        return Partition((0, *accumulate(heights))), Partition((0, *accumulate(widths)))

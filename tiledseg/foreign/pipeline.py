@@ -98,15 +98,13 @@ class Pipeline(SpreadModule):
         on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
         moving, own = self._moving_norm(), self.network.own_gradients
-        self._check(
-            x_BCHW,
-            {
-                f"'{moving}' is a batch norm, which would move its statistics on each of {self.replicas} replicas by "
-                "itself; use all ranks for one pipeline, or .eval() of the norms": bool(moving) and self.replicas > 1,
-                f"the module cannot be trained in stages: {own}": bool(own),
-                f"{len(x_BCHW)} images have {len(target)} targets; give each image one": len(target) != len(x_BCHW),
-            },
-        )
+        norm = f"'{moving}' is a batch norm, which would move its statistics on each of {self.replicas} replicas"
+        faults = {
+            f"{norm}; use all ranks for one pipeline, or .eval() of the norms": bool(moving) and self.replicas > 1,
+            f"the module cannot be trained in stages: {own}": bool(own),
+            f"{len(x_BCHW)} images have {len(target)} targets; give each image one": len(target) != len(x_BCHW),
+        }
+        self._check(x_BCHW, faults)
         self._verify(x_BCHW)
         batch = self._cut(x_BCHW, target, loss)
         self._executor.train(batch, lambda parameters: None)
@@ -129,12 +127,11 @@ class Pipeline(SpreadModule):
     def _cut(
         self, x_BCHW: torch.Tensor, target: torch.Tensor | None = None, loss: Loss | None = None
     ) -> list[_StagedForeign]:
-        shapes, keys = self._shapes(x_BCHW), self.dropout_keys(len(x_BCHW))
+        keys = self.dropout_keys(len(x_BCHW))
         cuts = [slice(i, i + self.micro_batch) for i in range(0, len(x_BCHW), self.micro_batch)]
-        targets = [None if target is None else target[at] for at in cuts]
-        return [
-            _StagedForeign(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in zip(cuts, targets, strict=True)
-        ]
+        shapes, targets = self._shapes(x_BCHW), [None if target is None else target[at] for at in cuts]
+        pairs = zip(cuts, targets, strict=True)
+        return [_StagedForeign(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in pairs]
 
     def _shapes(self, x_BCHW: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
         """Return the shape of each tensor. Raise GeometryError, on all ranks, for a size that does not fit."""
@@ -163,8 +160,7 @@ class Pipeline(SpreadModule):
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the module's (first) output for a batch, without gradients, on every rank of the pipeline, which all
-        pass a batch of the same shape."""
+        """Return the module's (first) output for a batch of one shape, without gradients, on every rank."""
         self._check(x_BCHW)
         self._verify(x_BCHW)
         made = [outputs_BKHW[0] for _, outputs_BKHW in self._executor.outputs(self._cut(x_BCHW))]
@@ -192,9 +188,8 @@ class Pipeline(SpreadModule):
         missing, unexpected = [k for k in held if k not in state_dict], [k for k in state_dict if k not in held]
         wrong = [k for k in held if k in state_dict and held[k].shape != state_dict[k].shape]
         if wrong or (strict and (missing or unexpected)):
-            raise ConfigError(
-                f"the state dict has other shapes of {wrong}, lacks {missing}, and has besides {unexpected}"
-            )
+            what = f"the state dict has other shapes of {wrong}, lacks {missing}, and has besides {unexpected}"
+            raise ConfigError(f"{what}; load one of this module")
         with torch.no_grad():
             for name, tensor in held.items():
                 if not tensor.is_meta and name in state_dict:

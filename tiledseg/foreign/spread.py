@@ -36,9 +36,13 @@ class SpreadModule(nn.Module):
     the ranks of an image drop the same. `calls` counts the calls in training so far: set it where a run goes on.
     """
 
+    network: GraphNetwork
+    mesh: Mesh
+    axes: Axes
+
     def __init__(self, network: GraphNetwork, rows: int, cols: int, stages: int, seed: int) -> None:
         super().__init__()
-        self._take(network)
+        self.__dict__ |= {kind: network.__dict__[kind] for kind in (*_SHARED, "training")}
         self.seed, self.calls = seed, 0
         with ExitStack() as opened:
             mesh = opened.enter_context(joined_mesh())
@@ -46,7 +50,7 @@ class SpreadModule(nn.Module):
             axes = open_axes(mesh, shape)
             opened.callback(axes.close)
             self._held = opened.pop_all()
-        self._parts = network, mesh, axes  # a tuple: none of them is a submodule
+        self.__dict__ |= {"network": network, "mesh": mesh, "axes": axes}  # no submodules
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self.network._apply(fn, recurse)
@@ -57,26 +61,6 @@ class SpreadModule(nn.Module):
         self.network.train(mode)
         self.training = mode
         return self
-
-    def _take(self, network: GraphNetwork) -> None:
-        for kind in _SHARED:
-            self.__dict__[kind] = network.__dict__[kind]
-        self.training = network.training
-
-    @property
-    def network(self) -> GraphNetwork:
-        """Return the traced module."""
-        return self._parts[0]
-
-    @property
-    def mesh(self) -> Mesh:
-        """Return the mesh of all ranks."""
-        return self._parts[1]
-
-    @property
-    def axes(self) -> Axes:
-        """Return the groups of ranks that this one is in."""
-        return self._parts[2]
 
     @property
     def replicas(self) -> int:
@@ -131,11 +115,8 @@ def check_images(shape: Sequence[int], bands: int) -> None:
     """Raise GeometryError, on all ranks, which are given the same shape, where it is not that of images of so many
     bands: before a rank waits for a message that another one does not send."""
     if len(shape) != 4 or shape[1] != bands:
-        raise mark_agreed(
-            GeometryError(
-                f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
-            )
-        )
+        what = f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
+        raise mark_agreed(GeometryError(what))
 
 
 def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:
@@ -144,8 +125,6 @@ def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:
     if min(rows, cols, stages) < 1:
         raise mark_agreed(ConfigError(f"mesh ({rows}, {cols}) with {stages} stages; give at least 1 each"))
     if ranks % image:
-        what = f"stages {stages}" if stages > 1 else f"mesh ({rows}, {cols})"
-        raise mark_agreed(
-            ConfigError(f"{what} takes {image} ranks an image, but the job has {ranks}; start a multiple of {image}")
-        )
+        what = f"{f'stages {stages}' if stages > 1 else f'mesh ({rows}, {cols})'} takes {image} ranks an image"
+        raise mark_agreed(ConfigError(f"{what}, but the job has {ranks}; start a multiple of {image}"))
     return MeshShape(ranks // image, rows, cols, stages)

@@ -81,21 +81,13 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         warp: bool = False,
     ) -> None:
         if isinstance(halo, Halo) and halo.asks_place:
-            raise ConfigError(
-                "the network resizes with align_corners=True, by weights that depend on the place in the whole image, "
-                "which a module that is called on a tile does not know; train it by model.build or parallelize, or "
-                "set align_corners=False"
-            )
+            what = "the network resizes with align_corners=True, by weights of the place in the whole image"
+            raise ConfigError(f"{what}; train it by model.build or parallelize, or set align_corners=False")
         if labels is None:
-            unused: dict[str, Any] = {
-                "label_layer": label_layer,
-                "label_attribute": label_attribute,
-                "background": background,
-            }
-            unused |= {"warp": warp or None, "classes": None if classes == IGNORED else classes}
-            unused |= {"ignore_index": None if ignore_index == IGNORED else ignore_index}
-            for key, value in unused.items():
-                if value is not None:
+            keys = ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index")
+            unused = (label_layer, label_attribute, background, warp, classes, ignore_index)
+            for key, value, default in zip(keys, unused, (None, None, None, False, IGNORED, IGNORED), strict=True):
+                if value != default:
                     raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
         if labels is None:
@@ -104,9 +96,12 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             names = "images", "labels"
             self._images, self._labels = pair_sources(image_list, label_list, names, references=references)
         self._how = None if bands is None else tuple(bands), nodata, references
-        self._infos = tuple(_info(path, self._how) for path in self._images)
+        with ExitStack() as opened:
+            self._infos = tuple(opened.enter_context(open_raster(path, *self._how)).info for path in self._images)
         check_alike(self._infos)
-        footprint = halo.footprint if isinstance(halo, Halo) else _plain(halo)
+        if not isinstance(halo, Halo) and (type(halo) is not int or halo < 0):
+            raise ConfigError(f"halo is {halo}; give 0 or more pixels, or what tiledseg.halo gives")
+        footprint = halo.footprint if isinstance(halo, Halo) else Footprint(1, halo, halo)
         self._reading = None
         if self._labels is not None:
             label_map = LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
@@ -191,11 +186,6 @@ def _text(paths: Paths) -> str | list[str]:
     return os.fspath(paths) if isinstance(paths, str | Path) else [os.fspath(path) for path in paths]
 
 
-def _info(path: str, how: tuple[tuple[int, ...] | None, float | None, bool]) -> RasterInfo:
-    with open_raster(path, *how) as reader:
-        return reader.info
-
-
 def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, int]:
     if given is None:
         if info.tiling is None:
@@ -207,12 +197,6 @@ def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, i
     if shape is None:
         raise ConfigError("tiling.grid is auto, which nothing tells a memory for; give Q or (rows, cols)")
     return shape
-
-
-def _plain(pixels: int) -> Footprint:
-    if type(pixels) is not int or pixels < 0:
-        raise ConfigError(f"halo is {pixels}; give 0 or more pixels, or what tiledseg.halo gives")
-    return Footprint(1, pixels, pixels)
 
 
 class TileSampler(data.Sampler[int]):
@@ -249,15 +233,13 @@ class TileSampler(data.Sampler[int]):
         if uneven not in UNEVEN:
             raise ConfigError(f"uneven is '{uneven}'; give one of {', '.join(UNEVEN)}")
         count = len(dataset)
-        if uneven == "refuse" and count % self.size:
-            raise ConfigError(
-                f"{count} tiles are dealt to {self.size} ranks, {count % self.size} of which would get one more; give "
-                "another grid or number of ranks, or uneven drop or differ"
-            )
+        dealt, more = f"{count} tiles are dealt to {self.size} ranks", count % self.size
+        if uneven == "refuse" and more:
+            raise ConfigError(f"{dealt}, {more} of which get one more; give another grid, or uneven drop or differ")
         if uneven == "drop" and count < self.size:
-            raise ConfigError(f"{count} tiles are dealt to {self.size} ranks, and uneven drop leaves none; cut finer")
+            raise ConfigError(f"{dealt}, and uneven drop leaves none; cut finer")
         self.epoch = 0
-        self._stop = count - count % self.size if uneven == "drop" else count
+        self._stop = count - more if uneven == "drop" else count
         counts = dataset.tiles_per_image
         self._first = [sum(counts[:image]) for image in range(len(counts))]
         self._sampler = Sampler(counts, seed, tiles_per_step=1)

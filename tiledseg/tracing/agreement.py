@@ -15,16 +15,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import ConfigError, GeometryError, first_line
+from tiledseg.errors import ConfigError, first_line
 from tiledseg.execution.memory import free_memory
 from tiledseg.execution.precision import autocast
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import output_size, tensor_shapes
+from tiledseg.geometry.receptive_field import is_legal_size
+from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.network import GraphNetwork
@@ -102,7 +102,9 @@ def _check_crop(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.T
     backward = network.training and torch.is_grad_enabled()
     twin = copied(network, True)
     for precise, side in itertools.product((True, False), SIDES):
-        crop_BCHW = _crop(window_BCHW, [_least(graph, side, size) for graph, size in _dims(network, window_BCHW)])
+        sizes = (range(min(side, most), most) for most in window_BCHW.shape[2:])
+        least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
+        crop_BCHW = _crop(window_BCHW, least)
         if _bytes(network, crop_BCHW, _WIDE * (3 if backward else 1)) > room:
             continue
         epsilon = torch.finfo(torch.float64 if precise else crop_BCHW.dtype).eps
@@ -177,36 +179,15 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
     return places[0] if places else "what it returns, or leaves behind, of nodes that agree"
 
 
-def _dims(network: GraphNetwork, x_BCHW: torch.Tensor) -> list[tuple[Graph, int]]:
-    return list(zip((network.graph, network.graph.along_columns), x_BCHW.shape[2:], strict=True))
-
-
-def _legal(graph: Graph, size: int) -> bool:
-    try:
-        return output_size(graph, size) > 0
-    except GeometryError:
-        return False
-
-
-def _least(graph: Graph, side: int, most: int) -> int:
-    """Return the smallest legal size from `side` to `most`, or `most`, which is legal."""
-    return next((size for size in range(min(side, most), most) if _legal(graph, size)), most)
-
-
 def _fitted(network: GraphNetwork, x_BCHW: torch.Tensor, room: int) -> torch.Tensor | None:
     """Return the input, or a legal part of it whose tensors fill at most `room` bytes; None where none does."""
     sizes = list(x_BCHW.shape[2:])
     while min(sizes) > 0:
-        near = [
-            next((size for size in range(most, max(0, most - TRIES), -1) if _legal(graph, size)), 0)
-            for most, (graph, _) in zip(sizes, _dims(network, x_BCHW), strict=True)
-        ]
-        if min(near) == 0:
-            return None
-        if _bytes(network, x_BCHW[:, :, : near[0], : near[1]]) <= room:
-            return _crop(x_BCHW, near)
-        longer = near.index(max(near))
-        sizes[longer], sizes[1 - longer] = near[longer] // 2, near[1 - longer]
+        tried = (range(most, max(0, most - TRIES), -1) for most in sizes)
+        sizes = [next((n for n in each if is_legal_size(network.graph, n)), 0) for each in tried]
+        if min(sizes) and _bytes(network, x_BCHW[:, :, : sizes[0], : sizes[1]]) <= room:
+            return _crop(x_BCHW, sizes)
+        sizes[sizes.index(max(sizes))] //= 2
     return None
 
 
@@ -217,15 +198,12 @@ def _bytes(network: GraphNetwork, x_BCHW: torch.Tensor, width: int | None = None
     return 3 * batch * (width or x_BCHW.element_size()) * sum(count * rows * cols for count, rows, cols in shapes) // 2
 
 
-def _crop(x_BCHW: torch.Tensor, size: list[int]) -> torch.Tensor:
-    """Return a part of this size: of nine places that where pixels differ most."""
+def _crop(x_BCHW: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Return the middle of an image, or the image itself where it has this size."""
     if list(x_BCHW.shape[2:]) == size:
         return x_BCHW
-    spare = [have - want for have, want in zip(x_BCHW.shape[2:], size, strict=True)]
-    places = [(spare[0] * row // 2, spare[1] * col // 2) for row in (1, 0, 2) for col in (1, 0, 2)]
-    crops = [x_BCHW[:, :, row : row + size[0], col : col + size[1]] for row, col in dict.fromkeys(places)]
-    spread = [float(crop.double().std(dim=(2, 3)).sum().nan_to_num(0.0, 0.0, 0.0)) for crop in crops]
-    return crops[spread.index(max(spread))]
+    top, left = ((have - want) // 2 for have, want in zip(x_BCHW.shape[2:], size, strict=True))
+    return x_BCHW[:, :, top : top + size[0], left : left + size[1]]
 
 
 def _epsilon(x_BCHW: torch.Tensor) -> float:

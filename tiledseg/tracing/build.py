@@ -40,27 +40,24 @@ def network_modules(
         return build_modules(network, seed)
     from tiledseg.tracing.trace import trace  # here: networks of our own start without it
 
-    modules = trace(_built(network, 0 if seed is None else seed).train(trains), network.bands, still=still)
+    build, modules = network.build, trace(_built(network, seed or 0).train(trains), network.bands, still=still)
     graph = modules.graph
     if len(graph.results) > 1:
-        raise ConfigError(f"{network.build} gives {len(graph.results)} outputs; return the scores of the classes alone")
-    channels = tensor_channels(graph, network.bands)[graph.results[0]]
-    if channels != network.classes:
-        raise ConfigError(
-            f"{network.build} gives {channels} channels for {network.classes} classes; give each class one, and no more"
-        )
+        raise ConfigError(f"{build} gives {len(graph.results)} outputs; return the scores of the classes alone")
+    channels, classes = tensor_channels(graph, network.bands)[graph.results[0]], network.classes
+    if channels != classes:
+        raise ConfigError(f"{build} gives {channels} channels for {classes} classes; give each class one, and no more")
     return modules
 
 
 def _built(network: ForeignNetwork, seed: int) -> nn.Module:
-    function, keywords = _function(network.build), network.keywords
-    arguments = {"bands": network.bands, "classes": network.classes, **keywords}
+    function, build = _function(network.build), network.build
+    arguments = {"bands": network.bands, "classes": network.classes, **network.keywords}
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(
-            f"{network.build} cannot be called with {', '.join(arguments)}: {error}; see model.arguments"
-        ) from None
+        what = f"{build} cannot be called with {', '.join(arguments)}: {error}"
+        raise ConfigError(f"{what}; see model.arguments") from None
     except ValueError:
         pass  # of a builtin, which has no signature: the call itself will say
     with drawn_from(seed):
@@ -70,7 +67,7 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
             raise ConfigError(f"{network.in_words} has failed: {_line(error)}; change model.arguments") from error
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
-        raise ConfigError(f"{network.build} gives {kind}, no torch.nn.Module; return a module, built")
+        raise ConfigError(f"{build} gives {kind}, no torch.nn.Module; return a module, built")
     return module
 
 
@@ -79,16 +76,14 @@ def _function(build: str) -> Callable[..., Any]:
     try:
         value: Any = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{build} needs the module {error.name}, which is not found; install its package, or put its folder on "
-            "PYTHONPATH"
-        ) from None
+        what = f"{build} needs the module {error.name}, which is not found"
+        raise ConfigError(f"{what}; install its package, or put its folder on PYTHONPATH") from None
     except Exception as error:
         raise ConfigError(f"{name} of {build} cannot be imported: {_line(error)}; mend it") from error
     for attribute in path.split("."):
-        if not hasattr(value, attribute):
-            raise ConfigError(f"{name} has no {path}, which {build} names; give one of its functions")
-        value = getattr(value, attribute)
+        value = getattr(value, attribute, None)
+    if value is None:
+        raise ConfigError(f"{name} has no {path}, which {build} names; give one of its functions")
     if not callable(value):
         raise ConfigError(f"{build} is a {type(value).__name__}, no function; give one that returns a module")
     return value

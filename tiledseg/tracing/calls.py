@@ -16,6 +16,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 _HERE = __file__.rsplit("/", 1)[0]
+NAMES = {  # torch takes NumPy's too
+    **dict.fromkeys(("input", "self"), ("input", "self", "tensor", "x", "a", "x1")),
+    **{"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")},
+}
+PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the module `module`, or of torch's function `function`.
+    """One call of the module `module`, or of torch's function `function`; a method's of a tensor if `is_method`.
 
     `owner`: the path of the module that makes it, `at`: the file and line. Tensors among the arguments are `Made` or
-    `Given`. `shapes`: of the result. `training`: the mode of the module.
+    `Given`. `shapes`: of the result. `training`: the mode of the module. `widest`: values of the largest tensor that
+    kernels made.
     """
 
     function: str
@@ -56,9 +62,9 @@ class Call:
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
-    is_method: bool = False  # of a tensor
-    training: bool = False
-    widest: int = 0  # values of the largest tensor that kernels made in it
+    is_method: bool
+    training: bool
+    widest: int
 
 
 @dataclass
@@ -77,9 +83,22 @@ class Record:
     drew: tuple[str, ...] = ()  # whose random numbers moved
     counted: list[nn.Module] = field(default_factory=list)  # batch norms that count their batches
 
-    @property
-    def in_words(self) -> str:
-        return f"at {self.batch} x {self.size[0]} x {self.size[1]} pixels"
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Return the tensors of a module's output: in a list, tuple or dict of any depth."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    each = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in each for tensor in tensors_of(part)]
+
+
+def values_in(value: Any) -> Iterator[Made | Given]:
+    """Yield the tensors of the record in a result, or among arguments."""
+    if isinstance(value, Made | Given):
+        yield value
+    elif isinstance(value, tuple | list | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from values_in(each)
 
 
 def function_name(func: Any) -> str:
@@ -88,25 +107,19 @@ def function_name(func: Any) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
-def values_in(value: Any) -> Iterator[Made | Given]:
-    """Yield the tensors of the record in a result, or among arguments."""
-    if isinstance(value, Made | Given):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from values_in(each)
-    elif isinstance(value, Mapping):
-        yield from values_in(list(value.values()))
+def frames() -> Iterator[tuple[str, int]]:
+    """Yield the file and line of each frame, from the innermost on."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def calling_line() -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this room."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for name, line in frames():
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
-            return f"{_in_package(name)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+            return f"{_in_package(name)}:{line}"
     return "an unknown line"
 
 
@@ -123,13 +136,6 @@ def where(call: Call) -> str:
     """Return the place of a call in words."""
     kind = type(call.module).__name__ if call.module is not None else call.function
     return f"'{call.owner or 'the module itself'}' ({kind}, {call.at})"
-
-
-_FIRST = ("input", "self", "tensor", "x", "a", "x1")
-NAMES = {  # torch takes NumPy's too
-    **dict.fromkeys(_FIRST, _FIRST),
-    **{"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")},
-}
 
 
 def given_to(call: Call, index: int, name: str, default: Any) -> Any:
@@ -169,50 +175,38 @@ def same(one: Any, other: Any) -> bool:
     return one is other or is_nan or (type(one) is type(other) and (one == other) is True)
 
 
-PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
+def differing(one: Record, again: Record, how: str | None = None, other: Record | None = None) -> str | None:
+    """Return what a module does otherwise in a second run, dropout apart; None where nothing.
+
+    `how`: the mode of a second run of the same size, "in training", "with gradients" or "at its next call". The calls
+    are then given the same numbers, and nothing else happens. `other`: a run at another size whose calls are those of
+    `one`: numbers that these two share are those of the second run, too.
+    """
+    mine, others = (PLAINLY[how], how) if how else (_in_words(one), _in_words(again))
+    for call, second in zip(one.calls, again.calls, strict=False):
+        if _way(call) != _way(second):
+            return f"{where(call)} comes next {mine}, and {where(second)} {others}"
+    if len(one.calls) != len(again.calls):
+        longer, words = max((one, mine), (again, others), key=lambda pair: len(pair[0].calls))
+        return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
+    for k, (call, second) in enumerate(zip(one.calls, again.calls, strict=True)):
+        excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
+        fixed = same_arguments(call, other.calls[k]) if other else how is not None and not excused
+        if fixed and not same_arguments(call, second):
+            return f"{where(call)} is given other numbers {others}"
+    if how is None:
+        return None
+    if drew := [name for name in again.drew if name != "torch"]:
+        return f"it draws {drew[0]}'s random numbers, and may do something else with others"
+    if again.moved:
+        return f"it moves its buffer '{again.moved[0]}', which no graph does"
+    return again.faults[0] if again.faults else None
 
 
-def differing(one: Record, other: Record, how: str | None = None) -> str | None:
-    """Return where two runs take different ways; None where they do not. `how`: the words for the second run."""
-    mine, others = (one.in_words, other.in_words) if how is None else (PLAINLY[how], how)
-    for call, again in zip(one.calls, other.calls, strict=False):
-        if _way(call) != _way(again):
-            return f"{where(call)} comes next {mine}, and {where(again)} {others}"
-    if len(one.calls) != len(other.calls):
-        longer, words = max((one, mine), (other, others), key=lambda pair: len(pair[0].calls))
-        return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes {words} only"
-    return None
+def _in_words(record: Record) -> str:
+    return f"at {record.batch} x {record.size[0]} x {record.size[1]} pixels"
 
 
 def _way(call: Call) -> tuple[Any, ...]:
     made = [value for value in values_in((call.arguments, call.keywords)) if isinstance(value, Made)]
     return call.function, call.module, call.at, made
-
-
-def differing_at_third(one: Record, other: Record, third: Record) -> str | None:
-    """Return where a third run takes another way, or other numbers than two that agree; None where it does not."""
-    if different := differing(one, third):
-        return different
-    for call, again, last in zip(one.calls, other.calls, third.calls, strict=True):
-        if same_arguments(call, again) and not same_arguments(call, last):
-            return f"{where(call)} is given other numbers {third.in_words} than {one.in_words}"
-    return None
-
-
-def differing_otherwise(one: Record, again: Record, how: str) -> str | None:
-    """Return what a module does otherwise in a run of the same size, dropout apart; None where nothing.
-
-    `how`: "in training", "with gradients" or "at its next call".
-    """
-    if different := differing(one, again, how):
-        return different
-    for call, second in zip(one.calls, again.calls, strict=True):
-        excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
-        if not excused and not same_arguments(call, second):
-            return f"{where(call)} is given other numbers {how}"
-    for name in again.drew:
-        if name != "torch":
-            return f"it draws {name}'s random numbers, and may do something else with others"
-    if again.moved:
-        return f"it moves its buffer '{again.moved[0]}', which no graph does"
-    return again.faults[0] if again.faults else None

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
-from tiledseg.tracing.calls import function_name
+from tiledseg.tracing.calls import function_name, tensors_of
 from tiledseg.tracing.state import drawn_from, in_mode, kept_state
 
 LARGE = 1000.0  # pixels are 0 to 10,000
@@ -51,9 +51,8 @@ def values(
             weights = [torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output) for output in outputs]
             loss = sum(((y * weight).sum() for y, weight in zip(outputs, weights, strict=True)), 0.0 * x_BCHW.sum())
             leaves = {"input": x_BCHW, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            pairs = zip(leaves.items(), gradients, strict=True)
-            made |= {f"gradient '{name}'": torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            made |= {f"gradient '{name}'": gradient for name, gradient in zip(leaves, gradients, strict=True)}
     return made
 
 
@@ -88,14 +87,14 @@ def _gaps(mine: Values, theirs: Values) -> Gaps:
 
 def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors, and the largest number of the second, where that is finite."""
+    if not theirs.numel():
+        return (0.0 if mine.shape == theirs.shape else float("inf")), 0.0
     if mine.shape != theirs.shape:
         return float("inf"), float(theirs.abs().max())
-    if not theirs.numel():
-        return 0.0, 0.0
     theirs = theirs.double()
-    sizes = theirs.abs().where(theirs.isfinite(), 0.0)
     apart = (mine.double() - theirs).abs().nan_to_num(float("inf"), float("inf"))
-    return float(apart.where(theirs.isfinite(), 0.0).max()), float(sizes.max())
+    largest = [float(each.where(theirs.isfinite(), 0.0).max()) for each in (apart, theirs.abs())]
+    return largest[0], largest[1]
 
 
 def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
@@ -177,7 +176,11 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
             if training and (still or network.untrained or not trains):
                 return
             twin.train(training)
-            reason = _other_gradients(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise)
+            try:
+                apart = differences(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise, backward=True)
+                reason = f"{next(iter(apart))} is another than the graph's" if apart else None
+            except RuntimeError as error:  # such as a function without a derivative
+                reason = f"it has no gradients: {first_line(error)}"
             if reason and trains:
                 raise ConfigError(f"the module cannot be trained on tiles: {reason}; map with module.eval()")
             if reason:
@@ -188,12 +191,10 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
 def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwork, bool]:
     """Return a copy in float64, and True; one in its dtype, or the network itself, where the module does not run so."""
     for precise in (True, False):
-        try:
+        with contextlib.suppress(Exception):  # whatever the module raises, or cannot be copied
             twin = copied(network, precise)
             if not precise or all(y.dtype == torch.float64 for y in values(twin, x_BCHW, True, True).values()):
                 return twin, precise
-        except Exception:  # whatever the module raises, or cannot be copied
-            continue
     return network, False
 
 
@@ -213,15 +214,6 @@ def _check_outputs(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, pr
         )
 
 
-def _other_gradients(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str | None:
-    """Return in words a value that a backward pass of the two gives differently; None where there is none."""
-    try:
-        apart = differences(twin, x_BCHW, relative, precise, backward=True)
-    except RuntimeError as error:  # such as a function without a derivative
-        return f"it has no gradients: {first_line(error)}"
-    return f"{next(iter(apart))} is another than the graph's" if apart else None
-
-
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
     """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
     with in_mode(network, False):
@@ -229,21 +221,11 @@ def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
             values(network, x_BCHW, True)
         except Exception:  # whatever the module raises
             return True
-        try:
+        with contextlib.suppress(Exception):  # sizes that do not join
             return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE))
-        except Exception:  # sizes that do not join
-            return False
+        return False
 
 
 def chosen(outputs: Sequence[Any], indices: Sequence[int] | None) -> list[Any]:
     """Return the outputs of these indices; all for None."""
     return list(outputs) if indices is None else [outputs[index] for index in indices]
-
-
-def tensors_of(value: object) -> list[torch.Tensor]:
-    """Return the tensors of a module's output: in a list, tuple or dict of any depth."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return tensors_of(list(value.values()))
-    return [tensor for each in value for tensor in tensors_of(each)] if isinstance(value, list | tuple) else []

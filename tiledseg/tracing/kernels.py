@@ -17,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.tracing.calls import calling_line
 from tiledseg.tracing.functions.names import ALL_PIXELS
 
-WIDEST = 2048  # values a pixel: a real run that makes more ends there
+WIDEST = 2048  # values a pixel: a run with values ends where a kernel makes more
 
 
 class PairsError(ConfigError):
@@ -27,15 +27,15 @@ class PairsError(ConfigError):
 class Kernels(TorchDispatchMode):
     """The storages that depend on the input, those made since it is entered, and tensors written since last asked.
 
-    Of tensors without values (fakes) it notes the size alone. A number read of them is 1.
+    Of tensors without values (fakes) it notes the size alone; a number read of them is 1.
     """
 
     def __init__(self, x_BCHW: torch.Tensor) -> None:
         super().__init__()
-        self.widest = 0  # values of the largest tensor that was made since last asked
-        self._most = WIDEST * x_BCHW[:, :1].numel()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
+        self.widest = 0  # values of the largest tensor that was made since last asked
+        self._most = WIDEST * x_BCHW[:, :1].numel()
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
         self._older: set[int] = set()  # addresses of what was there before: weights, constants
         self._dependent: dict[int, int] = {}  # addresses: start and stop
@@ -44,35 +44,31 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(each, FakeTensor) for each in tree_leaves((args, kwargs))):
-            if func is torch.ops.aten._local_scalar_dense.default:
-                return torch.ones((), dtype=args[0].dtype).item()
-            result = func(*args, **kwargs)
-            self._measure(result)
-            return result
         with torch._C.DisableTorchFunction():
-            before = {address(tensor) for tensor in _tensors((args, kwargs))}
+            taken = _tensors((args, kwargs))
+            reads = func is torch.ops.aten._local_scalar_dense.default
+            if reads and isinstance(args[0], FakeTensor):
+                return torch.ones((), dtype=args[0].dtype).item()
+            before = {address(tensor) for tensor in taken}
             self._older |= {start for start in before if start and start not in self._kept}
             depends = not self._dependent.keys().isdisjoint(before)
             result = func(*args, **kwargs)
             self.draws |= torch.Tag.nondeterministic_seeded in func.tags
-            self.reads |= depends and func is torch.ops.aten._local_scalar_dense.default
+            self.reads |= depends and reads
             for place, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     written = _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
-                    self._written += written
+                    self._written += [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
                     for tensor in written if depends else ():
                         self._meet(tensor, True)
             for tensor in _tensors(result):
                 self._meet(tensor, depends)
-        if self._measure(result) > self._most and depends:
-            raise PairsError(f"the module cannot be computed exactly on tiles: at {calling_line()} it {ALL_PIXELS}")
+                self.widest = max(self.widest, tensor.numel())
+                if depends and tensor.numel() > self._most:
+                    raise PairsError(
+                        f"the module cannot be computed exactly on tiles: at {calling_line()} it {ALL_PIXELS}"
+                    )
         return result
-
-    def _measure(self, result: Any) -> int:
-        sizes = [tensor.numel() for tensor in _tensors(result)]
-        self.widest = max(self.widest, *sizes, 0)
-        return max(sizes, default=0)
 
     def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
         if start := address(tensor):

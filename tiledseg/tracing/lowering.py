@@ -7,7 +7,7 @@ size; only those functions are taken for which that is known to be a factor, a c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -23,7 +23,7 @@ from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.norm import StillBatchNorm
 from tiledseg.spatial.convert import convert_layer
-from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, same_arguments, where
+from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, where
 
 WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
@@ -37,6 +37,12 @@ class RefusalError(Exception):
 
 class UnknownError(RefusalError):
     """A refusal of what is computed from a refused call, which says nothing of its own."""
+
+
+def refuse(when: object, why: str) -> None:
+    """Raise RefusalError with the reason, where a condition holds."""
+    if when:
+        raise RefusalError(why)
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,16 @@ class Step:
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """Return an argument: a tensor's `Value`, or a number. Refuses a number that depends on the image's size."""
-        one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
-        if not same(one, other):
-            raise RefusalError(SIZED)
+        one, other = self._both(index, name, default)
+        refuse(not same(one, other), SIZED)
         return self.lowering.resolved(one)
 
-    def arguments(self, index: int, name: str, default: Any = None) -> tuple[Any, Any]:
+    def arguments(self, index: int, name: str, default: Any = None) -> list[Any]:
         """Return an argument in either run: for what may depend on the size."""
-        one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
-        return self.lowering.resolved(one), self.lowering.resolved(other)
+        return list(map(self.lowering.resolved, self._both(index, name, default)))
+
+    def _both(self, index: int, name: str, default: Any) -> tuple[Any, Any]:
+        return given_to(self.call, index, name, default), given_to(self.other, index, name, default)
 
     def given(self) -> tuple[list[Any], dict[str, Any]]:
         """Return all arguments, and those by name."""
@@ -124,10 +131,8 @@ class Step:
     def full(self, index: int = 0, name: str = "input") -> Value:
         """Return an argument that its author sees as (batch, channels, height, width)."""
         value = self.value(index, name)
-        if value.layout not in (WHOLE, ONE_PIXEL):
-            raise RefusalError(
-                "sees it in another layout than (batch, channels, height, width); permute it back before"
-            )
+        other = value.layout not in (WHOLE, ONE_PIXEL)
+        refuse(other, "sees it otherwise than as (batch, channels, height, width); permute it back before")
         return value
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
@@ -136,11 +141,6 @@ class Step:
         if node is not None and layout == WHOLE and len(shapes[0]) == 4:
             self.lowering.pixels[node] = tuple((shape[2], shape[3]) for shape in shapes)
         return Value(node, layout, *shapes)
-
-    def check_same(self) -> None:
-        """Refuse a call with a number that depends on the size of the image."""
-        if not same_arguments(self.call, self.other):
-            raise RefusalError(SIZED)
 
 
 Handler = Callable[[Step], list[Value]]
@@ -168,23 +168,19 @@ class Lowering:
         for index, calls in enumerate(zip(one.calls, other.calls, trained, strict=True)):
             call = calls[0]
             step = Step(call, calls[1], self, calls[2] if calls[2] is not call else None)
+            made = [step.made(None, part=part) for part in range(len(call.shapes))]
             try:
                 made = lower(step)
             except UnknownError:
                 if not self.faults:
                     self.faults.append(f"{where(call)} takes places of the whole image's maxima; take the maxima alone")
-                made = self._stand_ins(step)
             except GeometryError:
                 raise
             except Exception as error:  # of a handler too, which was not made for such arguments
                 named = isinstance(error, RefusalError | ConfigError)
                 self.faults.append(f"{where(call)} {error if named else STRANGE}")
-                made = self._stand_ins(step)
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value
-
-    def _stand_ins(self, step: Step) -> list[Value]:
-        return [step.made(None, part=part) for part in range(len(step.call.shapes))]
 
     def resolved(self, argument: Any) -> Any:
         """Return an argument with the graph's tensors in their places."""
@@ -192,29 +188,18 @@ class Lowering:
             return self.values[argument]
         return tuple(map(self.resolved, argument)) if isinstance(argument, tuple) else argument
 
-    def pixels_of(self, value: Value) -> tuple[tuple[int, int], ...]:
-        """Return the rows and columns of a tensor in either run."""
-        assert value.node is not None, "it is not refused"
-        return self.pixels[value.node]
-
     def add(
-        self,
-        step: Step,
-        what: str,
-        layer: Layer,
-        module: nn.Module,
-        inputs: Sequence[Value],
-        cols: Layer | None = None,
+        self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Sequence[Value], cols: Layer | None = None
     ) -> str:
         """Add a node, named after the module that calls and its function; `cols`: the layer along columns."""
         if any(value.node is None for value in inputs):
             raise UnknownError
         name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
-        name = next(each for each in _numbered(name or what) if each not in self.pixels)
+        names = (f"{name or what}#{number}" if number > 1 else name or what for number in count(1))
+        name = next(each for each in names if each not in self.pixels)
         sources = tuple(value.node for value in inputs if value.node is not None)
         roots = {self.pooled.get(source) for source in sources}
-        if len(roots) > 1:
-            raise RefusalError("joins means of parts of the image with other tensors; resize them before")
+        refuse(len(roots) > 1, "joins means of parts of the image with other tensors; resize them before")
         if (root := roots.pop()) is not None:
             self.pooled[name] = root
         self.nodes.append(Node(name, layer, sources, cols=None if cols == layer else cols))
@@ -224,8 +209,6 @@ class Lowering:
 
     def add_module(self, step: Step, module: nn.Module, value: Value, what: str | None = None) -> str:
         """Add a node for a torch module with a twin, which states its geometry."""
-        if value.node is None:
-            raise UnknownError
         rows, cols = convert_layer(step.call.owner, module, self._axes.image).descriptions
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
@@ -237,16 +220,10 @@ class Lowering:
             )
         if not value.layout.one_pixel:
             return self.add(step, what, rows, module, (value,), cols)
-        if any(layer.output_size(1) != 1 for layer in (rows, cols)):
-            raise RefusalError("works on pixels around one that is all there is; leave it away")
+        around = any(layer.output_size(1) != 1 for layer in (rows, cols))
+        refuse(around, "works on pixels around one that is all there is; leave it away")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """Yield a node's name, and then 'NAME#2' and so on."""
-    yield name
-    yield from (f"{name}#{number}" for number in count(2))
 
 
 @dataclass(frozen=True)
@@ -262,9 +239,8 @@ class Recorded:
     @staticmethod
     def of(module: nn.Module, wanted: Sequence[int] | None, lowering: Lowering, graph: Graph) -> Recorded:
         numbers = {node.name: k for k, node in enumerate(graph.nodes)}
-        values = {made: (numbers.get(value.node or ""), value.layout) for made, value in lowering.values.items()}
-        nodes = {made: (number, layout) for made, (number, layout) in values.items() if number is not None}
-        return Recorded(module, wanted, tuple(map(where, lowering.records[0].calls)), nodes)
+        made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
+        return Recorded(module, wanted, tuple(map(where, lowering.records[0].calls)), made)
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:

@@ -7,6 +7,7 @@ pixels, and every storage is followed from birth to death.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch import nn
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.layer import Layer, Measured
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.layer import Measured
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.allocations import AllocationMeter
+from tiledseg.tracing.state import in_mode
 from tiledseg.units.widths import SINGLE_BYTES
 
 SIDE = 16
@@ -29,10 +32,7 @@ SIZES = (SIDE, 2 * SIDE), (2 * SIDE, 2 * SIDE)  # of two runs: what does not gro
 
 
 def with_measured_memory(graph: Graph, bands: int, modules: Sequence[nn.Module]) -> Graph:
-    """Return the graph with the measured memory of its functions of single pixels.
-
-    The modules are as before, their buffers too; torch's generator draws as if nothing had run.
-    """
+    """Return the graph with the measured memory of its functions of single pixels. The modules stay as they are."""
     channels = tensor_channels(graph, bands)
     measured: dict[tuple[Any, ...], Measured | None] = {}
     weights = (weight for module in modules for weight in module.parameters() if weight.is_floating_point())
@@ -51,37 +51,29 @@ def with_measured_memory(graph: Graph, bands: int, modules: Sequence[nn.Module])
 
 def _is_pointwise(node: Node) -> bool:
     """Return True if as many pixels come out as go in, each of the one at its place, or of all."""
-    return not node.layer.hands_on and all(_keeps_places(layer) for layer in (node.layer, node.cols or node.layer))
-
-
-def _keeps_places(layer: Layer) -> bool:
-    one = Interval(SIDE, SIDE + 1)
+    one, layers = Interval(SIDE, SIDE + 1), (node.layer, node.cols or node.layer)
     try:
-        same = layer.output_size(*(SIDE,) * layer.arity) == SIDE
+        same = all(layer.output_size(*(SIDE,) * layer.arity) == SIDE for layer in layers)
     except GeometryError:
         return False
-    return same and all(layer.required_input(one, index) == one for index in range(layer.arity))
+    read = [layer.required_input(one, index) for layer in layers for index in range(layer.arity)] if same else []
+    return same and not node.layer.hands_on and read == [one] * len(read)
 
 
 def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], like: torch.Tensor) -> Measured | None:
     """Measure a module in bytes of float32 a pixel; return None where it does not run so."""
     buffers = [(tensor, tensor.clone()) for tensor in tensors_of(module) if not isinstance(tensor, nn.Parameter)]
-    mode = module.training
-    try:
-        with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-            module.train()
-            few, many = (
-                _run(module, [_drawn(*each, size, like) for each in zip(channels, flat, strict=True)]) for size in SIZES
-            )
-    except Exception:  # whatever torch refuses, such as a norm on a single pixel
+    runs = list[Measured]()
+    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []), in_mode(module, True):
+        for size in SIZES:
+            with suppress(Exception):  # whatever torch refuses, such as a norm on a single pixel
+                runs.append(_run(module, [_drawn(*each, size, like) for each in zip(channels, flat, strict=True)]))
+        for buffer, before in buffers:
+            buffer.data.copy_(before)
+    if len(runs) < len(SIZES):
         return None
-    finally:
-        module.train(mode)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-    pixels = SIZES[1][0] * SIZES[1][1] - SIZES[0][0] * SIZES[0][1]
-    scale = SINGLE_BYTES / like.element_size() / pixels
+    few, many = runs
+    scale = SINGLE_BYTES / like.element_size() / (SIZES[1][0] * SIZES[1][1] - SIZES[0][0] * SIZES[0][1])
     gradients = zip(few.gradients, many.gradients, strict=True)
     return replace(
         few,
@@ -99,34 +91,21 @@ def _drawn(channels: int, flat: bool, size: tuple[int, int], like: torch.Tensor)
 
 def _run(module: nn.Module, inputs: list[torch.Tensor]) -> Measured:
     """Run a module forward and backward; return the bytes of this run, not those of a pixel."""
-    saved: list[torch.Tensor] = []
+    kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor)
+        kept[_key(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = module(*inputs)
-    weights, own, out = {_key(tensor) for tensor in tensors_of(module)}, [_key(x) for x in inputs], _key(output)
-    kept = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in saved if _key(tensor) not in weights}
-    view_of = own.index(out) if out in own else None
-    gradients, transient = _gradients(module, inputs)
-    return Measured(
-        kept_inputs=tuple(index for index, key in enumerate(own) if key in kept),
-        keeps_output=view_of is None and out in kept,
-        besides=sum(nbytes for key, nbytes in kept.items() if key not in own and key != out),
-        view_of=view_of,
-        flat=view_of is None and output.untyped_storage().nbytes() < output.numel() * output.element_size(),
-        gradients=gradients,
-        transient=transient,
-    )
-
-
-def _gradients(module: nn.Module, inputs: list[torch.Tensor]) -> tuple[tuple[float | None, ...], float]:
-    """Return the bytes of each input's gradient, and what is allocated besides them and the output's gradient."""
-    start: list[int] = []
-    with AllocationMeter([*inputs, *tensors_of(module)]) as meter:
-        output = module(*inputs)
+    weights, own = tensors_of(module), [_key(x) for x in inputs]
+    with AllocationMeter([*inputs, *weights]) as meter:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = module(*inputs)
+        out = _key(output)
+        view_of = own.index(out) if out in own else None
+        flat = view_of is None and output.untyped_storage().nbytes() < output.numel() * output.element_size()
+        besides = kept.keys() - {out, *own, *map(_key, weights)}
+        start: list[int] = []
         end = _End.apply(start, output)
         del output
         before = meter.peak = meter.bytes
@@ -134,9 +113,17 @@ def _gradients(module: nn.Module, inputs: list[torch.Tensor]) -> tuple[tuple[flo
         made = torch.autograd.grad(end, [*inputs, *trained], allow_unused=True)[: len(inputs)]
     first, whole = start
     bytes_of = {_key(g): g.untyped_storage().nbytes() for g in made if g is not None and _key(g) != first}
-    new = sum(bytes_of.values())
+    transient = meter.peak - before - whole - sum(bytes_of.values())
     gradients = [None if g is None or _key(g) == first else float(bytes_of.pop(_key(g), 0)) for g in made]
-    return tuple(gradients), meter.peak - before - whole - new
+    return Measured(
+        kept_inputs=tuple(index for index, key in enumerate(own) if key in kept),
+        keeps_output=view_of is None and out in kept,
+        besides=sum(kept[key] for key in besides),
+        view_of=view_of,
+        flat=flat,
+        gradients=tuple(gradients),
+        transient=transient,
+    )
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -148,13 +135,12 @@ class _End(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, start: list[int], output_BCHW: torch.Tensor) -> torch.Tensor:
-        ctx.start, ctx.like = start, (output_BCHW.shape, output_BCHW.dtype, output_BCHW.device)
+        ctx.start, ctx.like = start, output_BCHW.to(device="meta", memory_format=torch.channels_last)
         return output_BCHW.new_zeros(())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        shape, dtype, device = ctx.like
-        made = torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last).fill_(1)
+        made = torch.ones_like(ctx.like, device=gradient.device)
         ctx.start += [_key(made), made.untyped_storage().nbytes()]
         return None, made

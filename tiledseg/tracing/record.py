@@ -1,14 +1,11 @@
 """A record of a module's calls: it runs on real tensors, and every call of torch that takes one is written down.
 
-torch.fx's own tracer hands modules stand-ins of tensors. Code that asks `isinstance(x, torch.Tensor)`, or what
-`x.shape` is, then goes another way without a word. Here tensors are tensors and sizes numbers; what depends on them is
-found by a second record at another size. Decision 0016.
+Tensors are tensors and sizes numbers; what depends on them is found by a second record at another size. Decision 0016.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -22,16 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from tiledseg.models.network import OutputPlace
-from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, values_in
-from tiledseg.tracing.compare import tensors_of
+from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.kernels import Kernels, address
 from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
 
-_READS = """__bool__ item __int__ __float__ __index__ __contains__ __array__ tolist numpy is_nonzero equal allclose
-nonzero unique masked_select argwhere grad _version untyped_storage storage _typed_storage data_ptr __dlpack__
-__array_interface__"""
-READS_VALUES = frozenset(_READS.split())
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
+_READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
+untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__"""
+READS_VALUES = NUMBERS | frozenset(_READS.split())
 # Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
@@ -47,8 +42,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
         self.kernels = Kernels(x_BCHW)
-        self._fake = isinstance(x_BCHW, FakeTensor)
-        self._dtype, self._in_training = x_BCHW.dtype, root.training
+        self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
         self._is_unit, self._watch = is_unit, watch
         self._paths = {module: name for name, module in root.named_modules()}
         self._owners = [""]
@@ -70,14 +64,9 @@ class Recorder(TorchFunctionMode):
         self._stale.discard(id(tensor))
         self._alive.setdefault(address(tensor), []).append(tensor)
 
-    def _fault(self, what: str) -> None:
-        self.record.faults.append(f"{self._here()}: {what}")
-
-    def _own_gradient(self, what: str) -> None:
-        self.record.own_gradients.append(f"{self._here()}: {what}")
-
-    def _here(self) -> str:
-        return f"{self._owners[-1] or 'the module'} at {calling_line()}"
+    def _fault(self, what: str, kind: str = "faults") -> None:
+        """Note a fault, or what a backward pass does besides torch's own."""
+        getattr(self.record, kind).append(f"{self._owners[-1] or 'the module'} at {calling_line()}: {what}")
 
     def _placed(self, value: Any) -> Any:
         """Return a value with `Made` or `Given` in the place of each tensor."""
@@ -89,29 +78,25 @@ class Recorder(TorchFunctionMode):
 
     def _value_of(self, tensor: torch.Tensor) -> Made | Given:
         if id(tensor) in self._stale:
-            self._fault(
-                "takes a tensor that was written through another one of the same memory (a view, detach, .data), which "
-                "no graph says; compute a new tensor instead"
-            )
+            what = "takes a tensor that was written through another one of the same memory (a view, detach, .data)"
+            self._fault(f"{what}; compute a new tensor instead")
             self._stale.discard(id(tensor))
         function = getattr(tensor.grad_fn, "_forward_cls", None)
         if function is not None and not function.__module__.startswith(("torch.", "tiledseg.")):
-            self._own_gradient(f"{function.__name__} has a backward pass of its own")
+            self._fault(f"{function.__name__} has a backward pass of its own", "own_gradients")
         if id(tensor) not in self._values:
             if tensor.requires_grad and tensor.is_leaf:
-                self._own_gradient("learns a tensor that is no parameter of the module")
+                self._fault("learns a tensor that is no parameter of the module", "own_gradients")
             if self.kernels.depends(tensor):
-                self._fault(
-                    "takes a tensor of the input that was made out of sight (torch.jit.script, torch.vmap, dlpack, a "
-                    "storage, DisableTorchFunction); make it by plain calls of torch"
-                )
+                what = "takes a tensor of the input that was made out of sight (torch.jit.script, torch.vmap, dlpack)"
+                self._fault(f"{what}; make it by plain calls of torch")
             self._note(tensor, Given(tensor))
         return self._values[id(tensor)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **kwargs or {}) if self._inside else self._run(func, None, args, kwargs or {})
 
-    def call_module(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call_module(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module in place of nn.Module.__call__."""
         is_unit = not self._inside and module in self._paths and self._is_unit(module)
         self._owners.append(self._paths.get(module, f"{self._owners[-1]}.{type(module).__name__}".lstrip(".")))
@@ -150,11 +135,11 @@ class Recorder(TorchFunctionMode):
             self._used |= {id(value.tensor) for value in constants}
             for number, part in enumerate(parts):
                 self._note(part, Made(len(self.record.calls), number))
-            shapes = tuple(tuple(part.shape) for part in parts)
+            what = placed, named, tuple(tuple(part.shape) for part in parts)
             training = module is not None and module.training
             place = self._owners[-1], calling_line()
             widest, self.kernels.widest = self.kernels.widest, 0
-            self.record.calls.append(Call(name, module, *place, placed, named, shapes, is_method, training, widest))
+            self.record.calls.append(Call(name, module, *place, *what, is_method, training, widest))
             if self._watch is not None:
                 self._inside += 1
                 self._watch(self.record.calls, parts)
@@ -165,24 +150,19 @@ class Recorder(TorchFunctionMode):
 
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
         """Note what a function does besides computing a tensor."""
-        if name == "_set_grad_enabled" and not _in_checkpoint():
+        in_checkpoint = name == "_set_grad_enabled" and any(f.endswith("utils/checkpoint.py") for f, _ in frames())
+        if name == "_set_grad_enabled" and not in_checkpoint:
             self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
         if name in READS_VALUES and (depends or from_weights):
-            self._fault(
-                f"{name} reads the values of a tensor, and what is computed next may depend on them; compute with "
-                "tensors alone"
-            )
+            self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
         if self.kernels.draws and "dropout" not in name:
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False
         if depends and name in ("__setitem__", "__set__", "set_"):
-            self._fault(
-                "writes into a part of a tensor, which no graph says; join the parts by torch.cat, or choose by "
-                "torch.where"
-            )
+            self._fault("writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where")
         if name in HOOKS:
-            self._own_gradient(f"hangs a hook ({name}) on a tensor")
+            self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
 
     def _note_constants(self, name: str, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
         owner = values[0].owner if values else None
@@ -217,7 +197,7 @@ class Recorder(TorchFunctionMode):
         for tensor in parts:
             is_cut = tensor.element_size() < self._dtype.itemsize if tensor.is_floating_point() else name in CASTS
             if is_cut and is_weight:
-                self._own_gradient(f"{name} rounds gradients to {tensor.dtype}")
+                self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
             elif is_cut and next(iter(tensors_of(args)), tensor).is_floating_point():
                 self._fault(f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network")
 
@@ -231,8 +211,7 @@ class Recorder(TorchFunctionMode):
             self.record.faults.append(what)
         self.record.kept = changes.kept
         self.record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
-        self.record.returned = self._placed(returned)
-        self.record.form = _form(returned, count())
+        self.record.returned, self.record.form = self._placed(returned), _form(returned, count())
         return self.record
 
 
@@ -250,13 +229,21 @@ def record(
     `watch` takes the calls so far after each one, and its result's tensors. `fakes`: the mode of an input that has a
     size alone, for which nothing is computed. `first`: a mode in which it is called once before, unrecorded.
     """
-    recorder = Recorder(root, x_BCHW, is_unit, watch)
+    recorder, call = Recorder(root, x_BCHW, is_unit, watch), nn.Module.__call__
+
+    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return recorder.call_module(call, module, *args, **kwargs)
+
     with torch.set_grad_enabled(gradients), _noted_draws(recorder.record), kept_state(root) as changes:
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())
-        with _calls_of(recorder), recorder, fakes or nullcontext(), recorder.kernels:
-            returned = root(x_BCHW)
+        nn.Module.__call__ = call_module  # type: ignore[method-assign]
+        try:
+            with recorder, fakes or nullcontext(), recorder.kernels:
+                returned = root(x_BCHW)
+        finally:
+            nn.Module.__call__ = call  # type: ignore[method-assign]
     return recorder.finish(returned, changes)
 
 
@@ -272,21 +259,6 @@ def _form(value: Any, numbers: Iterator[int]) -> Any:
 
 
 @contextmanager
-def _calls_of(recorder: Recorder) -> Iterator[None]:
-    """Hand calls of modules to the recorder."""
-    call = nn.Module.__call__
-
-    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return recorder.call_module(module, call, *args, **kwargs)
-
-    nn.Module.__call__ = call_module  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-
-
-@contextmanager
 def _noted_draws(noted: Record) -> Iterator[None]:
     """Note the generators that draw, and set them back."""
     with drawn_from(0):
@@ -299,12 +271,3 @@ def _generators() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()
     states = torch.random.get_rng_state().tolist()
     return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}
-
-
-def _in_checkpoint() -> bool:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

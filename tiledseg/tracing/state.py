@@ -40,17 +40,16 @@ class Changes:
 @contextmanager
 def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
     """Set back what changes in `root` while this is entered. `look`: list the changes."""
-    changes, looked = Changes(), {}
-    if look:
-        looked = {path: _attributes(module) for path, module in root.named_modules()}
+    changes = Changes()
+    looked = {path: _attributes(module) if look else {} for path, module in root.named_modules()}
     modules = [(path, module, _snapshot(module)) for path, module in root.named_modules()]
     buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
     try:
         yield changes
     finally:
         for path, module, before in modules:
-            attributes, now = looked.get(path, {}), _attributes(module) if look else {}
-            for name in [name for name in {**now, **attributes} if not is_same(now.get(name), attributes.get(name))]:
+            old, now = looked[path], _attributes(module) if look else {}
+            for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
                 keeps = name in vars(module) and _holds_tensors(vars(module)[name])
                 (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
             _restore(module, before)
@@ -88,27 +87,21 @@ def drawn_from(seed: int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module, containers copied."""
-    containers = dict | list | set
-    return {name: value.copy() if isinstance(value, containers) else value for name, value in vars(module).items()}
+def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return the attributes of a module, each with a copy of what a container holds."""
+    held = dict | list | set
+    return {name: (value, value.copy() if isinstance(value, held) else None) for name, value in vars(module).items()}
 
 
-def _restore(module: nn.Module, before: dict[str, Any]) -> None:
-    """Set back the attributes of a module."""
-    now: dict[str, Any] = vars(module)
-    for name in now.keys() - before.keys():
-        del now[name]
-    for name, old in before.items():
-        held: Any = now.get(name)
-        if type(held) is not type(old) or not isinstance(held, dict | list | set):
-            now[name] = old
-            continue
-        held.clear()
-        if isinstance(held, list):
-            held.extend(old or ())
-        else:
-            held.update(old or ())
+def _restore(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> None:
+    """Set back the attributes of a module, and what its containers hold."""
+    for name in vars(module).keys() - before.keys():
+        del vars(module)[name]
+    for name, (value, inside) in before.items():
+        vars(module)[name] = value
+        if inside is not None:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(inside)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def own_gradients(root: nn.Module) -> str | None:
         if module._backward_hooks or module._backward_pre_hooks:
             return f"'{path or 'the module itself'}' has a hook of its backward pass"
     for name, parameter in root.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if any(getattr(parameter, each, None) for each in HOOKS):
             return f"parameter '{name}' has a hook, which each rank would run on its part of the gradient"
     return None
 
@@ -201,9 +194,9 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
 def _picture(value: Any, depth: int) -> Any:
     """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
     as it is."""
-    if value is None or isinstance(value, SIMPLE):
-        return value
     match value:
+        case None | int() | float() | str() | bytes():
+            return value
         case np.ndarray():
             return value.shape, value.tobytes()
         case torch.Generator():
@@ -214,7 +207,7 @@ def _picture(value: Any, depth: int) -> Any:
             return object()  # another one each time: nobody can tell whether it has moved
         case partial():
             return _picture([value.func, value.args, value.keywords], depth)
-        case torch.Tensor() | nn.Module() | type() | ModuleType() | MethodType():
+        case torch.Tensor() | nn.Module() | type() | ModuleType() | MethodType() | torch.dtype() | torch.Size():
             return value
         case Mapping() if depth:
             return {key: _picture(each, depth - 1) for key, each in value.items()}

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,28 +16,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.jit import ScriptModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.tracing.calls import (
-    Call,
-    Made,
-    Record,
-    differing,
-    differing_at_third,
-    differing_otherwise,
-    values_in,
-    where,
-)
+from tiledseg.tracing.calls import Call, Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
-from tiledseg.tracing.functions.handlers import handler_of, unit
-from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION, REASONS, UNKNOWN
+from tiledseg.tracing.functions.handlers import lowered
+from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.kernels import PairsError
-from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, RefusalError, Step, Value, assembled
+from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
@@ -57,44 +49,31 @@ RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
-    """Return the network that computes what `module` does for images of `bands` bands, as a graph.
+    """Return the network that computes what `module` does for images of `bands` bands, by a graph with its weights.
 
-    `outputs`: which of the tensors that the module returns (in a tuple, list or dict) are the network's; all by
-    default, which then are of one size.
-
-    `still`: running statistics will be constants in training too (`GraphNetwork.hold_statistics`); batch norms of few
-    means of an image, which are refused in training, are constants then from the beginning.
-
-    It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
-    Dropout drops whole channels, whatever the module drops: drawn by torch's generator where the network is called by
-    itself, and by seed, step and image in training of ours (`models.dropout`).
-
-    A module that does something else in training, such as dropping whole paths, is refused where it is in training
-    mode. In evaluation mode it gives a network that maps and cannot be set to train.
+    `outputs`: which of the tensors that the module returns are the network's; by default all, then of one size.
+    `still`: running statistics will be constants in training too (`GraphNetwork.hold_statistics`). Dropout drops whole
+    channels, whatever the module drops, drawn as `models.dropout` says. A module that does something else in training
+    is refused where it is in training mode; in evaluation mode it gives a network that only maps.
 
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
     reason, the remedy. Raises it too where the module cannot be run, or does not do the same at every size.
     """
     for name, each in module.named_modules():
         if isinstance(each, ScriptModule):
-            raise ConfigError(
-                f"'{name or 'the module itself'}' is compiled by torch.jit, and its calls cannot be seen; give what it "
-                "was made of"
-            )
+            what = f"'{name or 'the module itself'}' is compiled by torch.jit, and its calls cannot be seen"
+            raise ConfigError(f"{what}; give what it was made of")
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
-        raise ConfigError(
-            "all modules have a forward hook (register_module_forward_hook), which no graph runs; remove it"
-        )
-    source, refusal = ModuleRuns(module, bands), None
+        raise ConfigError("all modules have a forward hook (register_module_forward_hook); remove it")
+    source, refusals = ModuleRuns(module, bands), list[ConfigError | GeometryError]()
     for sizes in SIZES:
         try:
             return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
-            refusal = refusal or error
-    assert refusal is not None, "sizes are tried"
-    if isinstance(refusal, OtherSizeError) and refusal.__cause__:  # it has not run
-        raise ConfigError(f"{refusal}; {source.remedy()}") from refusal.__cause__
-    raise refusal
+            refusals.append(error)
+    if isinstance(refusals[0], OtherSizeError) and refusals[0].__cause__:  # it has not run
+        raise ConfigError(f"{refusals[0]}; {source.remedy()}") from refusals[0].__cause__
+    raise refusals[0]
 
 
 class OtherSizeError(ConfigError):
@@ -117,40 +96,42 @@ class ModuleRuns:
         noise_BCHW = torch.randn(batch, self.bands, *size, generator=torch.Generator().manual_seed(0))
         return noise_BCHW.to(weight.device, weight.dtype)
 
-    def run(
-        self,
-        batch: int,
-        size: Size,
-        training: bool = False,
-        gradients: bool = False,
-        first: bool | None = None,
-        fakes: FakeTensorMode | None = None,
-    ) -> Record:
-        """Record a run in one of the modes; OtherSizeError says why it does not run."""
+    def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
+        """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
+        fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         try:
-            with _disable_current_modes() if fakes else nullcontext(), in_mode(self.module, training):
-                x_BCHW = self.probe(batch, size, fakes)
-                return record(self.module, x_BCHW, is_unit, gradients, first=first, fakes=fakes)
+            with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
+                return record(self.module, self.probe(batch, size, fakes), is_unit, fakes=fakes, **how)
+        except PairsError:
+            raise
         except Exception as error:  # whatever the module raises
-            if isinstance(error, PairsError):
-                raise
+            what = f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels"
             if is_exhausted(error):
-                raise ConfigError(
-                    f"memory has run out while the module ran on {size[0]} x {size[1]} pixels; trace it where there is "
-                    "more"
-                ) from error
-            raise OtherSizeError(
-                f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels: "
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'in one of its checks'}"
-            ) from error
+                raise ConfigError(f"{what}: memory has run out; trace it where there is more") from error
+            said = first_line(error) if str(error) else "in one of its checks"
+            raise OtherSizeError(f"{what}: {type(error).__name__}: {said}") from error
+
+    def check_pairs(self, sizes: tuple[Size, Size]) -> None:
+        """Raise ConfigError, by runs without values, where a tensor grows much faster than the image."""
+        try:
+            one, other = (self.run(batch, size, fake=True) for batch, size in zip((2, 3), sizes, strict=True))
+        except OtherSizeError:  # it needs values
+            return
+        growth = prod(sizes[1]) / prod(sizes[0])
+        for call, again in zip(one.calls, other.calls, strict=False):
+            most = _pairs(again, 3)
+            if most > PAIRS and most > 1.5 * growth**1.25 * _pairs(call, 2):
+                raise _refused([f"{where(call)} {ALL_PIXELS}"])
+        if different := differing(one, other):
+            raise _unsteady(different)
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
         stride, sides = total_stride(graph), []
         for start in size:
             multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
-            others = range(start + 1, start + 8 * stride)
-            sides.append(next((n for n in (*multiples, *others) if is_legal_size(graph, n)), start))
+            tried = (*multiples, *range(start + 1, start + 8 * stride))
+            sides.append(next((n for n in tried if is_legal_size(graph, n)), start))
         try:
             return self.run(1, (sides[0], sides[1]))
         except OtherSizeError:  # such as one that asks for multiples of more than its graph does
@@ -160,46 +141,39 @@ class ModuleRuns:
         """Record runs at sizes and batches far from others, without values; those that fail are left out."""
         stride = total_stride(graph)
         for batch, least in FAR:
-            sides = []
-            for start, side in zip(size, least, strict=True):
-                multiples = range(side + (start - side) % stride, side + 64 * stride, stride)
-                sides.append(next((n for n in multiples if is_legal_size(graph, n)), start))
+            tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
+            rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
             with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
-                yield self.run(batch, (sides[0], sides[1]), fakes=_fakes())
-
-    def check_pairs(self, sizes: tuple[Size, Size]) -> None:
-        """Raise ConfigError, by runs without values, where a tensor grows much faster than the image."""
-        try:
-            one, other = (self.run(batch, size, fakes=_fakes()) for batch, size in zip((2, 3), sizes, strict=True))
-        except OtherSizeError:  # it needs values
-            return
-        rows, cols = (after / before for before, after in zip(*sizes, strict=True))
-        for call, again in zip(one.calls, other.calls, strict=False):
-            grown = _pairs(again, 3) / max(1, _pairs(call, 2))
-            if _pairs(again, 3) > PAIRS and grown > 1.5 * (rows * cols) ** 1.25:
-                raise _refused([f"{where(call)} {ALL_PIXELS}"])
-        if different := differing(one, other):
-            raise _unsteady(different)
+                yield self.run(batch, (rows or size[0], cols or size[1]), fake=True)
 
     def remedy(self) -> str:
         """Return the remedy for a module that has run at none of the sizes."""
-        for side, fakes in product(SQUARES, (_fakes(), None)):
+        for side, fake in product(SQUARES, (True, False)):
             with suppress(OtherSizeError):
-                self.run(2, (side, side), fakes=fakes)
+                self.run(2, (side, side), fake=fake)
                 return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
         return "give the bands that it takes, or mend it"
 
 
+def _pairs(call: Call, batch: int) -> int:
+    """Return the values of a call's largest tensor; of attention that makes none, of the pairs that it looks at."""
+    return batch * (prod(call.shapes[0][:-1]) // batch) ** 2 if call.function in ATTENTION else call.widest
+
+
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
-    module = source.module
+    module, own = source.module, own_gradients(source.module)
     source.check_pairs(sizes)
     one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
     if different := differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
-    own = own_gradients(module)
-    trained = _training_runs(source, (one, other), own is None)
-    lowering = Lowering(one, other, None if isinstance(trained, str) else trained[0], still)
-    lowering.run(source.bands, _lowered)
+    of_training, untrained = None, None
+    try:
+        trained = [source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other)]
+        of_training, untrained = trained[0], _why_untrained(module, (one, other), trained)
+    except OtherSizeError as error:
+        untrained = str(error).replace("the module", "it", 1)
+    lowering = Lowering(one, other, of_training, still)
+    lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
     _check_evaluation(lowering, one)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
@@ -207,23 +181,22 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         _check_size(graph, size)
     third = source.elsewhere(graph, sizes[0])
     for again in (third, *source.far_away(graph, sizes[0])):
-        if different := differing_at_third(one, other, again):
+        if different := differing(one, again, other=other):
             raise _unsteady(different)
-    kept = [*one.kept, *(() if isinstance(trained, str) else trained[0].kept)]
-    if kept and (reason := _memory(source, one, trained)):
-        raise ConfigError(
-            f"the module keeps a tensor in '{kept[0]}', which a later call reads: {reason}; compute it anew"
-        )
-    untrained = _why_untrained(module, (one, other), trained) or lowering.untrained
+    kept = [*one.kept, *(of_training.kept if of_training else ())]
+    for before, training in [(one, False), *([(of_training, True)] if of_training else [])] if kept else []:
+        again = source.run(before.batch, before.size, training, first=of_training is not None)
+        if reason := differing(before, again, "at its next call"):
+            what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
+            raise ConfigError(f"{what}: {reason}; compute it anew")
+    untrained = untrained or lowering.untrained
     if own is None:
         graded = source.run(2, sizes[0], gradients=True)
-        own = next(iter(graded.own_gradients), None) or differing_otherwise(one, graded, "with gradients")
+        own = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
     untrained = own or untrained
     if untrained and module.training:
-        raise ConfigError(
-            f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
-            "module.eval() to map with it"
-        )
+        what = f"the module does not do in training what it does in evaluation: {untrained}"
+        raise ConfigError(f"{what}; set that off, or trace module.eval() to map with it")
     graph = graph if untrained else with_measured_memory(graph, source.bands, modules)
     network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
@@ -234,22 +207,9 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     return network
 
 
-def _fakes() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _pairs(call: Call, batch: int) -> int:
-    """Return the values of a call's largest tensor; of attention that makes none, of the pairs that it looks at."""
-    if call.function not in ATTENTION:
-        return call.widest
-    shape = call.shapes[0]
-    return batch * (prod(shape[:-1]) // batch) ** 2
-
-
 def _unsteady(different: str) -> ConfigError:
-    return ConfigError(
-        f"the module does not call the same at every size: {different}; let no branch or number ask for the size"
-    )
+    what = f"the module does not call the same at every size: {different}"
+    return ConfigError(f"{what}; let no branch or number ask for the size")
 
 
 def _check_evaluation(lowering: Lowering, one: Record) -> None:
@@ -259,22 +219,10 @@ def _check_evaluation(lowering: Lowering, one: Record) -> None:
     if one.moved:
         faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not faults:
-        faults.append(
-            f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps; leave it to "
-            "training, or make them a buffer"
-        )
+        what = f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps"
+        faults.append(f"{what}; leave it to training, or make them a buffer")
     if faults:
         raise _refused(faults)
-
-
-def _memory(source: ModuleRuns, one: Record, trained: Sequence[Record] | str) -> str | None:
-    """Return what a module does otherwise once it has been called; None where nothing."""
-    runs = [(one, False)] if isinstance(trained, str) else [(one, False), (trained[0], True)]
-    for before, training in runs:
-        again = source.run(before.batch, before.size, training, first=len(runs) > 1)
-        if reason := differing_otherwise(before, again, "at its next call"):
-            return reason
-    return None
 
 
 def _check_size(graph: Graph, size: Size) -> None:
@@ -285,10 +233,8 @@ def _check_size(graph: Graph, size: Size) -> None:
     except GeometryError as error:
         if not any(layer.statistics == "image" for layer in graph.layers):
             raise
-        raise GeometryError(
-            f"{str(error).rsplit('; ', 1)[0]}; a mean over the image counts as large as the tensor that it is taken "
-            "of: take it of a tensor as large as what it is joined to"
-        ) from None
+        what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as large as what it is taken of"
+        raise GeometryError(f"{what}: take it of a tensor as large as what it is joined to") from None
 
 
 def _refused(faults: list[str]) -> ConfigError:
@@ -301,22 +247,12 @@ def _refused(faults: list[str]) -> ConfigError:
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
-def _training_runs(source: ModuleRuns, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
-    """Record a module in training, at the sizes of other runs; return why it does not run there."""
-    try:
-        return [source.run(one.batch, one.size, training=True, gradients=gradients) for one in runs]
-    except OtherSizeError as error:
-        return str(error).replace("the module", "it", 1)
-
-
-def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[Record] | str) -> str | None:
+def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[Record]) -> str | None:
     """Return why the module does in training what the graph of its evaluation does not; None where it does not."""
-    if isinstance(trained, str):
-        return trained
     with in_mode(module, True):
         modes = {each: each.training for each in module.modules()}
     for one, again in zip(runs, trained, strict=True):
-        if reason := differing_otherwise(one, again, "in training"):
+        if reason := differing(one, again, "in training"):
             return reason
         for call in again.calls:
             if call.module is not None and call.training != modes[call.module]:
@@ -330,15 +266,6 @@ def is_unit(module: nn.Module) -> bool:
     own = isinstance(module, BlockModule) and module.speaks_for_blocks()
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
     return own or (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
-
-
-def _lowered(step: Step) -> list[Value]:
-    if step.call.module is not None:
-        return unit(step)
-    handler = handler_of(step.call.function)
-    if handler is None:
-        raise RefusalError(REASONS.get(step.call.function, UNKNOWN))
-    return handler(step)
 
 
 def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> list[Value]:

@@ -11,16 +11,14 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import torch
-
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
 from tiledseg.tracing.calls import Given, values_in
 from tiledseg.tracing.functions.names import PLACES, TRUTHS
-from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value
+from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value, refuse
 
-Dims = tuple[tuple[str, ...], ...]
 PIXELS = ("H", "W")
+TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
 
 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int]) -> dict[str, int]:
@@ -29,9 +27,8 @@ def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int]) -> d
     sizes = dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))
     sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
     for dim, size in zip(layout.dims, shape, strict=True):
-        for atom in dim:
-            size //= sizes.get(atom, 1)
-        sizes |= {atom: size for atom in dim if atom not in sizes}
+        unnamed = size // prod(sizes.get(atom, 1) for atom in dim)
+        sizes |= {atom: unnamed for atom in dim if atom not in sizes}
     return sizes
 
 
@@ -46,20 +43,21 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
     dims: list[list[tuple[str, int]]] = []
     for size in shape:
         dim: list[tuple[str, int]] = []
-        product = 1
-        while atoms and product < size:
+        left = size
+        while atoms and left > 1:
             atom, own = atoms.pop(0)
-            if product * own > size:
-                if size % product or not atom.startswith("C") or (own * product) % size:
+            if own > left:
+                if not atom.startswith("C") or own % left:
                     return None
-                part = size // product
-                dim.append((atom + "a", part))
-                atoms.insert(0, (atom + "b", own // part))
-                product = size
+                dim.append((atom + "a", left))
+                atoms.insert(0, (atom + "b", own // left))
+                left = 1
                 break
+            if left % own:
+                return None
             dim.append((atom, own))
-            product *= own
-        if product != size:
+            left //= own
+        if left != 1:
             return None
         dims.append(dim)
     if any(own > 1 for _, own in atoms):
@@ -92,9 +90,6 @@ def _renamed(layout: Layout, dims: list[list[tuple[str, int]]], sizes: dict[str,
     return replace(layout, dims=made, channels=factors)
 
 
-TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
-
-
 def pixelwise(
     step: Step,
     function: str,
@@ -105,28 +100,20 @@ def pixelwise(
 ) -> list[Value]:
     """Lower a call of single pixels; `layout`: of its result, by default that of the inputs. `broadcasts`: True if its
     weights stand beside the tensor's dims."""
-    inputs: list[Value] = []
-    weights: list[Given] = []
-    plainly = function.removeprefix("Tensor.") not in TENSORS_ALONE
-    filled = _slots((tuple(arguments), tuple(sorted(keywords.items()))), inputs, weights, plainly)
-    beside = [value.tensor for value in values_in((tuple(arguments), keywords)) if isinstance(value, Given)]
+    inputs, weights, made = list[Value](), list[Given](), list[Value]()
+    name, truths = function.removeprefix("Tensor."), step.lowering.truths
+    given = tuple(arguments), tuple(sorted(keywords.items()))
+    filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
     common = _common_layout(inputs)
     after = layout or common
-    for weight in beside if broadcasts else ():
-        _check_weight(weight, common)
-    made, name = [], function.removeprefix("Tensor.")
-    truths = step.lowering.truths
+    for value in values_in((given[0], keywords)) if broadcasts else ():
+        _check_weight(value, common)
+    before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
     for part, shape in enumerate(step.call.shapes):
-        layer = Pixelwise(
-            function,
-            filled[0],
-            _channels(after, shape),
-            filled[1],
-            tuple(value.layout for value in inputs),
-            after,
-            tuple(tuple(weight.tensor.shape) for weight in weights),
-            part if len(step.call.shapes) > 1 else None,
-        )
+        several = part if len(step.call.shapes) > 1 else None
+        channels = prod(size for dim, size in zip(after.dims, shape, strict=True) if is_channels(dim))
+        channels = prod(after.channels) if after.channels else channels
+        layer = Pixelwise(function, filled[0], channels, filled[1], before, after, shapes, several)
         node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
         if name in TRUTHS or (name, part) in PLACES or all(value.node in truths for value in inputs):
             truths[node] = inputs[0].node or node
@@ -147,15 +134,6 @@ def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool 
     return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
-def _slot(value: Given, weights: list[Given], plainly: bool) -> Any:
-    if value.name is None and value.tensor.numel() == 1 and plainly:
-        return value.tensor.item()
-    place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
-    if place == len(weights):
-        weights.append(value)
-    return FormulaSlot(place, True)
-
-
 def shared(weights: Sequence[Given]) -> Weights:
     """Return the weights of other modules that a node shares."""
     return Weights([weight.owner or weight.tensor for weight in weights])
@@ -163,13 +141,18 @@ def shared(weights: Sequence[Given]) -> Weights:
 
 def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
     """Return how a weight is computed from others, which are added to `weights`."""
-    if value.name is not None or value.recipe is None or not value.from_weights:
-        return _slot(value, weights, plainly)
-    function, arguments, keywords, part = value.recipe
-    if function.endswith("_") and not function.endswith("__"):
-        raise RefusalError(f"takes a weight that {function} has written over; compute it without")
-    slots = _slots((arguments, tuple(sorted(keywords.items()))), [], weights)
-    return Formula(function, slots[0], slots[1], part)
+    if value.name is None and value.recipe is not None and value.from_weights:
+        function, arguments, keywords, part = value.recipe
+        overwrites = function.endswith("_") and not function.endswith("__")
+        refuse(overwrites, f"takes a weight that {function} has written over; compute it without")
+        slots = _slots((arguments, tuple(sorted(keywords.items()))), [], weights)
+        return Formula(function, slots[0], slots[1], part)
+    if value.name is None and value.tensor.numel() == 1 and plainly:
+        return value.tensor.item()
+    place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
+    if place == len(weights):
+        weights.append(value)
+    return FormulaSlot(place, True)
 
 
 def _common_layout(inputs: Sequence[Value]) -> Layout:
@@ -190,24 +173,14 @@ def _fits(one: Layout, other: Layout) -> bool:
     return all(is_channels(a) == is_channels(b) or not (a and b) for a, b in pairs)
 
 
-def _check_weight(weight: torch.Tensor, layout: Layout) -> None:
+def _check_weight(value: Any, layout: Layout) -> None:
     """Refuse a weight that has values of its own for pixels, or images."""
-    if weight.dim() > len(layout.dims):
-        raise RefusalError(f"takes a weight of shape {tuple(weight.shape)}, which has more dims than the tensor")
-    if weight.dim() == 0:
-        return
-    for dim, size in zip(layout.dims[-weight.dim() :], weight.shape, strict=True):
-        if size > 1 and not is_channels(dim):
-            raise RefusalError(
-                f"takes a weight of shape {tuple(weight.shape)}, one for each pixel of one size of image; use one a "
-                "channel"
-            )
-
-
-def _channels(layout: Layout, shape: Sequence[int]) -> int:
-    if layout.channels:
-        return prod(layout.channels)
-    return prod(size for dim, size in zip(layout.dims, shape, strict=True) if is_channels(dim))
+    shape = tuple(value.tensor.shape) if isinstance(value, Given) else ()
+    many = len(shape) > len(layout.dims)
+    refuse(many, f"takes a weight of shape {shape}, which has more dims than the tensor")
+    pairs = zip(layout.dims[len(layout.dims) - len(shape) :], shape, strict=True)
+    each = any(size > 1 and not is_channels(dim) for dim, size in pairs)
+    refuse(each, f"takes a weight of shape {shape}, one for each pixel of one size of image; use one a channel")
 
 
 def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -215,8 +188,8 @@ def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, .
     count = len(value.layout.dims)
     numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
     numbers = tuple(sorted(number % count for number in numbers))
-    if not all(is_channels(value.layout.dims[number]) for number in numbers):
-        raise RefusalError("works along pixels or images, of which a tile has a part only; work along channels")
+    inside = all(is_channels(value.layout.dims[number]) for number in numbers)
+    refuse(not inside, "works along pixels or images, of which a tile has a part only; work along channels")
     return numbers
 
 
@@ -226,7 +199,7 @@ def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
     stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
     names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}
     one: tuple[str, ...] = () if stay else ("C0",)  # a single channel is left
-    left: Dims = tuple(
+    left = tuple(
         one if number in dims else tuple(names.get(atom, atom) for atom in dim)
         for number, dim in enumerate(layout.dims)
         if keep or number not in dims

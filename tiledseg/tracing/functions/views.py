@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from tiledseg.geometry.layers.resampling import Border
-from tiledseg.models.layers.border import BorderModule as BorderModule
+from tiledseg.geometry.layers.border import Border
+from tiledseg.models.layers.border import BorderModule
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.tracing.calls import NAMES, Call, Given
-from tiledseg.tracing.functions.pixelwise import (
-    is_channels,
-    pixelwise,
-    reshaped,
-    sizes_of,
-    with_channels,
-    without,
-)
-from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value
+from tiledseg.tracing.calls import NAMES, Call, Given, values_in
+from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise, reshaped, sizes_of, with_channels, without
+from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value, refuse
 
 Range = tuple[int, int, int]  # start, step, count
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class StridedView:
-    """A view of a tensor: a range of each of its dims, and the dim that each dim of the view is (None: a new one)."""
-
-    ranges: tuple[Range, ...]
-    order: tuple[int | None, ...]
+View = tuple[list[Range], list[int | None]]  # a range of each dim, and the dim that each of the view's is (None: new)
 
 
 def _view(step: Step) -> list[Value]:
@@ -42,27 +27,22 @@ def _view(step: Step) -> list[Value]:
     return [_seen(step, value, one, other, part) for part, (one, other) in enumerate(zip(*views, strict=True))]
 
 
-def _views(step: Step, call: Call, shape: Shape) -> list[StridedView]:
+def _views(step: Step, call: Call, shape: Shape) -> list[View]:
     """Call the function on a tensor without values, whose strides say which dims the views have."""
     strides = [3]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * (2 * size + 3))
     stand_in = torch.empty_strided(shape, strides, device="meta")
     keywords = {key: each for key, each in call.keywords.items() if key not in NAMES["self"]}
-    if any(isinstance(each, Given) for each in _flat((call.arguments, list(keywords.values())))):
-        raise RefusalError("takes values by a tensor of indices or of truths; take slices")
+    indices = any(isinstance(each, Given) for each in values_in((call.arguments, keywords)))
+    refuse(indices, "takes values by a tensor of indices or of truths; take slices")
     result = resolve(step.as_called(call.function))(stand_in, *call.arguments[1:], **keywords)
     parts = [result] if isinstance(result, torch.Tensor) else list(result)
-    if any(part._base is not stand_in for part in parts):
-        raise RefusalError("takes values by a list of indices; take slices")
+    refuse(any(part._base is not stand_in for part in parts), "takes values by a list of indices; take slices")
     return [_view_of(part, shape, strides) for part in parts]
 
 
-def _flat(value: Any) -> list[Any]:
-    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, tuple | list) else [value]
-
-
-def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> StridedView:
+def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> View:
     offset, starts = part.storage_offset(), []
     for stride in strides:
         starts.append(offset // stride)
@@ -76,15 +56,14 @@ def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> StridedVie
         else:
             order.insert(0, dim)
             ranges[dim] = starts[dim], step, count
-    return StridedView(tuple(ranges), tuple(order))
+    return ranges, order
 
 
-def _seen(step: Step, value: Value, view: StridedView, other: StridedView, part: int) -> Value:
-    if view.order != other.order:
-        raise RefusalError("takes parts by indices that depend on the image's size; give it fixed ones")
-    for dim, ranges in enumerate(zip(view.ranges, other.ranges, strict=True)):
-        value = _cut(step, value, dim, *ranges)
-    dims = tuple(() if dim is None else value.layout.dims[dim] for dim in view.order)
+def _seen(step: Step, value: Value, view: View, other: View, part: int) -> Value:
+    refuse(view[1] != other[1], "takes parts by indices that depend on the image's size; give it fixed ones")
+    for dim, (one, again) in enumerate(zip(view[0], other[0], strict=True)):
+        value = _cut(step, value, dim, one, again)
+    dims = tuple(() if dim is None else value.layout.dims[dim] for dim in view[1])
     return step.made(value.node, with_channels(replace(value.layout, dims=dims)), part)
 
 
@@ -95,8 +74,9 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
     if (one, again) == ((0, 1, size), (0, 1, other)):
         return value
     if is_channels(names) and every == 1 and one == again:
-        shapes = _with_size(value.shape, dim, count), _with_size(value.other_shape, dim, count)
-        return narrowed(step.giving(*shapes), value, dim, start, start + count)[0]
+        shapes = (_with_size(shape, dim, count) for shape in (value.shape, value.other_shape))
+        narrow, layout = (value, dim, start, count), without(value.layout, (dim,), True)
+        return pixelwise(step.giving(*shapes), "narrow", narrow, {}, layout)[0]
     if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
         rest = size - start - count * every, other - other_start - other_count * every
         if every == 1 and start == other_start and rest[0] == rest[1]:
@@ -114,12 +94,6 @@ def _with_size(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> list[Value]:
-    """Take some of the channels, for a step that gives these."""
-    arguments = (value, dim, start, stop - start)
-    return pixelwise(step, "narrow", arguments, {}, without(value.layout, (dim,), True))
-
-
 def _cropped(step: Step, value: Value, dim: int, before: int, after: int) -> Value:
     if not before and not after:
         return value
@@ -132,16 +106,15 @@ def _resized(value: Value, dim: int, size: int, other: int) -> Value:
     return replace(value, shape=shapes[0], other_shape=shapes[1])
 
 
-def add_border(step: Step, value: Value, dim: int, before: int, after: int, fill: float = 0.0) -> Value:
+def add_border(step: Step, value: Value, dim: int, before: int, after: int) -> Value:
     """Add a node that pads or crops one dim of pixels."""
-    none, there = Border(0, 0, fill), Border(before, after, fill)
+    none, there = Border(0, 0, 0.0), Border(before, after, 0.0)
     return add_borders(step, value, *((there, none) if value.layout.dims[dim] == ("H",) else (none, there)))
 
 
 def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
     """Add a node that pads or crops rows and columns."""
-    node = step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols=cols)
-    return replace(value, node=node)
+    return replace(value, node=step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols))
 
 
 def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Value:
@@ -155,15 +128,13 @@ def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Val
 
 def _reshape(step: Step) -> list[Value]:
     """Lower a reshape, flatten, unflatten, squeeze or unsqueeze by the shapes of its result."""
-    value = step.value(0, "self")
-    one, other = step.lowering.pixels_of(value)
-    layout = reshaped(value.layout, sizes_of(value.layout, value.shape, one), step.call.shapes[0])
-    again = reshaped(value.layout, sizes_of(value.layout, value.other_shape, other), step.other.shapes[0])
+    value, (after, other) = step.value(0, "self"), (step.call.shapes[0], step.other.shapes[0])
+    pixels = step.lowering.pixels[str(value.node)]
+    layout = reshaped(value.layout, sizes_of(value.layout, value.shape, pixels[0]), after)
+    again = reshaped(value.layout, sizes_of(value.layout, value.other_shape, pixels[1]), other)
     if layout is None or layout != again:
-        raise RefusalError(
-            f"makes {value.shape} to {step.call.shapes[0]}, which takes pixels apart or mixes them with other dims; "
-            "keep rows and columns"
-        )
+        what = f"makes {value.shape} to {after}, which takes pixels apart or mixes them with other dims"
+        raise RefusalError(f"{what}; keep rows and columns")
     return [settled(step, step.made(value.node, layout))]
 
 
@@ -180,19 +151,17 @@ def settled(step: Step, value: Value) -> Value:
 
 def _expand(step: Step) -> list[Value]:
     """Lower one pixel as many: the tensor at hand is as large as the image already."""
-    value = step.value(0, "self")
-    shape = step.call.shapes[0]
+    value, shape = step.value(0, "self"), step.call.shapes[0]
     if shape == value.shape:
-        return [step.made(value.node, value.layout)]
+        return step.passed(value)
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
-        return [step.made(value.node, WHOLE)]
+        return step.passed(value, WHOLE)
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
-    if len(shape) == len(value.shape) and all(
-        value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown
-    ):
-        sizes = tuple(shape[at] if at in grown else -1 for at in range(len(shape)))
-        return pixelwise(step, "expand", (value, sizes), {})
-    raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")
+    single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
+    if len(shape) != len(value.shape) or not single:
+        raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")
+    sizes = tuple(shape[at] if at in grown else -1 for at in range(len(shape)))
+    return pixelwise(step, "expand", (value, sizes), {})
 
 
 _VIEWS = """permute transpose swapaxes swapdims movedim moveaxis __getitem__ narrow select unbind chunk split

@@ -13,44 +13,30 @@ from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, MaxUnpool
 from tiledseg.models.layers import pooling
-from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
-from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import Pair, pooled, ratios
 from tiledseg.tracing.functions.views import add_borders
-from tiledseg.tracing.lowering import ONE_PIXEL, Handler, RefusalError, Step, Value
+from tiledseg.tracing.lowering import ONE_PIXEL, Handler, RefusalError, Step, Value, refuse
 
 LEAST = 1e-30  # a sum of squares
 WHY_NOT = {"circular": "with the image's other end, which no tile has"}
 
 
-def _adaptive_average(step: Step) -> list[Value]:
-    value = step.full()
-    factors, after = ratios(step, value), step.call.shapes[0][2:]
+def _adaptive(step: Step) -> list[Value]:
+    """Lower means or maxima of parts of the image, as many at every size."""
+    value, factors, after = step.full(), ratios(step, step.full()), step.call.shapes[0][2:]
+    of_maxima = "max" in step.call.function
     if factors == (1.0, 1.0):
         return step.passed(value)
     if after == (1, 1):
-        return _image_mean(step, value, ONE_PIXEL)
+        return _image_max(step, value, ONE_PIXEL) if of_maxima else _image_mean(step, value, ONE_PIXEL)
+    refuse(of_maxima, f"makes {after[0]} x {after[1]} maxima of the whole image; take one, or of fixed windows")
     if factors is not None and all(1 / ratio == int(1 / ratio) for ratio in factors):
         return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool")
-    if after == step.other.shapes[0][2:]:
-        return pooled(step, value)
-    raise RefusalError(
-        f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size; take its single mean, or "
-        "a pooling of fixed windows"
-    )
-
-
-def _adaptive_max(step: Step) -> list[Value]:
-    value, after = step.full(), step.call.shapes[0][2:]
-    if ratios(step, value) == (1.0, 1.0):
-        return step.passed(value)
-    if after == (1, 1):
-        return _image_max(step, value, ONE_PIXEL)
-    raise RefusalError(
-        f"makes {after[0]} x {after[1]} maxima of the whole image, whatever its size; take its single maximum, or a "
-        "pooling of fixed windows"
-    )
+    what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
+    refuse(after != step.other.shapes[0][2:], f"{what}; take its single mean, or a pooling of fixed windows")
+    return pooled(step, value)
 
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
@@ -66,43 +52,37 @@ def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> 
 def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -> list[Value]:
     if value.layout.one_pixel:
         return step.passed(value, layout)
-    what = "sum" if total else "mean"
-    return step.node(what, ImageMean(total), WholeImageMean(total), (value,), layout)
+    return step.node("sum" if total else "mean", ImageMean(total), WholeImageMean(total), (value,), layout)
 
 
 def _reduce(step: Step) -> list[Value]:
     """Lower a reduction: over channels by single pixels, or a mean, sum or maximum of all pixels of the image."""
     value, name = step.value(), step.call.function
     first = 2 if name == "norm" else 1
-    numbers = _numbers(value, step.argument(first, "dim"))
-    keep = bool(step.argument(first + 1, "keepdim", False))
+    dims, keep = step.argument(first, "dim"), bool(step.argument(first + 1, "keepdim", False))
+    refuse(dims is None, "reduces all dims, images too; say which")
+    numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
-    if names == PIXELS and value.node in step.lowering.truths:
-        raise RefusalError(f"takes the {name} of truths or whole numbers; convert them before, as by .to(x.dtype)")
     if names == PIXELS and not value.layout.one_pixel:
-        dims = tuple(() if at in numbers else dim for at, dim in kept)
-        layout = replace(value.layout, dims=dims, one_pixel=True)
+        what = f"takes the {name} of truths or whole numbers"
+        refuse(value.node in step.lowering.truths, f"{what}; convert them before, as by .to(x.dtype)")
+        layout = replace(value.layout, dims=tuple(() if at in numbers else dim for at, dim in kept), one_pixel=True)
         if name in ("amax", "max"):
             return _image_max(step, value, layout, even=name == "amax")
         return _summed(step, value, name, layout)
     if value.layout.one_pixel and set(names) <= set(PIXELS):
         return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
-    channel_dims(value, numbers)
-    step.check_same()
-    arguments, keywords = step.given()
-    return pixelwise(step, step.as_called(name), arguments, keywords, without(value.layout, numbers, keep))
+    after = without(value.layout, channel_dims(value, sorted(numbers)), keep)
+    return pixelwise(step, step.as_called(name), *step.given(), after)
 
 
 def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     """Lower a mean or a sum over the image, or the root of the sum of squares."""
     if name in ("mean", "sum"):
         return _image_mean(step, value, layout, total=name == "sum")
-    if name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0):
-        raise RefusalError(
-            f"takes the {name} over the whole image, of which ranks tell each other means, sums and maxima alone; take "
-            "one of these"
-        )
+    other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
+    refuse(other, f"takes the {name} over the whole image, of which ranks share means, sums and maxima; take one")
     one = step.giving(value.shape, value.other_shape)
     (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
     (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
@@ -112,44 +92,36 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     return step.passed(root, layout)
 
 
-def _numbers(value: Value, dims: Any) -> tuple[int, ...]:
-    if dims is None:
-        raise RefusalError("reduces all dims, images too; say which")
-    return tuple(sorted(dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))))
-
-
 def _pad(step: Step) -> list[Value]:
     value = step.full()
     (pads, others), mode = step.arguments(1, "pad"), step.argument(2, "mode", "constant")
     fill = float(step.argument(3, "value") or 0.0)
     if not any(pads) and not any(others):
         return step.passed(value)
-    if tuple(pads) != tuple(others):
-        raise RefusalError(f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
+    differ = tuple(pads) != tuple(others)
+    refuse(differ, f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
     if mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel:
         return [step.made(mirrored(step, value, tuple(pads), mode).node)]
-    if mode != "constant" and max(pads) > 0:
-        raise RefusalError(f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros")
+    why = f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros"
+    refuse(mode != "constant" and max(pads) > 0, why)
     if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
         return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill})
-    if any(pads[4:]) or value.layout.one_pixel:
-        raise RefusalError("pads other dims than rows and columns; pad these alone")
-    left, right, top, bottom = (*pads, 0, 0)[:4]
-    return [step.made(add_borders(step, value, Border(top, bottom, fill), Border(left, right, fill)).node)]
+    refuse(any(pads[4:]) or value.layout.one_pixel, "pads other dims than rows and columns; pad these alone")
+    return [step.made(mirrored(step, value, pads, "constant", fill).node)]
 
 
-def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str) -> Value:
-    """Pad by (left, right, top, bottom) with what lies beside the image's ends."""
+def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: float = 0.0) -> Value:
+    """Pad by (left, right, top, bottom) with what lies beside the image's ends, or by a number."""
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    return add_borders(step, value, Border(top, bottom, 0.0, mode), Border(left, right, 0.0, mode))
+    return add_borders(step, value, Border(top, bottom, fill, mode), Border(left, right, fill, mode))
 
 
 def _sees_all(step: Step, value: Value) -> bool:
     """Return True if a pooling's only window is the whole image, whatever its size."""
-    shapes = value.shape[2:], value.other_shape[2:]
-    kernels = (_pair(kernel) for kernel in step.arguments(1, "kernel_size"))
+    shapes = [value.shape[2:], value.other_shape[2:]]
+    kernels = [_pair(kernel) for kernel in step.arguments(1, "kernel_size")]
     paddings = (_pair(padding) for padding in step.arguments(3, "padding", 0))
-    return tuple(kernels) == shapes and shapes[0] != shapes[1] and not any(map(any, paddings))
+    return kernels == shapes and shapes[0] != shapes[1] and not any(map(any, paddings))
 
 
 def _pool_options(step: Step, **defaults: Any) -> dict[str, Any]:
@@ -169,28 +141,24 @@ def _max_pool(step: Step) -> list[Value]:
     value = step.full()
     if _sees_all(step, value):
         return _image_max(step, value, ONE_PIXEL)
-    module = MaxPoolModule(**_pool_options(step, dilation=1, ceil_mode=False))
-    made = step.only().by(module, value, "pool")
+    options = _pool_options(step, dilation=1, ceil_mode=False)
+    made = step.only().by(pooling.MaxPoolModule(**options), value, "pool")
     if len(step.call.shapes) == 1:
         return made
-    sizes = [_pair(getattr(module, name)) for name in ("kernel_size", "stride", "padding", "dilation")]
-    if any(row != col for row, col in sizes):
-        raise RefusalError("gives indices of windows that are no squares; use squares")
-    kernel, stride, padding, dilation = (row for row, _ in sizes)
-    layer = MaxIndices(kernel, stride, padding, dilation)
-    indices = pooling.MaxIndicesModule(kernel, stride, padding, dilation)
-    return [*made, *step.only(1).node("indices", layer, indices, (value,))]
+    sizes = [_pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    refuse(any(row != col for row, col in sizes), "gives indices of windows that are no squares; use squares")
+    rows = [row for row, _ in sizes]
+    return [*made, *step.only(1).node("indices", MaxIndices(*rows), pooling.MaxIndicesModule(*rows), (value,))]
 
 
 def _max_unpool(step: Step) -> list[Value]:
     value, indices = step.full(), step.full(1, "indices")
-    kernel = step.argument(2, "kernel_size")
-    kernel = kernel[0] if isinstance(kernel, tuple) else kernel
+    kernel = _pair(step.argument(2, "kernel_size"))[0]
     if ratios(step, value) != (float(kernel), float(kernel)):
         raise RefusalError("unpools windows that overlap, or to a size that is no multiple; use windows that touch")
-    made = next((node for node in step.lowering.nodes if node.name == indices.node), None)
-    if made is None or made.layer != MaxIndices(kernel, kernel, 0, 1):
-        raise RefusalError("unpools by indices of other windows than its own; pool and unpool by the same kernel")
+    layers = [node.layer for node in step.lowering.nodes if node.name == indices.node]
+    own = layers == [MaxIndices(kernel, kernel, 0, 1)]
+    refuse(not own, "unpools by indices of other windows than its own; pool and unpool by the same kernel")
     return step.node("unpool", MaxUnpool(kernel), pooling.MaxUnpoolModule(kernel), (value, indices))
 
 
@@ -202,10 +170,10 @@ def _average_pool(step: Step) -> list[Value]:
     return step.by(nn.AvgPool2d(**options), value, "pool")
 
 
+_ADAPTIVE = "adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices"
 _REDUCTIONS = "mean sum prod amax amin max min logsumexp norm argmax argmin var std"
 WINDOWS: dict[str, Handler] = {
-    "adaptive_avg_pool2d": _adaptive_average,
-    **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool2d_with_indices"), _adaptive_max),
+    **dict.fromkeys(_ADAPTIVE.split(), _adaptive),
     **dict.fromkeys(_REDUCTIONS.split(), _reduce),
     "pad": _pad,
     **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices"), _max_pool),
