@@ -23,8 +23,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.execution.memory import free_memory
 from tiledseg.execution.precision import autocast
-from tiledseg.geometry.receptive_field import is_legal_size
-from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.network import GraphNetwork

@@ -17,7 +17,6 @@ from torch import nn
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Measured
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of

@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
+from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.border import BorderModule
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule

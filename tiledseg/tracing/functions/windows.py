@@ -13,7 +13,7 @@ from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, MaxUnpool
 from tiledseg.models.layers import pooling
-from tiledseg.models.layers.whole_image import WholeImageMax, WholeImageMean
+from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import Pair, pooled, ratios
 from tiledseg.tracing.functions.views import add_borders
