@@ -9,12 +9,13 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import INPUT, Graph, Node, chain
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, Sigmoid
 from tiledseg.geometry.layers.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
 from tiledseg.geometry.sharing.decomposition import Partition
 
+CHANNELS = 4  # of every tensor of a drawn network
 law = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 
@@ -75,11 +76,11 @@ unets = st.builds(
 _GROW = (
     Upsample("nearest"),
     Upsample("bilinear"),
-    TransposedConvolution(1),
-    TransposedConvolution(1, 4, stride=2, padding=1),
-    TransposedConvolution(1, 3, stride=2, padding=1, output_padding=1),
+    TransposedConvolution(CHANNELS),
+    TransposedConvolution(CHANNELS, 4, stride=2, padding=1),
+    TransposedConvolution(CHANNELS, 3, stride=2, padding=1, output_padding=1),
 )
-_SHRINK = (MaxPool(), AveragePool(3, 2, 1), Convolution(1, 1, 2), Convolution(1, 3, 2, 1))
+_SHRINK = (MaxPool(), AveragePool(3, 2, 1), Convolution(CHANNELS, 1, 2), Convolution(CHANNELS, 3, 2, 1))
 _BEFORE: tuple[tuple[Layer, ...], ...] = (
     (),
     (Activation(),),
@@ -90,13 +91,15 @@ _EDGES = (((-1.0, 0.0, 1.0),) * 3,)
 _KEEP = (
     Layer(),
     Sigmoid(),
-    Convolution(1, 3, padding=1),
-    Convolution(1, 2, extra=1),
-    Convolution(1, 3, padding=2, dilation=2),
+    Convolution(CHANNELS, 3, padding=1),
+    Convolution(CHANNELS, 2, extra=1),
+    Convolution(CHANNELS, 3, padding=2, dilation=2),
     FixedFilters(_EDGES),
     MaxPool(3, 1, 1),
     Norm("batch"),
-    TransposedConvolution(1, 3, stride=1, padding=1),
+    Norm("instance"),
+    Norm("group", groups=2),
+    TransposedConvolution(CHANNELS, 3, stride=1, padding=1),
 )
 
 
@@ -116,7 +119,7 @@ class _Drawing:
 @st.composite
 def networks(draw: st.DrawFn, depth: int = 2) -> Graph:
     """Nodes whose outputs are as many as their inputs, if those are a multiple of 4; with skips, nested or not, sums,
-    gates, and pooling that is undone by its indices."""
+    gates, means of the image, and pooling that is undone by its indices."""
     drawing = _Drawing()
     drawing.add(Mark())
     _body(draw, drawing, depth)
@@ -124,7 +127,7 @@ def networks(draw: st.DrawFn, depth: int = 2) -> Graph:
 
 
 def _body(draw: st.DrawFn, drawing: _Drawing, depth: int) -> None:
-    kinds = ["keep", "scale", "unpool", "skip", "crop", "sum", "gate"] if depth else ["keep"]
+    kinds = ["keep", "scale", "unpool", "skip", "crop", "sum", "gate", "mean"] if depth else ["keep"]
     for _ in range(draw(st.integers(1, 3))):
         kind, start = draw(st.sampled_from(kinds)), drawing.at
         if kind == "keep":
@@ -139,18 +142,24 @@ def _body(draw: st.DrawFn, drawing: _Drawing, depth: int) -> None:
             drawing.add(MaxPool(), start)
             _body(draw, drawing, depth - 1)
             drawing.add(MaxUnpool(), drawing.at, indices)
+        elif kind == "mean":
+            drawing.add(ImageMean())
+            drawing.add(Concatenate(), start, drawing.at)
+            drawing.add(Convolution(CHANNELS, 1))
         elif kind == "crop":  # an unpadded convolution, what it takes off cropped from the skip, and padding again
-            drawing.add(Convolution(1, 3))
+            drawing.add(Convolution(CHANNELS, 3))
             drawing.add(Concatenate((1, 0)), start, drawing.at)
-            drawing.add(Convolution(1, 3, padding=2))
+            drawing.add(Convolution(CHANNELS, 3, padding=2))
         else:
             _body(draw, drawing, depth - 1)
             if kind == "skip":
                 drawing.add(Concatenate(), start, drawing.at)
-                drawing.add(Convolution(1, 1))
+                drawing.add(Convolution(CHANNELS, 1))
             else:  # a shortcut with a convolution of its own, written after the branch that it joins
                 branch = drawing.at
-                shortcut = drawing.add(draw(st.sampled_from([Convolution(1, 1), Convolution(1, 3, padding=1)])), start)
+                shortcut = drawing.add(
+                    draw(st.sampled_from([Convolution(CHANNELS, 1), Convolution(CHANNELS, 3, padding=1)])), start
+                )
                 if kind == "gate":
                     shortcut = drawing.add(Sigmoid())
                 drawing.add(Add() if kind == "sum" else Multiply(), branch, shortcut)

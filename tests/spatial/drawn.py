@@ -8,18 +8,14 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.geometry.drawn import partitions
-from tests.spatial.twins import FLOOR, Drawn, Network, network_of
-from tiledseg.geometry.layers.convolutions import FixedFilters
+from tests.geometry.drawn import CHANNELS, partitions
+from tests.geometry.drawn import networks as graphs
+from tests.spatial.twins import FLOOR, Network
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.convolution import FilterBank
-from tiledseg.models.layers.joins import AddModule, ConcatenateModule, MultiplyModule, WholeImageMean
-from tiledseg.models.layers.pooling import MaxIndicesModule, MaxUnpoolModule
+from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
-
-CHANNELS = 4  # of every layer but where groups and widths are drawn
 
 
 @dataclass(frozen=True)
@@ -183,78 +179,10 @@ def growing() -> list[nn.Module]:
     ]
 
 
-def cropped_skip(channels: int = CHANNELS) -> list[Drawn]:
-    """An unpadded convolution, its input cropped and put before its output, and padding that brings it back."""
-    mark, conv = Drawn(nn.Identity()), Drawn(nn.Conv2d(channels, channels, 3))
-    return [
-        mark,
-        conv,
-        Drawn(ConcatenateModule((1, 0)), (1, 2)),
-        Drawn(nn.Conv2d(2 * channels, channels, 3, padding=2)),
-    ]
-
-
-def pointwise() -> nn.Module:
-    return nn.Conv2d(CHANNELS, CHANNELS, 1)
-
-
-@st.composite
-def bodies(draw: st.DrawFn, depth: int, nodes: list[Drawn]) -> None:
-    """Nodes whose outputs are as many as their inputs where those are a multiple of 4; where there is depth with skips,
-    sums with a projected shortcut, gates, pooling that is undone by its indices, and means of the image."""
-    kinds = ["keep", "scale", "skip", "crop", "sum", "gate", "unpool", "mean", "filters"] if depth else ["keep"]
-    for _ in range(draw(st.integers(1, 3))):
-        kind, start = draw(st.sampled_from(kinds)), len(nodes)
-
-        def add(module: nn.Module, *sources: int) -> int:
-            nodes.append(Drawn(module, sources or (len(nodes),)))
-            return len(nodes)
-
-        if kind == "keep":
-            add(draw(st.sampled_from(keeping())))
-        elif kind == "scale":
-            add(draw(st.sampled_from(shrinking())))
-            draw(bodies(depth - 1, nodes))
-            add(draw(st.sampled_from(growing())))
-        elif kind == "crop":
-            add(nn.Conv2d(CHANNELS, CHANNELS, 3))
-            add(ConcatenateModule((1, 0)), start, len(nodes))
-            add(nn.Conv2d(2 * CHANNELS, CHANNELS, 3, padding=2))
-        elif kind == "unpool":
-            indices = add(MaxIndicesModule(2, 2, 0, 1))
-            add(nn.MaxPool2d(2), start)
-            draw(bodies(depth - 1, nodes))
-            add(MaxUnpoolModule(2), len(nodes), indices)
-        elif kind == "mean":
-            mean = add(WholeImageMean())
-            add(pointwise())
-            add(ConcatenateModule((0, 0, 0)), start, mean, len(nodes))
-            add(nn.Conv2d(3 * CHANNELS, CHANNELS, 1))
-        elif kind == "filters":
-            add(FilterBank(CHANNELS, FixedFilters(EDGES)))
-            add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
-        else:
-            draw(bodies(depth - 1, nodes))
-            branch = len(nodes)
-            if kind == "skip":
-                add(ConcatenateModule((0, 0)), start, branch)
-                add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
-            elif kind == "sum":
-                add(AddModule((0, 0)), branch, add(draw(st.sampled_from([pointwise(), *keeping()])), start))
-            else:
-                add(nn.Conv2d(CHANNELS, 1, 1), start)
-                add(MultiplyModule((0, 0)), branch, add(nn.Sigmoid()))
-
-
-EDGES = (((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)), ((-1.0, -2.0, -1.0), (0.0,) * 3, (1.0, 2.0, 1.0)))
-
-
 @st.composite
 def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     """Skips, nested or not, of all kinds; pooling and upsampling of any kind; norms over few pixels."""
-    nodes: list[Drawn] = []
-    draw(bodies(2, nodes))
-    network = with_weights(network_of(nodes), draw(st.integers(0, 3)))
+    network = with_weights(build_network(draw(graphs()), CHANNELS), draw(st.integers(0, 3)))
     height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
     rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))

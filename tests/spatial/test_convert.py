@@ -10,16 +10,20 @@ from torch import nn
 
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
-from tests.spatial.twins import Drawn, forward, network_of, undivided
+from tests.spatial.twins import forward, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.layers.joins import AddModule
-from tiledseg.models.network import build_modules
+from tiledseg.models.network import build_modules, build_network
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import convert_layer, convert_layers
 from tiledseg.spatial.network import SpatialNetwork
@@ -153,8 +157,14 @@ def test_a_unet_on_one_rank_is_the_unconverted_one_to_the_last_bit(
 
 def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:
     """A skip then still fits the tensor that it meets."""
-    modules = [*drawn.cropped_skip(), Drawn(nn.Conv2d(CHANNELS, CHANNELS, 1, 2))]
-    one_rank(with_weights(network_of(modules), 3), image((1, CHANNELS, 12, 10), 5))
+    nodes = (
+        Node("mark", Mark()),
+        Node("conv", Convolution(CHANNELS, 3)),
+        Node("join", Concatenate((1, 0)), ("mark", "conv")),
+        Node("padded", Convolution(CHANNELS, 3, padding=2)),
+        Node("drops", Convolution(CHANNELS, 1, 2)),
+    )
+    one_rank(with_weights(build_network(Graph(nodes), CHANNELS), 3), image((1, CHANNELS, 12, 10), 5))
 
 
 def test_weights_and_buffers_are_the_networks_own() -> None:

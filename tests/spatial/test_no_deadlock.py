@@ -11,17 +11,16 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from tests.geometry.drawn import networks as graphs
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Network, image, with_weights
 from tests.spatial.together import for_all
 from tests.spatial.twins import (
-    Drawn,
     OpenAxes,
     Result,
     copied,
     difference,
     loss_weights,
-    network_of,
     refusal,
     start,
 )
@@ -31,7 +30,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.models.network import build_modules
+from tiledseg.models.network import build_modules, build_network
 from tiledseg.spatial.network import SpatialNetwork
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -84,9 +83,7 @@ def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
         network = build_modules(unet, seed=1).double()
     else:
         sizes = [8, 12, 16, 20]
-        nodes: list[Drawn] = []
-        draw(drawn.bodies(2, nodes))
-        network = with_weights(network_of(nodes), 1)
+        network = with_weights(build_network(draw(graphs()), CHANNELS), 1)
     steps = draw(st.integers(1, 3))
     shapes = []
     for _ in range(steps):

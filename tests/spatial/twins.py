@@ -13,11 +13,9 @@ from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
 
 Network = GraphNetwork | nn.Sequential
@@ -28,28 +26,6 @@ FLOOR = 1e-2  # of all gradients together; see difference
 
 class AgreedFaultError(AssertionError):
     """A fault that all ranks know of."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A module and the tensors that it takes, counted as in a graph; none stands for what is made right before."""
-
-    module: nn.Module
-    sources: tuple[int, ...] = ()
-
-
-def network_of(drawn: Sequence[Drawn]) -> GraphNetwork:
-    """A network of these modules; the last one's output is the network's."""
-    axes = serial_axes()
-    nodes = [
-        Node(
-            f"layer{number}",
-            convert_layer(f"layer{number}", each.module, axes.image).descriptions[0],
-            tuple(f"layer{source - 1}" if source else INPUT for source in each.sources),
-        )
-        for number, each in enumerate(drawn)
-    ]
-    return GraphNetwork(Graph(tuple(nodes)), 0, [each.module for each in drawn])
 
 
 def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
