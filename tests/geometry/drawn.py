@@ -89,7 +89,6 @@ _BEFORE: tuple[tuple[Layer, ...], ...] = (
 )
 _EDGES = (((-1.0, 0.0, 1.0),) * 3,)
 _KEEP = (
-    Layer(),
     Sigmoid(),
     Convolution(CHANNELS, 3, padding=1),
     Convolution(CHANNELS, 2, extra=1),
