@@ -215,7 +215,8 @@ class ImagePass:
         """Begin to fetch what the block reads."""
         segment = self.program.segments[index]
         for tensor, window in self.program.runs[index][block].windows.items():
-            self.values.ahead(tensor, block, window)
+            if window.own is not None:
+                self.values.ahead(tensor, block)
         for tensor in (*segment.leaving, *segment.entering) if backward else ():
             self.gradients.ahead(tensor, block)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,46 @@ Bring = Callable[[torch.Tensor], torch.Tensor]
 INPUT = 0  # the tensor that is not made
 
 
-class BlockValues:
+class _StoredBlocks:
+    """Blocks of tensors on a shelf, and strips of them in memory."""
+
+    def __init__(self, program: BlockProgram, shelf: MemoryShelf) -> None:
+        self._program, self._shelf = program, shelf
+        self._kept: dict[Key, Any] = {}
+
+    def ahead(self, tensor: int, block: int) -> None:
+        """Begin to fetch a block that is soon used."""
+        if (tensor, block) in self._kept:
+            self._shelf.ahead(self._kept[tensor, block])
+
+    def _swapped(
+        self,
+        axes: Axes,
+        outgoing: Mapping[int, Sequence[torch.Tensor]],
+        receives: Mapping[int, Sequence[Strip]],
+        like_BCHW: torch.Tensor,
+    ) -> Iterator[tuple[Strip, torch.Tensor]]:
+        """Send tensors to peers (numbers in the image), and yield the strips that come from peers: one message a pair,
+        the tensors one after the other, each channels last. Collective over the ranks of the image."""
+        batch, channels = like_BCHW.shape[:2]
+        ends = {peer: axes.rank_at(*divmod(peer, self._program.ranks.cols)) for peer in {*outgoing, *receives}}
+        sends = [
+            Message(ends[peer], torch.cat([x_BCHW.detach().permute(0, 2, 3, 1).reshape(-1) for x_BCHW in own]))
+            for peer, own in outgoing.items()
+        ]
+        arrivals = {
+            peer: Message(ends[peer], like_BCHW.new_empty(batch * channels * sum(each.box.area for each in strips)))
+            for peer, strips in receives.items()
+        }
+        axes.point_to_point.start(sends, list(arrivals.values())).wait()
+        for peer, strips in receives.items():
+            sizes = [batch * channels * strip.box.area for strip in strips]
+            for strip, flat in zip(strips, arrivals[peer].tensor.split(sizes), strict=True):
+                strip_BHWC = flat.view(batch, *strip.box.shape, channels)
+                yield strip, empty_like(like_BCHW, strip.box.shape).copy_(strip_BHWC.permute(0, 3, 1, 2))
+
+
+class BlockValues(_StoredBlocks):
     """The values of stored tensors, and of the input: this rank's part of it, at hand in one piece.
 
     `bring`: makes a window of the input one on the network's device, in its layout.
@@ -41,8 +80,7 @@ class BlockValues:
     def __init__(
         self, program: BlockProgram, shelf: MemoryShelf, input_BCHW: torch.Tensor, bring: Bring | None
     ) -> None:
-        self._program, self._shelf = program, shelf
-        self._kept: dict[Key, Any] = {}
+        super().__init__(program, shelf)
         self._strips: dict[tuple[int, Strip], torch.Tensor] = {}
         self._whole: torch.Tensor | None = input_BCHW
         self._bring = bring or in_one_piece
@@ -104,23 +142,10 @@ class BlockValues:
     def swap(self, tensor: int, axes: Axes) -> None:
         """Bring the strips that this rank's blocks read of others'. Collective over the ranks of the image."""
         traffic = self._program.traffic.get(tensor)
-        if traffic is None:
-            return
-        outgoing = {peer: [self.strip(tensor, each) for each in strips] for peer, strips in traffic.sends.items()}
-        incoming = {peer: self.empty(tensor, strips) for peer, strips in traffic.receives.items()}
-        _swap(axes, self._program.ranks.cols, outgoing, incoming)
-        for peer, strips in traffic.receives.items():
-            for strip, x_BCHW in zip(strips, incoming[peer], strict=True):
+        if traffic is not None:
+            own = {peer: [self.strip(tensor, each) for each in strips] for peer, strips in traffic.sends.items()}
+            for strip, x_BCHW in self._swapped(axes, own, traffic.receives, self._like[tensor]):
                 self._strips[tensor, strip] = x_BCHW
-
-    def empty(self, tensor: int, strips: Iterable[Strip]) -> list[torch.Tensor]:
-        """Return room for strips of a tensor."""
-        return [empty_like(self._like[tensor], strip.box.shape) for strip in strips]
-
-    def ahead(self, tensor: int, block: int, window: Window) -> None:
-        """Begin to fetch the window that a block will soon read."""
-        if window.own is not None and (tensor, block) in self._kept:
-            self._shelf.ahead(self._kept[tensor, block])
 
     def drop(self, tensor: int) -> None:
         """Free a tensor after its last use."""
@@ -137,13 +162,13 @@ class BlockValues:
             self.drop(tensor)
 
 
-class BlockGradients:
+class BlockGradients(_StoredBlocks):
     """The gradients of stored tensors, as they are added up: of blocks whole, of neighbours in strips. Those of a block
     are summed in one order, wherever they lie."""
 
     def __init__(self, program: BlockProgram, shelf: MemoryShelf, values: BlockValues) -> None:
-        self._program, self._shelf, self._values = program, shelf, values
-        self._kept: dict[Key, Any] = {}
+        super().__init__(program, shelf)
+        self._values = values
         self._strips: dict[Key, list[tuple[Box, torch.Tensor]]] = {}
 
     def add(self, tensor: int, block: int, window: Window, g_BCHW: torch.Tensor) -> None:
@@ -176,13 +201,9 @@ class BlockGradients:
     def swap(self, tensor: int, axes: Axes) -> None:
         """Send the gradients of strips to the ranks that own them. Collective over the ranks of the image."""
         traffic = self._program.traffic.get(tensor)
-        if traffic is None:
-            return
-        outgoing = {peer: [self._leave(tensor, each) for each in strips] for peer, strips in traffic.receives.items()}
-        incoming = {peer: self._values.empty(tensor, strips) for peer, strips in traffic.sends.items()}
-        _swap(axes, self._program.ranks.cols, outgoing, incoming)
-        for peer, strips in traffic.sends.items():
-            for strip, g_BCHW in zip(strips, incoming[peer], strict=True):
+        if traffic is not None:
+            own = {peer: [self._leave(tensor, each) for each in strips] for peer, strips in traffic.receives.items()}
+            for strip, g_BCHW in self._swapped(axes, own, traffic.sends, self._values.like(tensor)):
                 self._strips.setdefault((tensor, strip.block), []).append((strip.box, g_BCHW))
 
     def _leave(self, tensor: int, strip: Strip) -> torch.Tensor:
@@ -196,11 +217,6 @@ class BlockGradients:
         if others:
             self._strips[tensor, strip.block] = others
         return total_BCHW
-
-    def ahead(self, tensor: int, block: int) -> None:
-        """Begin to fetch the gradient of a block that is soon added to, or taken."""
-        if (tensor, block) in self._kept:
-            self._shelf.ahead(self._kept[tensor, block])
 
     def _pop(self, key: Key) -> torch.Tensor | None:
         if key not in self._kept:
@@ -216,28 +232,6 @@ class BlockGradients:
             self._shelf.free(what)
         self._kept.clear()
         self._strips.clear()
-
-
-def _swap(
-    axes: Axes,
-    cols: int,
-    outgoing: Mapping[int, Sequence[torch.Tensor]],
-    incoming: Mapping[int, Sequence[torch.Tensor]],
-) -> None:
-    """Send tensors to peers (numbers in an image of `cols` columns of ranks), and fill those that come from peers: one
-    message a pair, the tensors one after the other, each channels last."""
-    sends, arrivals = [], {}
-    for peer, own in outgoing.items():
-        flat = torch.cat([x_BCHW.detach().permute(0, 2, 3, 1).reshape(-1) for x_BCHW in own])
-        sends.append(Message(axes.rank_at(*divmod(peer, cols)), flat))
-    for peer, own in incoming.items():
-        flat = own[0].new_empty(sum(x_BCHW.numel() for x_BCHW in own))
-        arrivals[peer] = Message(axes.rank_at(*divmod(peer, cols)), flat)
-    axes.point_to_point.start(sends, list(arrivals.values())).wait()
-    for peer, own in incoming.items():
-        for x_BCHW, flat in zip(own, arrivals[peer].tensor.split([x.numel() for x in own]), strict=True):
-            x_BHWC = x_BCHW.permute(0, 2, 3, 1)
-            x_BHWC.copy_(flat.view(x_BHWC.shape))
 
 
 def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box], whole: Box) -> list[torch.Tensor]:
