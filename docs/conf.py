@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import generated
 
 project, author, release = "tiledseg", "the authors of tiledseg", VERSION
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["build"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"tiledseg {VERSION}"
 html_show_copyright = False
@@ -24,6 +25,18 @@ default_role = "code"  # docstrings write `names` as Markdown does
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 suppress_warnings = ["myst.header"]  # pages begin at any level of heading
+
+# Tutorials are notebooks. The site is built with what their cells print, and not built where a cell fails.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_timeout = 900
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+os.environ["PYTHONPATH"] = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+os.environ |= {"OMP_NUM_THREADS": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+if os.getuid() == 0:
+    os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 _GENERATED = re.compile(r"<!-- generated: (\w+) -->")
 _PAGE = re.compile(r"`docs/([\w/-]+\.md)`(?!\])")

