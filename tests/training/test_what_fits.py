@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from tiledseg.errors import BudgetError, MemoryLimitError
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.training.offloading import told_what_fits
 
 MIB = 1 << 20
-STAGES = Parallelism(stages=2, recompute=("never",) * 2, timed=False)
+STAGES = Parallelism(stages=2, recompute=("never",) * 2)
 OOM = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
 
 
@@ -31,6 +33,22 @@ def test_a_refused_budget_of_stages_names_a_remedy(balance: tuple[int, ...] | No
     with pytest.raises(BudgetError, match=r"smaller tiles|a finer tiling\.grid"):
         plan_run(asked)
     assert plan_run(replace(asked, grid=(2, 2))).pipeline is not None, "it fits"
+
+
+@pytest.mark.parametrize("parallel", [STAGES, Parallelism(halo="layer")], ids=["stages", "layer"])
+def test_memory_that_runs_out_names_a_budget_that_fits(parallel: Parallelism) -> None:
+    asked = question(1 << 40, parallel=parallel, budgeted=False)
+    plan = plan_run(asked)
+    with (
+        pytest.raises(MemoryLimitError, match=r"^4096 bytes of memory were asked for") as told,
+        told_what_fits(asked, plan),
+    ):
+        raise RuntimeError(OOM)
+    budget = re.search(r"use memory\.budget (\d+) ", str(told.value))
+    assert budget is not None, str(told.value)
+    plan_run(replace(asked, memory=int(budget[1]), budgeted=True))
+    with pytest.raises(RuntimeError, match="something else"), told_what_fits(asked, plan):
+        raise RuntimeError("something else")
 
 
 def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tiledseg.config.checks import AUTO, check_value, shown
 from tiledseg.config.kinds import convert, in_words
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
+from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
 
@@ -77,6 +78,7 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
     for option in options:
         group, _, key = option.partition(".")
         known.setdefault(group, []).extend([key] if key else [])
+    refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -100,6 +102,7 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
 
 def _flags(path: str, values: Any, known: Mapping[str, list[str]], options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the flags of the values of a file. A key has `_` where the flag has `-`."""
+    refuse_moved(_names(values), f"{path} has")
     auto = isinstance(values, Mapping) and values.get("parallel") == AUTO and "parallel" in options
     values = check_keys(path, {**values, "parallel": {}} if auto else values, known)
     if auto:
@@ -179,6 +182,7 @@ def as_config(values: Mapping[str, Any]) -> Config:
     if values.get("parallel") == AUTO:
         values = {**values, "parallel": {}}
         values["parallel"]["auto"] = _left_to_find({k: v for k, v in values.items() if isinstance(v, Mapping)})
+    refuse_moved(_names(values), "the configuration has")
     known = {name: [field.name for field in fields(kind)] for name, kind in GROUPS.items()}
     check_keys("the configuration", values, known)
     return _config(values)
@@ -196,6 +200,12 @@ def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:
                 raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (docs/reference/python.md)") from None
         groups[group] = GROUPS[group](**converted)
     return Config(**groups)
+
+
+def _names(values: Any) -> list[str]:
+    """Return the keys of groups as "group.key"."""
+    groups = values.items() if isinstance(values, Mapping) else ()
+    return [f"{group}.{key}" for group, keys in groups if isinstance(keys, Mapping) for key in keys]
 
 
 def _print_help(parser: Parser, keys: Sequence[str]) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tiledseg.config.checks import MOST, Range, one_of, shown
@@ -88,6 +88,14 @@ def read_policy(policy: str | Mapping[str, Any]) -> tuple[str, dict[str, float]]
     name = given.pop("name", shown(policy))
     one_of("optimizer.policy", str(name), tuple(POLICY_FIELDS))
     return name, _with_defaults(f"optimizer.policy is {shown(policy)}", name, given, POLICY_FIELDS[name])
+
+
+def refuse_moved(keys: Iterable[str], where: str) -> None:
+    """Raise ConfigError for keys "group.key" of an older version, with the new spelling of each."""
+    old = [key for key in keys if key in MOVED]
+    if old:
+        words = [f"{key} {{name: {name}, {field}: VALUE}}" for key, name, field in (MOVED[each] for each in old)]
+        raise ConfigError(f"{where} {', '.join(old)}, of an older version: give {', '.join(words)}, or leave it out")
 
 
 def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

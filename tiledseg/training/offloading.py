@@ -9,17 +9,18 @@ import mmap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import ConfigError, MemoryLimitError, first_line
+from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
-from tiledseg.planning.run.plan import RunPlan
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def gives_back(question: RunQuestion, plan: RunPlan, device: torch.device) -> bo
 
 
 @contextmanager
-def told_what_fits(plan: RunPlan) -> Iterator[None]:
-    """Raise MemoryLimitError, with what needs less, where memory runs out in the block."""
+def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
+    """Raise MemoryLimitError, with settings that fit, where memory runs out in the block."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
@@ -119,8 +120,21 @@ def told_what_fits(plan: RunPlan) -> Iterator[None]:
             raise
         planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
         what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
-        remedy = "use a smaller memory.budget, a finer tiling.grid, more ranks, or a smaller model"
-        raise MemoryLimitError(f"{what}{remedy} ({first_line(error)})") from error
+        raise MemoryLimitError(
+            f"{what}use {_remedy(question, planned or plan.memory)} ({first_line(error)})"
+        ) from error
+
+
+def _remedy(question: RunQuestion, planned: int) -> str:
+    """Return a smaller budget that the plan can meet with these settings, else settings that need less."""
+    for share in (0.8, 0.6, 0.4):
+        budget = int(share * min(planned, question.memory))
+        try:
+            plan_run(replace(question, budgeted=True, memory=budget))
+            return f"memory.budget {budget}"
+        except InputError:
+            continue
+    return "a finer tiling.grid, memory.blocks auto with memory.store, more ranks, or a smaller model"
 
 
 _TOUCHED = 1 << 28  # bytes

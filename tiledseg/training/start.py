@@ -95,7 +95,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             _say_start(preparation, [*choice, *_facts(preparation, beginning, warnings), freed])
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
-        with told_what_fits(preparation.plan):
+        with told_what_fits(preparation.question, preparation.plan):
             return trainer.run(end)
 
 
