@@ -59,7 +59,7 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     """
     from tiledseg.commands.plan_flags import answered
 
-    for name in ("calibrate", "store", "emit"):
+    for name in ("calibrate", "store", "emit", "show"):
         if flags.get(name) is not None:
             raise ConfigError(f"{name} is given, but the command alone does that: tiledseg plan --{name}")
     parser = _parser()
@@ -84,7 +84,12 @@ def _parser() -> Parser:
     parser = Parser(prog="tiledseg plan", description="Calculates halos, efficiency, memory and cluster of a tiling.")
     raster = parser.add_argument_group("raster and grid")
     raster.add_argument("--size", nargs="+", type=int, metavar="N", help="side, or height and width (px)")
-    raster.add_argument("--grid", nargs="+", metavar="Q", help="Q, or rows and columns of tiles, or auto (default 8)")
+    raster.add_argument(
+        "--grid",
+        nargs="+",
+        metavar="Q",
+        help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
+    )
     raster.add_argument("--window", type=int, metavar="N", help="side of random windows (px), of train.window")
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
@@ -151,6 +156,9 @@ def _parser() -> Parser:
     job.add_argument("--time", metavar="H:MM", help="wall time of the job (default 2:00)")
     job.add_argument("--halo", choices=HALO_MODES, help="mode of the job (default: the one that the plan chooses)")
     add_format_option(parser)
+    parser.add_argument(
+        "--show", metavar="SECTIONS", help="adds sections, memory,modes say, or all (docs/reference/plan-output.md)"
+    )
     parser.add_argument(
         "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step; or --scaling"
     )

@@ -17,7 +17,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
-from tiledseg.planning.answer.table import table
+from tiledseg.planning.answer.table import parse_sections, table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.jobs.job import Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.question import Question, check_exact
@@ -41,6 +41,9 @@ class Answered(NamedTuple):
 
 def answered(flags: Namespace) -> Answered:
     """Make the plan that the flags ask for, and draw its picture. Raises ConfigError, OutputError."""
+    other = flags.scaling or flags.emit or (flags.search and "--search") or (flags.format == "json" and "--format json")
+    if flags.show is not None and other:
+        raise ConfigError(f"--show is {flags.show}, but only the plan's table has sections; leave it out")
     if flags.csv is not None and flags.scaling is None:
         raise ConfigError(f"--csv is {flags.csv}, but --scaling is not given; leave it out")
     if flags.scaling is not None:
@@ -49,6 +52,7 @@ def answered(flags: Namespace) -> Answered:
         return _search(flags)
     if flags.images_per_step is not None:
         raise ConfigError(f"--images-per-step is {flags.images_per_step}, but --search is not given; leave it out")
+    shown = () if flags.show is None else parse_sections(flags.show)
     question = _question(flags)
     emit = _emitted(flags)
     if flags.plot is not None:
@@ -56,7 +60,7 @@ def answered(flags: Namespace) -> Answered:
     planned = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, planned)
-    return Answered(planned.answer, lambda: emit(question, planned) if emit else table(question, planned.answer))
+    return Answered(planned.answer, lambda: emit(question, planned) if emit else table(question, planned.answer, shown))
 
 
 def _search(flags: Namespace) -> Answered:
@@ -168,13 +172,15 @@ def _network(flags: Namespace) -> Network:
 
 def _question(flags: Namespace) -> Question:
     machine = _machine(flags)
+    memory = machine.memory if flags.gpu_memory is None else parse_bytes(flags.gpu_memory)
+    fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
     return Question(
         size=_two("--size", flags.size),
         network=_network(flags),
-        grid=_grid(flags.grid or ["8"]),
+        grid=_grid(flags.grid or ["auto" if fits_alone else "8"]),
         stride=flags.stride,
         precision=flags.precision,
-        gpu_memory=machine.memory if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
+        gpu_memory=memory,
         memory_budget=None if flags.memory_budget is None else parse_bytes(flags.memory_budget),
         gpus_per_node=flags.gpus_per_node,
         images=flags.images,

@@ -82,7 +82,7 @@ def test_blocks_stay_in_memory_where_they_fit(capsys: pytest.CaptureFixture[str]
 def test_an_image_that_kernels_do_not_take_goes_in_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the budget takes some; else it is refused as without a budget."""
     large = ("--size", "16384", *MODEL, "--grid", "1", "--norm", "instance", "--memory-budget")
-    assert main([*large, "8GiB"]) == 0
+    assert main([*large, "8GiB", "--show", "modes,rebuilding"]) == 0
     text = capsys.readouterr().out
     assert "no mode takes a tile whole on this mesh" in text
     assert "not whole: a tensor would have more values than 2147483646, to which kernels count" in text
@@ -93,13 +93,13 @@ def test_an_image_that_kernels_do_not_take_goes_in_blocks(capsys: pytest.Capture
 
 
 def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--size", "1000", *MODEL, "--grid", "3", "--memory-budget", "40MiB"]) == 0
+    assert main(["--size", "1000", *MODEL, "--grid", "3", "--memory-budget", "40MiB", "--show", "rebuilding"]) == 0
     text = capsys.readouterr().out
     assert "rebuilding: a training step on" in text
     assert "px in 40.00 MiB" in text
     assert ", best" in text
     assert "in blocks in a file" in text
-    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB"]) == 0
+    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB", "--show", "all"]) == 0
     assert "no choice fits" in capsys.readouterr().out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
@@ -16,43 +16,65 @@ from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.step.halo_traffic import SentBytes
 
+Shape = tuple[int, int]
 _HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")
 
 
-def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
-    """Return a training step on one image in each halo mode, and the choice; bytes, whole messages, milliseconds.
+class ModePlans(NamedTuple):
+    """A step of `images` images on `gpus` GPUs: the plan of each halo mode that can be, and the reasons of others."""
 
-    In layer mode with a thin halo at each layer, and with the best fusion if that is another. Raises ConfigError where
-    the mesh has more ranks along a dim than the grid has tiles.
-    """
+    gpus: int
+    images: int
+    plans: tuple[RunPlan, ...]
+    impossible: dict[str, str]
+
+
+def mode_plans(
+    question: Question, tiling: Tiling, mesh: Shape | None, gpus: int, images: int = 1, exact: bool = True
+) -> ModePlans:
+    """Plan a step in each halo mode; in layer mode with a thin halo at each layer, and with the best fusion if that is
+    another. `mesh`: of an image, None as the plan spreads; not `exact`: modes in which a norm sees less, too."""
+    plans: dict[tuple[str, int], RunPlan] = {}
+    impossible: dict[str, str] = {}
+    for mode in HALO_MODES:
+        try:
+            for fusion in (1, None) if mode == "layer" else (1,):
+                parallel = Parallelism(exact=exact, halo=mode, mesh=mesh, fusion=fusion)
+                plan = plan_run(question.run(parallel, gpus, tiling.grid, images))
+                plans[mode, plan.cost.fusion] = plan
+        except InputError as error:
+            impossible[mode] = str(error.__cause__ or error)
+    return ModePlans(gpus, images, tuple(plans.values()), impossible)
+
+
+def image_mesh(question: Question, tiling: Tiling) -> Shape:
+    """Return the ranks of an image, one a tile unless set. Raises ConfigError where a mesh has more than the grid."""
     mesh = question.mesh or tiling.grid
     if mesh[0] > tiling.grid[0] or mesh[1] > tiling.grid[1]:
         raise ConfigError(
             f"--mesh is {mesh[0]} x {mesh[1]} ranks, but the grid has {tiling.grid[0]} x {tiling.grid[1]} tiles; give "
             f"at most a rank a tile, or --grid {max(mesh[0], tiling.grid[0])} {max(mesh[1], tiling.grid[1])}"
         )
+    return mesh
+
+
+def modes_part(question: Question, tiling: Tiling, planned: ModePlans) -> dict[str, Any]:
+    """Return a training step on one image in each halo mode, and the choice; bytes, whole messages, milliseconds."""
+    mesh = question.mesh or tiling.grid
     network, machine, memory = question.network, question.machine, question.gpu_memory
     task = Task(network.graph(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
-    costs: dict[tuple[str, int], ModeCost] = {}
-    impossible = []
-    for mode in HALO_MODES:
-        try:
-            for fusion in (1, None) if mode == "layer" else (1,):
-                parallel = Parallelism(exact=False, halo=mode, mesh=mesh, fusion=fusion)
-                cost = plan_run(question.run(parallel, task.ranks, tiling.grid)).cost
-                costs[mode, cost.fusion] = cost
-        except InputError as error:
-            impossible.append({"mode": mode, "possible": False, "reason": str(error.__cause__ or error)})
+    costs = [plan.cost for plan in planned.plans]
     exact = exact_modes(task.graph, len(tiling))
     finer = partial(finer_grid, tiling, task.graph, task.bands, memory or 0, question.bytes_per_value)
-    chosen, reason = choose_mode(list(costs.values()), memory, exact, finer)
+    chosen, reason = choose_mode(costs, memory, exact, finer)
     undivided, all_reduce = task.undivided_work, gradient_bytes(task)
     figures: dict[str, Any] = {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}
     if machine.known:
         figures |= {"profile": machine.name, "measured": machine.measured, "base_bytes": machine.base}
+    impossible = [{"mode": mode, "possible": False, "reason": why} for mode, why in planned.impossible.items()]
     return {
         "mesh": list(mesh),
         "ranks": task.ranks,
@@ -62,7 +84,7 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
             "bytes": all_reduce,
             "milliseconds": milliseconds(machine.all_reduce_seconds(1, all_reduce, task.ranks)),
         },
-        "costs": [_row(cost, undivided, cost.mode in exact, memory) for cost in costs.values()] + impossible,
+        "costs": [_row(cost, undivided, cost.mode in exact, memory) for cost in costs] + impossible,
         "choice": {
             "mode": None if chosen is None else chosen.mode,
             "fusion": None if chosen is None else fusion_word(chosen.fusion),

@@ -22,9 +22,10 @@ from tiledseg.geometry.halo import (
     paper_shrink,
 )
 from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
-from tiledseg.planning.answer.modes import modes_part
+from tiledseg.planning.answer.modes import image_mesh, mode_plans, modes_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
+from tiledseg.planning.answer.summary import summary_part
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
@@ -61,13 +62,15 @@ def plan(question: Question, stages: Parallelism | None = None) -> Planned:
         parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
         return Planned(parts | {"cluster": cluster_part(question, question.grid)}, None, None)
     tiling = plan_tiling(question)
+    mesh = image_mesh(question, tiling)
+    modes = mode_plans(question, tiling, mesh, math.prod(mesh), exact=False)
     staged = None if stages is None else stage_pipeline(question, tiling, stages)
     answer = {
         "paper": paper_part(question, tiling.grid),
         "exact": _exact_part(question, tiling),
         "network": _network_part(question, tiling),
         "memory": _memory_part(question, tiling),
-        "modes": modes_part(question, tiling),
+        "modes": modes_part(question, tiling, modes),
     }
     if stages is not None and staged is not None:
         answer["stages"] = stages_part(question, tiling, stages, staged)
@@ -75,7 +78,8 @@ def plan(question: Question, stages: Parallelism | None = None) -> Planned:
         answer["windows"] = _windows_part(question, question.window)
     if question.memory_budget is not None:
         answer["rebuilding"] = rebuilding_part(question, tiling)
-    return Planned(answer | {"cluster": cluster_part(question, tiling.grid)}, tiling, staged)
+    answer["cluster"] = cluster_part(question, tiling.grid)
+    return Planned({"summary": summary_part(question, tiling, answer, modes)} | answer, tiling, staged)
 
 
 def plan_tiling(question: Question) -> Tiling:

@@ -1,44 +1,105 @@
-"""The planner's answer as aligned plain text."""
+"""The planner's answer as aligned plain text: its first lines, then the sections that are asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.modes import modes_text
 from tiledseg.planning.answer.rebuilding import rebuilding_table
 from tiledseg.planning.answer.report import Answer, by_stage
 from tiledseg.planning.answer.stages import stages_text
-from tiledseg.planning.answer.text import Row, aligned, columns, count_parts, size, size_parts, words
+from tiledseg.planning.answer.summary import summary_text
+from tiledseg.planning.answer.text import aligned, columns, count_parts, size, size_parts, words
 from tiledseg.planning.question import Question
 
-_WEIGHTS = {"fp32": "float32", "fp64": "float64"} | {
-    precision: f"float32, with the {precision} copies of autocast" for precision in ("bf16", "fp16")
+SECTIONS = "network", "memory", "modes", "stages", "windows", "rebuilding", "cluster", "exact", "paper"
+_TITLES = {
+    "paper": "the formula, unpadded convolutions",
+    "exact": "what changes nothing",
+    "network": "on the largest context",
+    "memory": "a training step on one tile",
+    "windows": "drawn anywhere, one at a time",
+    "cluster": "one tile a GPU",
 }
-_WINDOWS = {"exact": "with its halo", "none": "as an image of its own"}
+_ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
+    "paper": [
+        ("shrink", "d, taken off by a convolution", "", "px"),
+        ("halo", "halo epsilon", "", "px"),
+        ("tile", "tile T'", "", "px"),
+        ("context", "context T = T' + 2 epsilon", "", "px"),
+        ("efficiency", "efficiency E = T^2 / T'^2", ".4f", "ideally 1"),
+        ("efficiency_linear", "its linear form", ".4f", ""),
+    ],
+    "exact": [
+        ("alignment", "alignment of core edges", "", "px"),
+        ("halo_minimum", "smallest exact halo", "", "px"),
+        ("halo", "halo, rounded to legal sizes", "", "px; {border} at the raster's border"),
+        ("grid", "grid", "", "rows x columns, {tiles} tiles"),
+        ("core_max", "largest core", "", "px"),
+        ("core_min", "smallest core", "", "px"),
+        ("context_max", "largest context", "", "px"),
+        ("efficiency", "efficiency E, whole raster", ".4f", "context pixels / core pixels"),
+    ],
+    "network": [
+        ("layers", "layers", "", ""),
+        ("parameters", "parameters", ",", ""),
+        ("multiply_adds_context", "multiply-adds, forward", "#", "a context"),
+        ("multiply_adds_image", "multiply-adds, forward", "#", "an image, halos included"),
+    ],
+    "memory": [
+        ("weights", "weights", "B", "precision {precision}, with copies of autocast below fp32"),
+        ("gradients", "gradients", "B", "summed in float64"),
+        ("optimizer", "optimizer", "B", "AdamW"),
+        ("activations", "activations kept", "B", "with the loss"),
+        ("backward", "backward pass on top", "B", "at its worst moment"),
+        ("total", "in all", "B", "without the device's own context and workspaces"),
+        ("gpu", "GPU", "B", "{fit}"),
+    ],
+    "windows": [
+        ("side", "side", "", "px"),
+        ("epoch", "windows an epoch", ",", "their pixels, once"),
+        ("exact_context", "context, with its halo", "", "px at most"),
+        ("exact_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
+        ("exact_bytes", "a training step", "B", ""),
+        ("none_context", "context, as an image of its own", "", "px at most"),
+        ("none_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
+        ("none_bytes", "a training step", "B", ""),
+    ],
+    "cluster": [
+        ("gpus_per_image", "GPUs an image", "", ""),
+        ("nodes_per_image", "nodes an image", ".2f", "of {gpus_per_node} GPUs"),
+        ("images", "images", ",", "{tiles:,} tiles in all"),
+        ("gpus", "GPUs", ",", ""),
+        ("rounds", "rounds an epoch", ",", "a tile a GPU each"),
+        ("idle_gpus_last_round", "idle GPUs, last round", ",", ""),
+        ("utilisation", "GPUs in use", ".1%", "of an epoch"),
+    ],
+}
 
 
-def table(question: Question, answer: Answer) -> str:
-    """Return the sections of the answer: paper, exact, network, memory, modes, stages, windows, rebuilding, cluster."""
-    blocks = [heading(question)]
-    if answer["paper"] is not None:
-        blocks.append(f"paper: the formula, unpadded convolutions\n{_paper(question, answer['paper'])}")
-    if "exact" in answer:
-        blocks += [
-            f"exact: what changes nothing\n{_exact(answer['exact'])}",
-            f"network: on the largest context\n{_network(answer['network'])}",
-            _layers(answer["network"]),
-            f"memory: a training step on one tile\n{_memory(answer['memory'])}",
-            modes_text(answer["modes"]),
-        ]
-    if "stages" in answer:
-        blocks.append(stages_text(answer["stages"]))
-    if "windows" in answer:
-        blocks.append(f"windows: drawn anywhere, one at a time\n{_windows(answer['windows'])}")
-    if "rebuilding" in answer:
-        title = f"rebuilding: a training step on {words(answer['rebuilding']['context'])} px"
-        blocks.append(f"{title} in {size(answer['rebuilding']['budget'])}\n{rebuilding_table(answer['rebuilding'])}")
-    blocks.append(f"cluster: one tile a GPU\n{_cluster(answer['cluster'])}")
-    if "omitted" in answer:
-        blocks.append(f"left out: {answer['omitted']}")
-    return "\n\n".join(blocks)
+def table(question: Question, answer: Answer, shown: Sequence[str] = ()) -> str:
+    """Return the first lines of the answer, and the sections `shown`. Raises ConfigError for one that it lacks."""
+    there = [name for name in SECTIONS if answer.get(name) is not None]
+    missing = next((name for name in shown if name not in (*there, "all")), None)
+    if missing:
+        raise ConfigError(f"--show names {missing}, but this plan has {', '.join(there)} alone; leave {missing} out")
+    if "summary" in answer:
+        blocks = [summary_text(heading(question), answer, there)]
+    else:
+        blocks, shown = [heading(question)], ("all",)
+    blocks += [_section(name, answer[name]) for name in there if name in shown or "all" in shown]
+    return "\n\n".join([*blocks, f"left out: {answer['omitted']}"] if "omitted" in answer else blocks)
+
+
+def parse_sections(text: str) -> tuple[str, ...]:
+    """Parse 'memory,modes' or 'all' into names of sections. Raises ConfigError for other names."""
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = next((name for name in names if name not in (*SECTIONS, "all")), None)
+    if unknown is not None:
+        raise ConfigError(f"--show names '{unknown}', which is no section; give some of {','.join(SECTIONS)}, or all")
+    return names
 
 
 def heading(question: Question) -> str:
@@ -48,101 +109,44 @@ def heading(question: Question) -> str:
     return f"{raster}\n{network.in_words}"
 
 
-def _paper(question: Question, part: Answer) -> str:
-    return aligned(
-        [
-            ("d, taken off by a convolution", words(part["shrink"]), f"px, stride {question.stride}"),
-            ("halo epsilon", words(part["halo"]), "px"),
-            ("tile T'", words(part["tile"]), "px"),
-            ("context T = T' + 2 epsilon", words(part["context"]), "px"),
-            ("efficiency E = T^2 / T'^2", f"{part['efficiency']:.4f}", "ideally 1"),
-            ("its linear form", f"{part['efficiency_linear']:.4f}", ""),
-        ]
-    )
+def _section(name: str, part: dict[str, Any]) -> str:
+    if name == "modes":
+        return modes_text(part)
+    if name == "stages":
+        return stages_text(part)
+    if name == "rebuilding":
+        title = f"rebuilding: a training step on {words(part['context'])} px in {size(part['budget'])}"
+        return f"{title}\n{rebuilding_table(part)}"
+    flat = _flat(part)
+    rows = [
+        (label, *_value(flat[key], kind, remark.format(**flat)))
+        for key, label, kind, remark in _ROWS[name]
+        if key in flat
+    ]
+    text = f"{name}: {_TITLES[name]}\n{aligned(rows)}"
+    return f"{text}\n\n{_layers(part)}" if name == "network" else text
 
 
-def _exact(part: Answer) -> str:
-    even = part["halo_sides"][0] == part["halo_sides"][1]
-    sides = "px" if even else f"px; before, after: {words(part['halo_sides'])}"
-    return aligned(
-        [
-            ("alignment of core edges", words(part["alignment"]), "px"),
-            ("smallest exact halo", words(part["halo_minimum"]), "px"),
-            ("halo, rounded to legal sizes", words(part["halo"]), f"{sides}; {part['border']} at the raster's border"),
-            ("grid", words(part["grid"]), f"rows x columns, {part['tiles']} tiles"),
-            ("largest core", words(part["core_max"]), "px"),
-            ("smallest core", words(part["core_min"]), "px"),
-            ("largest context", words(part["context_max"]), "px"),
-            ("efficiency E, whole raster", f"{part['efficiency']:.4f}", "context pixels / core pixels"),
-        ]
-    )
+def _flat(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part with keys such as exact_bytes for nested values, and the words of a GPU's memory."""
+    nested = [(key, value) for key, value in part.items() if isinstance(value, dict)]
+    flat = {f"{key}_{inner}": value for key, values in nested for inner, value in values.items()}
+    fit = "fits" if part.get("fits") else f"does NOT fit: {part.get('remedy')}"
+    return part | flat | {"fit": fit}
 
 
-def _network(part: Answer) -> str:
-    return aligned(
-        [
-            ("layers", words(part["layers"]), ""),
-            ("parameters", f"{part['parameters']:,}", ""),
-            _scaled("multiply-adds, forward", count_parts(part["multiply_adds_context"]), "a context"),
-            _scaled("multiply-adds, forward", count_parts(part["multiply_adds_image"]), "an image, halos included"),
-        ]
-    )
+def _value(value: Any, kind: str, remark: str) -> tuple[str, str]:
+    """Return a figure by its format, and its unit or remark."""
+    if kind in ("B", "#"):
+        number, unit = (size_parts if kind == "B" else count_parts)(value)
+        return number, f"{unit} {remark}".strip()
+    return format(value, kind) if kind else words(value), remark
 
 
-def _layers(part: Answer) -> str:
+def _layers(part: dict[str, Any]) -> str:
     rows = [("stage", "output (channels x rows x columns)", "parameters", "multiply-adds", "activations kept")]
     for stage in by_stage(part["by_layer"]):
         work = " ".join(count_parts(stage["multiply_adds"])).strip()
         kept = size(stage["activation_bytes"])
         rows.append((stage["name"], words(stage["shape"]), f"{stage['parameters']:,}", work, kept))
     return columns(rows)
-
-
-def _memory(part: Answer) -> str:
-    remarks = {
-        "weights": ("weights", _WEIGHTS[part["precision"]]),
-        "gradients": ("gradients", "summed in float64"),
-        "optimizer": ("optimizer", "AdamW"),
-        "activations": ("activations kept", "with the loss"),
-        "backward": ("backward pass on top", "at its worst moment"),
-        "total": ("in all", "without the device's own context and workspaces"),
-    }
-    rows = [_scaled(label, size_parts(part[key]), remark) for key, (label, remark) in remarks.items()]
-    if "fits" in part:
-        fits = "fits" if part["fits"] else f"does NOT fit: {part['remedy']}"
-        rows.append(_scaled("GPU", size_parts(part["gpu"]), fits))
-    return aligned(rows)
-
-
-def _windows(part: Answer) -> str:
-    rows: list[Row] = [
-        ("side", words(part["side"]), "px"),
-        ("windows an epoch", f"{part['epoch']:,}", "their pixels, once"),
-    ]
-    for kind, remark in _WINDOWS.items():
-        window = part[kind]
-        rows += [
-            (f"context, {remark}", words(window["context"]), "px at most"),
-            ("efficiency E", f"{window['efficiency']:.4f}", "context pixels / window pixels"),
-            ("a training step", *size_parts(window["bytes"])),
-        ]
-    return aligned(rows)
-
-
-def _cluster(part: Answer) -> str:
-    return aligned(
-        [
-            ("GPUs an image", words(part["gpus_per_image"]), ""),
-            ("nodes an image", f"{part['nodes_per_image']:.2f}", f"of {part['gpus_per_node']} GPUs"),
-            ("images", f"{part['images']:,}", f"{part['tiles']:,} tiles in all"),
-            ("GPUs", f"{part['gpus']:,}", ""),
-            ("rounds an epoch", f"{part['rounds']:,}", "a tile a GPU each"),
-            ("idle GPUs, last round", f"{part['idle_gpus_last_round']:,}", ""),
-            ("GPUs in use", f"{100 * part['utilisation']:.1f}", "% of an epoch"),
-        ]
-    )
-
-
-def _scaled(label: str, parts: tuple[str, str], remark: str) -> Row:
-    number, unit = parts
-    return label, number, f"{unit} {remark}".strip()

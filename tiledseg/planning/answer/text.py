@@ -55,6 +55,14 @@ def milliseconds(seconds: float) -> float:
     return round(1000 * seconds, 4)
 
 
+def duration(seconds: float) -> str:
+    """Return seconds in the unit in which they are read."""
+    for unit, word in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.3g} {word}"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
+
+
 def figures_basis(machine: dict[str, Any]) -> str:
     """Return the source of a machine's figures."""
     basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"

@@ -136,8 +136,18 @@ def _plan(question: RunQuestion) -> RunPlan:
     task = _step_task(mesh, graph, cut, bands, value, images, batch)
     plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
     short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
+    plan = _lengthened(plan, plan.blocks or plan.rebuilt)
     plan = replace(plan, warnings=tuple(note for note in (short, idle, inexact) if note))
     return balanced(question, plan)
+
+
+def _lengthened(plan: RunPlan, way: BlockPlan | MemoryChoice | None) -> RunPlan:
+    """Return the plan with the seconds of computing once more, and of waiting for a store."""
+    if way is None:
+        return plan
+    again = way.extra * (plan.cost.time.forward + plan.cost.time.backward)
+    cost = replace(plan.cost, seconds=plan.cost.seconds + again, time=plan.cost.time._replace(again=again))
+    return replace(plan, cost=cost, seconds=None if plan.seconds is None else cost.seconds)
 
 
 def _images_at_once(question: RunQuestion) -> bool:

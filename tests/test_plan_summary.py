@@ -1,0 +1,115 @@
+"""The first lines of `tiledseg plan`, which answer what people ask."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tiledseg.plan import main
+
+SMALL = "--size 2000 --levels 4 --base-channels 16"
+PLANS = [
+    "--size 10000 --machine h100",
+    f"{SMALL} --grid 4 --gpus 64 --images 30 --machine summit",
+    f"{SMALL} --grid 4 --gpus 5 --norm batch",
+    f"{SMALL} --grid 2 --gpu-memory 600MiB",
+    f"{SMALL} --grid 1 --norm instance --gpu-memory 1GiB --window 256",
+    f"{SMALL} --grid 1 --stages 4 --machine summit",
+    f"{SMALL} --grid 4 --gpu-memory 10MiB",
+    "--size 16 --grid 1 --norm batch",
+]
+
+
+def printed(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    assert main(line.split()) == 0
+    return capsys.readouterr().out
+
+
+def summary(capsys: pytest.CaptureFixture[str], line: str) -> dict:
+    return json.loads(printed(capsys, f"{line} --format json"))["summary"]
+
+
+@pytest.mark.parametrize("line", PLANS)
+def test_the_first_lines_are_few_and_short(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, line).splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 80
+    labels = [each.split("  ")[0] for each in lines if each and not each.startswith(" ")]
+    assert {"memory", "grid", "more"} <= set(labels)
+    part = summary(capsys, line)
+    if part["modes"]:
+        assert {"halo mode", "GPUs", "step", "epoch"} <= set(labels)
+
+
+@pytest.mark.parametrize("line", PLANS[:4])
+def test_what_would_be_better_is(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of the settings, planned by itself, has the figures that were promised."""
+    part = summary(capsys, line)
+    assert part["better"]
+    words = line.split()
+    for other in part["better"]:
+        flag = other["flags"].split()[0]
+        kept = words
+        if flag in words:
+            at = words.index(flag)
+            kept = words[:at] + words[at + 2 :]
+        elif flag != "--grid" and "--grid" not in words:
+            kept = [*words, "--grid", *map(str, part["grid"])]
+        own = summary(capsys, " ".join([*kept, other["flags"]]))
+        assert (own["memory"], own["gpus"]) == (other["memory"], other["gpus"])
+        assert own["epoch_seconds"] == pytest.approx(other["epoch_seconds"])
+        assert own["fits"] is not False
+        assert part["fits"] is False or own["epoch_seconds"] < part["epoch_seconds"]
+
+
+def test_memory_that_is_short_is_bought_by_recomputation(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{SMALL} --grid 2"
+    roomy, tight = (summary(capsys, f"{line} --gpu-memory {size}") for size in ("16GiB", "600MiB"))
+    assert roomy["recomputed"] == 0 < tight["recomputed"]
+    assert tight["memory"] <= 600 * 2**20 < roomy["memory"]
+    assert tight["milliseconds"] > roomy["milliseconds"]
+    assert "recomputing" in printed(capsys, f"{line} --gpu-memory 600MiB").splitlines()[4]
+
+
+def test_gpus_take_images_and_tiles(capsys: pytest.CaptureFixture[str]) -> None:
+    """More GPUs than tiles take several images, fewer take several tiles each."""
+    one, many, few = (summary(capsys, f"{SMALL} --grid 4 --images 30 --gpus {gpus}") for gpus in (16, 64, 5))
+    assert (one["images_per_step"], many["images_per_step"], few["images_per_step"]) == (1, 4, 1)
+    assert (one["gpus"], many["gpus"], few["gpus"]) == (16, 64, 5)
+    assert many["epoch_seconds"] == pytest.approx(8 / 1000 * many["milliseconds"])
+    assert many["epoch_seconds"] < one["epoch_seconds"] < few["epoch_seconds"]
+
+
+def test_without_a_grid_the_fewest_tiles_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{SMALL} --gpu-memory 1GiB"
+    assert summary(capsys, line) == summary(capsys, f"{line} --grid auto")
+    assert summary(capsys, SMALL)["grid"] == [8, 8]
+
+
+def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, some, every = (
+        printed(capsys, f"{SMALL} --grid 4{show}") for show in ("", " --show memory,modes", " --show all")
+    )
+    assert some.startswith(plain.rstrip("\n"))
+    assert every.startswith(plain.rstrip("\n"))
+    titles = {text: re.findall(r"^(\w+): ", text, re.MULTILINE) for text in (some, every)}
+    assert titles[some] == ["memory", "modes"]
+    assert titles[every] == ["network", "memory", "modes", "cluster", "exact", "paper"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--show few", "--show names 'few', which is no section; give some of network,memory,modes,stages"),
+        ("--show stages", "--show names stages, but this plan has network, memory, modes, cluster, exact, paper alone"),
+        ("--show modes --format json", "--show is modes, but only the plan's table has sections"),
+        ("--show modes --emit slurm", "--show is modes"),
+    ],
+)
+def test_sections_that_are_not_there_are_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"{SMALL} --grid 4 {line}".split()) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
