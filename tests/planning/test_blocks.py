@@ -19,7 +19,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import segment_memory as segment_memory_module
-from tiledseg.planning.walk.segment_memory import segment_memory
+from tiledseg.planning.walk.segment_memory import BlockedStep
 from tiledseg.spatial.blocks.block_pass import BlockPass, Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.statistics import Together
@@ -55,7 +55,7 @@ def test_the_memory_is_what_is_allocated(blocks: tuple[int, int], images: int | 
             return functional.cross_entropy(outputs[0], labels_BHW[:, rows, cols], reduction="sum")
 
         run.backward(*[loss] * len(run.images))
-    planned = segment_memory(described.graph(), 4, (SIDE, SIDE), blocks, together=images)
+    planned = BlockedStep(described.graph(), 4, (SIDE, SIDE), blocks, together=images)
     steps = planned.total(False) - planned.fixed
     assert 0.97 * meter.peak <= steps <= 1.15 * meter.peak
 
@@ -67,15 +67,15 @@ def test_what_is_on_its_way_to_a_file_counts_as_the_shelf_bounds_it() -> None:
 def test_of_a_map_less_lies_there() -> None:
     """No gradients, no optimizer; and each tensor goes when the last segment that takes it has."""
     sizes = NETWORK.graph(), 4, (SIDE, SIDE), (4, 4)
-    trained, mapped = (segment_memory(*sizes, trains=trains) for trains in (True, False))
+    trained, mapped = (BlockedStep(*sizes, trains=trains) for trains in (True, False))
     assert mapped.stored < 0.75 * trained.stored
     assert mapped.total(False) < 0.75 * trained.total(False)
 
 
 def test_ranks_that_share_an_image_need_a_part_each() -> None:
     shared = Partition((0, SIDE // 2, SIDE)), Partition((0, SIDE))
-    alone = segment_memory(NETWORK.graph(), 4, (SIDE, SIDE), (4, 4))
-    each = segment_memory(NETWORK.graph(), 4, (SIDE, SIDE), (2, 4), shared=shared)
+    alone = BlockedStep(NETWORK.graph(), 4, (SIDE, SIDE), (4, 4))
+    each = BlockedStep(NETWORK.graph(), 4, (SIDE, SIDE), (2, 4), shared=shared)
     assert each.stored == pytest.approx(alone.stored / 2, rel=0.01)
     working = [[moment.in_memory - moment.stored for moment in one.moments] for one in (each, alone)]
     assert max(working[0]) <= max(working[1])

@@ -27,8 +27,8 @@ from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.plan import step_cost
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
@@ -233,8 +233,8 @@ def test_images_that_go_together_need_what_the_plan_says(images: int, batch: int
             meter.peak = 0
             parts = [Part(sample.image, tile) for sample in samples[:images]]
             stepper.run(step, iter(samples), parts, stop=False)
-    width = ACTIVATION_BYTES[precision]
-    planned = step_cost(spread, spread.mesh, unet.graph(), [tiling], unet.bands, width, images, Machine(), batch).memory
+    question = RunQuestion(unet, (Extent((side, side)),), 1, 1 << 40, precision=precision, images_per_step=images)
+    planned = step_cost(question, spread, spread.mesh, [tiling], batch).memory
     assert 0.97 <= planned / meter.peak <= 1.15
 
 
@@ -244,7 +244,6 @@ def test_totals_and_states() -> None:
     single = training_memory(unet.graph(), 4, (64, 64), 4)
     assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 8 * parameters, 8 * parameters)
     assert single.total == 20 * parameters + single.activations + single.backward
-    assert training_memory(unet.graph(), 4, (64, 64), 4, optimizer_values=1).optimizer == 4 * parameters
     double = training_memory(unet.graph(), 4, (64, 64), 8)
     assert double.gradients == 8 * parameters
     half = training_memory(unet.graph(), 4, (64, 64), 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
@@ -46,18 +46,23 @@ class Question:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machine", self.machine.computing(self.precision))
-        for name in ("size", "grid", "stride", "gpus_per_node", "images", "gpus", "mesh", "window"):
-            value = getattr(self, name)
-            for number in value if isinstance(value, tuple) else (value,):
-                self._check(name, number, MOST)
-        for name in ("gpu_memory", "memory_budget"):
-            self._check(name, getattr(self, name), MOST_BYTES)
-        if self.stride != 1:
-            self._check_paper()
-        if self.recompute != "auto" and self.memory_budget is not None:
+        counts = "size", "grid", "stride", "gpus_per_node", "images", "gpus", "mesh", "window"
+        for name in (*counts, "gpu_memory", "memory_budget"):
+            value, most = getattr(self, name), MOST if name in counts else MOST_BYTES
+            for number in () if value is None else value if isinstance(value, tuple) else (value,):
+                Range(1, most).check(f"--{name.replace('_', '-')}", number)
+        recompute = None if self.recompute == "auto" else self.recompute
+        if self.stride != 1 and not isinstance(self.network, UNet):
             raise ConfigError(
-                f"--recompute is {self.recompute}, but --memory-budget is given, which chooses that; leave one of them "
-                "out"
+                f"--stride is {self.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
+                "one of --stride and --model out"
+            )
+        mesh, grid = self.mesh and f"{self.mesh[0]} x {self.mesh[1]}", "auto" if self.grid is None else None
+        exact = {"--memory-budget": self.memory_budget, "--recompute": recompute, "--grid": grid, "--mesh": mesh}
+        check_exact(self.stride, exact | {"--window": self.window})
+        if recompute and self.memory_budget is not None:
+            raise ConfigError(
+                f"--recompute is {recompute}, but --memory-budget is given, which chooses that; leave one of them out"
             )
         if self.grid is None and self.gpu_memory is None:
             raise ConfigError(
@@ -65,26 +70,6 @@ class Question:
             )
         if self.window is not None and self.window > min(self.size):
             raise ConfigError(f"--window is {self.window}, but the raster has {min(self.size)} px along one side")
-
-    def _check(self, name: str, value: int | None, most: int) -> None:
-        if value is not None:
-            Range(1, most).check(f"--{name.replace('_', '-')}", value)
-
-    def _check_paper(self) -> None:
-        """Raise ConfigError for what only exact plans have, where the stride is another than 1."""
-        if not isinstance(self.network, UNet):
-            raise ConfigError(
-                f"--stride is {self.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
-                "one of --stride and --model out"
-            )
-        exact = {
-            "--memory-budget": self.memory_budget,
-            "--recompute": None if self.recompute == "auto" else self.recompute,
-            "--grid": "auto" if self.grid is None else None,
-            "--mesh": self.mesh and f"{self.mesh[0]} x {self.mesh[1]}",
-            "--window": self.window,
-        }
-        check_exact(self.stride, exact)
 
     @property
     def node_gpus(self) -> int:
@@ -104,18 +89,9 @@ class Question:
         self, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None, images: int = 1
     ) -> RunQuestion:
         """Return the training run of a step of so many images; memory that is not known is no limit."""
-        return RunQuestion(
-            self.network,
-            (Extent(self.size),),
-            ranks,
-            MOST_BYTES if self.gpu_memory is None else self.gpu_memory,
-            parallel,
-            self.precision,
-            grid=grid,
-            images_per_step=images,
-            machine=self.machine,
-            recompute=self.recompute,
-        )
+        memory, rasters = MOST_BYTES if self.gpu_memory is None else self.gpu_memory, (Extent(self.size),)
+        question = RunQuestion(self.network, rasters, ranks, memory, parallel, self.precision, grid=grid)
+        return replace(question, images_per_step=images, machine=self.machine, recompute=self.recompute)
 
 
 def check_exact(stride: int, flags: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The greedy choice: it fits, its bound holds, and it is about as cheap as the best of all choices."""
+"""The greedy choice: it fits, and it is about as cheap as the best of all choices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def test_drawn_walks_fit_and_nearly_all_are_as_cheap_as_the_best() -> None:
             total += 1
             assert chosen.peak == greedy.peak(chosen.words) <= budget
             assert chosen.seconds == replayed(walk, chosen.words)[0] >= min(fitting)
-            assert chosen.bound <= min(fitting) + 1e-9
             exact += chosen.seconds == min(fitting)
     assert missed <= 1
     assert exact >= 0.99 * total
@@ -97,7 +96,6 @@ def test_what_fits_a_budget_fits_a_larger_one(norm: str, store: str) -> None:
         chosen = step.choose(budget)
         assert chosen is not None
         assert chosen.peak == step.peak(chosen.policy) <= budget
-        assert 0 <= chosen.gap <= 1
         extras.append(chosen.extra)
     assert extras == sorted(extras, reverse=True)
     assert extras[-1] == 0
@@ -120,5 +118,5 @@ def test_nothing_to_choose() -> None:
     empty = Greedy(Walk((), (5, 3), (5, 3)))
     chosen = empty.choose(5)
     assert chosen is not None
-    assert (chosen.words, chosen.seconds, chosen.peak, chosen.gap) == ((), 0.0, 5, 0.0)
+    assert chosen == ((), 0.0, 5)
     assert empty.choose(4) is None

@@ -119,12 +119,13 @@ def choose_mode(
     chosen = min(fitting, key=lambda cost: cost.seconds)
     if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
         return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
-    compared = []
-    for cost in costs:
-        fault = " (not exact)" if cost not in candidates else "" if cost in fitting else " (does not fit)"
-        if cost is not chosen:
-            compared.append(f"{label(cost)} {1000 * cost.seconds:.4g} ms{fault}")
-    against = f", against {', '.join(compared)}" if compared else ""
+    faults = {False: " (not exact)", True: " (does not fit)"}
+    compared = ", ".join(
+        f"{label(cost)} {1000 * cost.seconds:.4g} ms{'' if cost in fitting else faults[cost in candidates]}"
+        for cost in costs
+        if cost is not chosen
+    )
+    against = f", against {compared}" if compared else ""
     return chosen, f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms{against}"
 
 

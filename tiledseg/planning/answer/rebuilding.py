@@ -38,9 +38,8 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     budget, context = _Budget(question), tiling.context_max
     step, whole, blocks = budget.step(context), budget.is_whole(context), budget.blocks(context)
     leanest = step.leanest
-    choice, leaving = (
-        _plain(budget.step(context, leaves).choose(budget.bytes) if whole else None) for leaves in (0, 1)
-    )
+    steps = step, budget.step(context, leaves=True)
+    choice, leaving = (_plain(each.choose(budget.bytes) if whole else None, each) for each in steps)
     rebuilt = budget.largest(lambda at: budget.is_whole(at) and budget.step(at).peak(leanest) <= budget.bytes)
     return {
         "budget": budget.bytes,
@@ -60,12 +59,12 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     }
 
 
-def _plain(choice: MemoryChoice | None) -> dict[str, Any] | None:
-    """Return a choice without its policy, which is for programs."""
+def _plain(choice: MemoryChoice | None, step: StepChoices) -> dict[str, Any] | None:
+    """Return a choice of a step as plain values, without its policy."""
     if choice is None:
         return None
     part = asdict(choice) | {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
-    return {key: value for key, value in part.items() if key != "policy"}
+    return {key: value for key, value in part.items() if key != "policy"} | {"levels": step.by_part(choice.policy)}
 
 
 class _Budget:
@@ -92,7 +91,7 @@ class _Budget:
         """Return True if kernels take a context at once."""
         return is_countable(self.graph, self.bands, context)
 
-    def step(self, context: Context, leaves: int | bool = False) -> StepChoices:
+    def step(self, context: Context, leaves: bool = False) -> StepChoices:
         """Return the choices of a step; `leaves`: tensors may be offloaded. The machine's speed is the same in both."""
         store = self.store if leaves else None
         return step_choices(self.graph, self.bands, context, self.value, store, self.store.speed)
@@ -192,8 +191,7 @@ def rebuilding_table(part: dict[str, Any]) -> str:
 
 
 def _step_words(choice: dict[str, Any]) -> str:
-    gap = f", of which a better choice might save {100 * choice['gap']:.2g} % at most"
-    return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time{gap if choice['gap'] >= 0.001 else ''}"
+    return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time"
 
 
 def _cells(row: dict[str, Any], best: dict[str, Any]) -> tuple[str, ...]:

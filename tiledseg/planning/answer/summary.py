@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tiledseg.errors import InputError
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.modes import ModePlans, mode_plans
-from tiledseg.planning.answer.text import duration, size, words
+from tiledseg.planning.answer.text import duration, milliseconds, size, words
 from tiledseg.planning.modes.mode_cost import fusion_word, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.norms import exact_modes
@@ -35,33 +35,40 @@ class Outcome(NamedTuple):
     images: int
     epoch: float
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The mode, bytes, GPUs and seconds as plain values."""
+        plan = self.plans[0]
+        of_mode = {"mode": plan.spread.mode, "fusion": fusion_word(plan.cost.fusion), "memory": plan.memory}
+        return of_mode | {"gpus": self.gpus, "epoch_seconds": round(self.epoch, 6)}
 
-def outcome(question: Question, tiling: Tiling, known: ModePlans | None = None) -> Outcome | str:
-    """Return the run of the least predicted time on the GPUs of the question, or why there is none. `known`: plans of
+
+def outcome(question: Question, tiling: Tiling, modes: ModePlans | None = None) -> Outcome | str:
+    """Return the run of the least predicted time on the GPUs of the question, or why there is none. `modes`: plans of
     one image on as many GPUs as it has tiles, or as its mesh has ranks."""
-    mesh = question.mesh or tiling.grid
+    mesh, memory = question.mesh or tiling.grid, question.gpu_memory
     alone = math.prod(mesh)
     gpus = question.gpus or alone
     images = max(1, min(question.images, gpus // alone))
     shape = mesh if question.mesh or gpus >= alone else None  # fewer GPUs than tiles: as the plan spreads
-    modes = known
     if modes is None or (modes.gpus, modes.images) != (gpus, images):
         modes = mode_plans(question, tiling, shape, gpus, images)
     exact = exact_modes(question.network.graph(), len(tiling))
     plans = [plan for plan in modes.plans if plan.spread.mode in exact]
     if not plans:
         return next(iter(modes.impossible.values()), "no mode is exact on this grid")
-    memory = question.gpu_memory
     fitting = [plan for plan in plans if memory is None or plan.memory <= memory]
-    best = min(fitting, key=_seconds) if fitting else min(plans, key=lambda plan: plan.memory)
+    best = min(fitting or plans, key=lambda plan: plan.cost.seconds if fitting else plan.memory)
     every = (best, *(plan for plan in plans if plan is not best))
     at_work = images * alone if shape else min(gpus, len(tiling))
-    return Outcome(every, bool(fitting), at_work, images, -(-question.images // images) * _seconds(best))
+    return Outcome(every, bool(fitting), at_work, images, -(-question.images // images) * best.cost.seconds)
 
 
 def summary_part(question: Question, tiling: Tiling, answer: dict[str, Any], modes: ModePlans) -> dict[str, Any]:
     """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `answer`: the other parts,
     `modes`: plans of one image."""
+    machine, known = question.machine, question.gpu_memory is not None
+    basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
     part = {
         "gpu": question.gpu_memory,
         "grid": list(tiling.grid),
@@ -70,50 +77,42 @@ def summary_part(question: Question, tiling: Tiling, answer: dict[str, Any], mod
         "context": answer["exact"]["context_max"],
         "gpus_per_node": question.node_gpus,
         "images": question.images,
-        "machine": _basis(question),
+        "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
+        "recomputed": 0,
     }
     if "stages" in answer:
         return part | _stages(question, tiling, answer["stages"])
-    here = outcome(question, tiling, modes)
-    if isinstance(here, str):
-        return part | {"fits": False, "reason": here, "modes": [], "better": list(_better(question, tiling, None))}
-    return part | _figures(question, here) | {"better": list(_better(question, tiling, here))}
-
-
-def _figures(question: Question, run: Outcome) -> dict[str, Any]:
-    best = run.plans[0]
-    rebuilt = best.rebuilt
-    return {
-        "fits": run.fits if question.gpu_memory is not None else None,
-        "memory": best.memory,
-        "recomputed": 0 if rebuilt is None else len(rebuilt.items),
-        "recompute_percent": 0.0 if rebuilt is None else round(100 * rebuilt.extra, 2),
-        "modes": [
-            {"mode": plan.spread.mode, "fusion": _fusion(plan), "milliseconds": round(1000 * _seconds(plan), 4)}
-            for plan in run.plans
-        ],
-        "gpus": run.gpus,
+    run = outcome(question, tiling, modes)
+    if isinstance(run, str):
+        return part | {"fits": False, "reason": run, "modes": [], "better": list(_better(question, tiling, None))}
+    rebuilt = run.plans[0].rebuilt
+    if rebuilt is not None:
+        part |= {"recomputed": len(rebuilt.items), "recompute_percent": round(100 * rebuilt.extra, 2)}
+    costs = [plan.cost for plan in run.plans]
+    rows = [{"mode": c.mode, "fusion": fusion_word(c.fusion), "milliseconds": milliseconds(c.seconds)} for c in costs]
+    return part | {
+        **run.figures,
+        "fits": run.fits if known else None,
+        "modes": rows,
         "images_per_step": run.images,
-        "milliseconds": round(1000 * _seconds(best), 4),
-        "epoch_seconds": round(run.epoch, 6),
+        "milliseconds": rows[0]["milliseconds"],
+        "better": list(_better(question, tiling, run)),
     }
 
 
 def _stages(question: Question, tiling: Tiling, part: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of pipelines, one after the other micro-batch."""
+    """Return the figures of pipelines."""
     pipelines = max(1, (question.gpus or part["stages"]) // part["stages"])
     steps = -(-question.images * len(tiling) // (part["micro_batches"] * pipelines))
-    memory, milliseconds = max(row["memory"]["total"] for row in part["by_stage"]), part["step"]["milliseconds"]
+    memory, step = max(row["memory"]["total"] for row in part["by_stage"]), part["step"]["milliseconds"]
     return {
         "fits": None if question.gpu_memory is None else memory <= question.gpu_memory,
         "memory": memory,
-        "modes": [{"mode": "read", "fusion": None, "milliseconds": milliseconds}],
-        "recomputed": 0,
-        "recompute_percent": 0.0,
+        "modes": [{"mode": "read", "fusion": None, "milliseconds": step}],
         "gpus": pipelines * part["stages"],
         "micro_batches": part["micro_batches"] * pipelines,
-        "milliseconds": milliseconds,
-        "epoch_seconds": round(steps * milliseconds / 1000, 6),
+        "milliseconds": step,
+        "epoch_seconds": round(steps * step / 1000, 6),
         "better": [],
     }
 
@@ -126,12 +125,9 @@ def _better(question: Question, tiling: Tiling, here: Outcome | None) -> Iterato
             run = outcome(other, make_tiling(other.size, other.grid, tiling.footprint))
         except InputError:
             continue
-        if isinstance(run, str) or not run.fits:
-            continue
-        if here is None or not here.fits or run.epoch < SHORTER * here.epoch:
-            plan = run.plans[0]
-            figures = {"mode": plan.spread.mode, "fusion": _fusion(plan), "memory": plan.memory, "gpus": run.gpus}
-            yield {"flags": flags, **figures, "epoch_seconds": round(run.epoch, 6)}
+        shorter = here is None or not here.fits or isinstance(run, str) or run.epoch < SHORTER * here.epoch
+        if not isinstance(run, str) and run.fits and shorter:
+            yield {"flags": flags, **run.figures}
 
 
 def _others(question: Question, tiling: Tiling) -> Iterator[tuple[str, Question]]:
@@ -162,21 +158,6 @@ def _others(question: Question, tiling: Tiling) -> Iterator[tuple[str, Question]
             yield f"--grid {grid[0]} {grid[1]}", replace(question, grid=grid)
 
 
-def _seconds(plan: RunPlan) -> float:
-    return plan.cost.seconds
-
-
-def _fusion(plan: RunPlan) -> int | str | None:
-    return fusion_word(plan.cost.fusion)
-
-
-def _basis(question: Question) -> str:
-    machine = question.machine
-    if not machine.known:
-        return f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine"
-    return f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
-
-
 def summary_text(heading: str, answer: dict[str, Any], sections: list[str]) -> str:
     """Return at most 25 lines of at most 80 columns. `heading`: the raster and the network."""
     part = answer["summary"]
@@ -192,9 +173,8 @@ def summary_text(heading: str, answer: dict[str, Any], sections: list[str]) -> s
         lines += _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}")
         nodes = counted(math.ceil(part["gpus"] / part["gpus_per_node"]), "node")
         lines += _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}")
-        items = (
-            counted(part["micro_batches"], "tile") if "stages" in answer else counted(part["images_per_step"], "image")
-        )
+        kind, number = ("tile", "micro_batches") if "stages" in answer else ("image", "images_per_step")
+        items = counted(part[number], kind)
         lines += _row("step", f"{duration(part['milliseconds'] / 1000)} for {items}, predicted: {part['machine']}")
         lines += _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}")
     lines += _further(answer)

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
 from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
 from tiledseg.planning.step.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.items import BACKWARD, Speed, Walk, Words, network_walk
+from tiledseg.planning.walk.items import BACKWARD, Speed, Walk, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
-
-
-@dataclass(frozen=True)
-class LevelChoice:
-    """A part of the network (what stands before the dot in its nodes' names): bytes kept for the backward pass, bytes
-    recomputed, bytes offloaded (`away`), and the extra seconds as a share of the step's."""
-
-    name: str
-    kept: int
-    rebuilt: int
-    extra: float
-    away: int = 0
-
-    def plus(self, other: LevelChoice) -> LevelChoice:
-        """Add both up."""
-        sizes = self.kept + other.kept, self.rebuilt + other.rebuilt
-        return LevelChoice(self.name, *sizes, self.extra + other.extra, self.away + other.away)
 
 
 @dataclass(frozen=True)
@@ -36,26 +20,23 @@ class MemoryChoice:
     """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
 
     `items`: recomputed tensors, by name, with their bytes; `away`: offloaded ones. `extra`: the seconds of both as a
-    share of the step's; `gap`: the share of these that a better choice could save, at most.
+    share of the step's.
     """
 
     policy: MemoryPolicy
     kept: int
     peak: int
-    levels: tuple[LevelChoice, ...]
     items: tuple[tuple[str, int], ...]
     extra: float
-    gap: float
     away: tuple[tuple[str, int], ...] = ()
 
     @property
     def in_words(self) -> str:
         saved = (self.kept - self.peak) / 2**30
-        best = "" if self.gap < 0.001 else f", of which a better choice might save {100 * self.gap:.2g} % at most"
         away = f", {len(self.away)} leave for the store meanwhile" if self.away else ""
         return (
             f"{len(self.items)} tensors are computed once more in place of being kept{away}: {self.peak / 2**30:.4g} "
-            f"GiB a step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time{best}"
+            f"GiB a step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time"
         )
 
 
@@ -98,22 +79,26 @@ class StepChoices:
         rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.used)
         away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
         policy, step = self.walk.policy(chosen.words), (1 + BACKWARD) * self.walk.forward
-        sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.words, step), rebuilt
-        return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap, away)
+        sizes = self.kept, self.fixed + chosen.peak, rebuilt
+        return MemoryChoice(policy, *sizes, chosen.seconds / step, away)
 
     def peak(self, policy: MemoryPolicy) -> int:
         """Return the bytes of a step by a policy."""
         return self.fixed + self.greedy.peak(self.walk.needed_words(policy))
 
-    def _levels(self, words: Words, step: float) -> tuple[LevelChoice, ...]:
-        levels: dict[str, LevelChoice] = {}
-        for item, word in zip(self.walk.items, words, strict=True):
-            name, size = item.name.split(".")[0], item.bytes
-            again, away = size * (word == REBUILD and item.used), size * (word == OFFLOAD)
-            extra = (item.rebuild if again else item.offload if away else 0.0) / step
-            level = LevelChoice(name, size * (word == KEEP), again, extra, away)
-            levels[name] = levels[name].plus(level) if name in levels else level
-        return tuple(levels.values())
+    def by_part(self, policy: MemoryPolicy) -> list[dict[str, Any]]:
+        """Return, for each part of the network (what stands before the dot in its nodes' names), bytes kept, recomputed
+        and offloaded (`away`), and the extra seconds as a share of the step's."""
+        parts: dict[str, dict[str, Any]] = {}
+        step = (1 + BACKWARD) * self.walk.forward
+        for item, word in zip(self.walk.items, self.walk.words(policy), strict=True):
+            name = item.name.split(".")[0]
+            part = parts.setdefault(name, {"name": name, "kept": 0, "rebuilt": 0, "extra": 0.0, "away": 0})
+            key = "kept" if word == KEEP else "away" if word == OFFLOAD else "rebuilt"
+            if word != REBUILD or item.used:
+                part[key] += item.bytes
+                part["extra"] += {KEEP: 0.0, REBUILD: item.rebuild, OFFLOAD: item.offload}[word] / step
+        return list(parts.values())
 
 
 def step_choices(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -24,19 +23,12 @@ SLACK = 0.1  # share of the way from the budget to the least peak: a start that 
 Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A word for each item. `bound`: seconds that every choice of the same budget takes at least."""
+class Chosen(NamedTuple):
+    """A word for each item, with its seconds and its peak."""
 
     words: Words
     seconds: float
     peak: int
-    bound: float
-
-    @property
-    def gap(self) -> float:
-        """Share of the seconds that a better choice could save, at most."""
-        return 0.0 if self.seconds == 0 else max(0.0, 1 - self.bound / self.seconds)
 
 
 class _ChoiceState(NamedTuple):
@@ -93,36 +85,18 @@ class Greedy:
         """Return the cheapest choice that is reached from several starts, of a peak of at most `budget` bytes; None
         where none is. One may be reached below the leanest's peak, as the leanest aims at a budget that is less."""
         if self.peak(self.kept) <= budget:
-            return self._chosen(self.kept, budget)
+            return self._chosen(self.kept)
         if budget < max(self.walk.base):
             return None
         lower = int(budget - SLACK * max(0, budget - self.peak(self.leanest)))
         starts = self.kept, self._without_joins(budget), self._improved(self.kept, lower), self.leanest
         ends = [self._improved(start, budget) for start in (*starts, *self._offloading(budget))]
-        fitting = [self._chosen(words, budget) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
+        fitting = [self._chosen(words) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
         return min(fitting, key=lambda each: each.seconds, default=None)
 
-    def _chosen(self, words: Words, budget: int) -> Chosen:
+    def _chosen(self, words: Words) -> Chosen:
         seconds, needs = self.needs(words)
-        return Chosen(words, seconds, max(needs), min(seconds, self.bound(budget)))
-
-    def bound(self, budget: int) -> float:
-        """Return the seconds that every choice takes at least: those of the moment that is dearest to fit, were
-        tensors divisible."""
-        most = 0.0
-        for moment, need in enumerate(self.needs(self.kept)[1]):
-            sizes = [
-                (min(item.rebuild, item.offload), item.bytes * (self.copies - 1 + (moment >= item.waits_from)))
-                for item in self.walk.items
-                if item.used
-            ]
-            excess, seconds = need - budget, 0.0
-            for rate, size in sorted((cost / size, size) for cost, size in sizes if size):
-                if excess > 0:
-                    seconds += rate * min(size, excess)
-                    excess -= size
-            most = max(most, seconds if excess <= 0 else math.inf)
-        return most
+        return Chosen(words, seconds, max(needs))
 
     def _without_joins(self, budget: int) -> Words:
         """Return a start that keeps all tensors of several parents."""

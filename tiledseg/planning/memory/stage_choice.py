@@ -9,7 +9,7 @@ from tiledseg.geometry.graph import KEEP, MemoryPolicy
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import kept_of, most_in_flight
-from tiledseg.planning.memory.choice import LevelChoice, MemoryChoice, StepChoices
+from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
 from tiledseg.planning.stages.staged_pipeline import PipelineCase
 
 
@@ -58,10 +58,5 @@ def _joined(case: PipelineCase, runs: Sequence[tuple[int, int]], chosen: Sequenc
     chunk_of = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
     crossing = {place[k + 1] for k in range(len(graph)) if chunk_of[k] != chunk_of[max(0, place[k + 1] - 1)]}
     policy = MemoryPolicy(tuple(KEEP if home in crossing else tensors[home] for home in place), tuple(inside))
-    levels: dict[str, LevelChoice] = {}
-    for level in (level for each in chosen for level in each.levels):  # a part of the network may span stages
-        before = levels.get(level.name, LevelChoice(level.name, 0, 0, 0.0))
-        levels[level.name] = replace(before.plus(level), extra=max(before.extra, level.extra))
     items = tuple(pair for each in chosen for pair in each.items)
-    extra, gap = max(each.extra for each in chosen), max(each.gap for each in chosen)
-    return MemoryChoice(policy, 0, 0, tuple(levels.values()), items, extra, gap)
+    return MemoryChoice(policy, 0, 0, items, max(each.extra for each in chosen))

@@ -123,12 +123,12 @@ def blocks_of(
 ) -> BlockPlan:
     """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
     fits, else the one that needs least. With many small blocks halos need more memory again."""
-    from tiledseg.planning.walk.segment_memory import more_time, segment_memory
+    from tiledseg.planning.walk.segment_memory import BlockedStep
 
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
     best, worse = None, 0
     for shape in [asked.shape] if asked.shape else _shapes(own):
-        needs = segment_memory(graph, bands, context, shape, value, trains=trains, shared=shared, together=together)
+        needs = BlockedStep(graph, bands, context, shape, value, trains, shared, together)
         needed, countable = needs.total(asked.in_file), needs.largest.values <= MOST_VALUES
         if best is None or needed < best[1].total(asked.in_file) or best[1].largest.values > MOST_VALUES:
             best, worse = (shape, needs), 0
@@ -145,7 +145,7 @@ def blocks_of(
 
         rates = asked.store or ASSUMED_STORE
         waited = rates.waited if asked.in_file else None
-        extra = more_time(graph, bands, context, shape, value, rates.speed, waited, shared, together is not None)
+        extra = needs.more_time(rates.speed, waited)
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
 
 

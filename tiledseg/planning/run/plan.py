@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
@@ -119,12 +118,11 @@ def _plan(question: RunQuestion) -> RunPlan:
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
     validation = _validation(question, held_out, spread)
 
-    cost = step_cost(spread, mesh, graph, cut, bands, value, images, machine, batch)
+    cost = step_cost(question, spread, mesh, cut, batch)
     most = cost.memory
     if held_out:
         alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        other = step_cost(validation, alone, graph, held_out, bands, value, images, machine, batch)
-        most = max(most, other.memory)
+        most = max(most, step_cost(question, validation, alone, held_out, batch).memory)
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
@@ -133,7 +131,7 @@ def _plan(question: RunQuestion) -> RunPlan:
         raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
     inexact = _inexact(question, tilings, footprint, spread)
     draft = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, (), validation)
-    task = _step_task(mesh, graph, cut, bands, value, images, batch)
+    task = _step_task(question, mesh, cut, batch)
     plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
     short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
     plan = _lengthened(plan, plan.blocks or plan.rebuilt)
@@ -232,46 +230,32 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
 
 
 def step_cost(
-    spread: Spread,
-    mesh: MeshShape,
-    graph: Graph,
-    tilings: Sequence[Tiling],
-    bands: int,
-    value_bytes: int,
-    images_per_step: int,
-    machine: Machine,
-    batch: int = 1,
+    question: RunQuestion, spread: Spread, mesh: MeshShape, tilings: Sequence[Tiling], batch: int = 1
 ) -> ModeCost:
-    """Predict a training step without stages on `images_per_step` images like the largest of `tilings`, over `mesh`.
+    """Predict a training step without stages on images like the largest of `tilings`, over `mesh`.
 
     `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
     at once.
     """
-    task = _step_task(mesh, graph, tilings, bands, value_bytes, images_per_step, batch)
-    largest, images = task.decomposition.tiling, task.images
-    cost = mode_cost(task, machine, spread.mode, spread.fusion)
+    task = _step_task(question, mesh, tilings, batch)
+    largest, images, of_network = task.decomposition.tiling, task.images, (task.graph, task.bands)
+    cost = mode_cost(task, question.machine or Machine(), spread.mode, spread.fusion)
     if spread.together:
-        weights, copies = fixed_memory(graph, bands, value_bytes), copies_memory(graph, bands, value_bytes)
+        weights, copies = fixed_memory(*of_network, task.value_bytes), copies_memory(*of_network, task.value_bytes)
         further = (-(-images // batch) - 1) * copies  # each batch has a use of the weights of its own
         return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
-    needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
+    needed = [training_memory(*of_network, context, task.value_bytes).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))
 
 
-def _step_task(
-    mesh: MeshShape,
-    graph: Graph,
-    tilings: Sequence[Tiling],
-    bands: int,
-    value_bytes: int,
-    images_per_step: int,
-    batch: int,
-) -> Task:
+def _step_task(question: RunQuestion, mesh: MeshShape, tilings: Sequence[Tiling], batch: int) -> Task:
     """Return the step on the largest of `tilings`."""
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    images = min(images_per_step, batch * -(-images_per_step // (batch * mesh.replicas)))
-    return Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
+    step = question.images_per_step
+    images = min(step, batch * -(-step // (batch * mesh.replicas)))
+    cut, width = decompose(largest, (mesh.rows, mesh.cols)), question.value_bytes
+    return Task(question.graph, question.network.bands, cut, width, images, mesh.replicas)
 
 
 def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:

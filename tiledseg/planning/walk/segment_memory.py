@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
@@ -29,118 +27,15 @@ from tiledseg.units.widths import norm_work_bytes
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
 
 
-class BlockMoment(NamedTuple):
-    """Bytes at once while a segment runs: of tensors `stored` between segments, and in all but the fixed ones, where
-    those lie in memory or in a file."""
-
-    stored: int
-    in_memory: int
-    in_file: int
-
-
-@dataclass(frozen=True)
-class SegmentMemory:
-    """Bytes: of weights, their gradients' sums and the optimizer's values; of images as they were read; and the moments
-    of a step. `largest`: the largest tensor that a layer makes of a block."""
-
-    fixed: int
-    image: int
-    moments: tuple[BlockMoment, ...]
-    largest: TensorShape
-
-    @property
-    def stored(self) -> int:
-        """The most that lies between segments at once."""
-        return max(moment.stored for moment in self.moments)
-
-    def total(self, in_file: bool) -> int:
-        """Return the bytes of a rank's memory, where blocks lie in it, or in a file."""
-        if in_file:
-            return self.least(True) + max(moment.in_file for moment in self.moments)
-        return self.fixed + self.image + max(moment.in_memory for moment in self.moments)
-
-    def least(self, in_file: bool) -> int:
-        """Return the bytes that more blocks do not make less."""
-        return self.fixed + self.image + (min(MOST_WRITTEN, self.stored) if in_file else self.stored)
-
-
-def segment_memory(
-    graph: Graph,
-    bands: int,
-    context: tuple[int, int],
-    blocks: tuple[int, int],
-    bytes_per_value: int = 4,
-    trains: bool = True,
-    shared: tuple[Partition, Partition] | None = None,
-    together: int | None = None,
-) -> SegmentMemory:
-    """Return the memory of one step, or unless it `trains` of a map, on one context of shape (height, width), in so
-    many rows and columns of blocks, or fewer where it is too small.
+class BlockedStep:
+    """One step, or unless it `trains` a map, on one context of shape (height, width), in so many rows and columns of
+    blocks, or fewer where it is too small.
 
     `shared`: how ranks own the context along rows and columns, of which that with the most counts. `together`: images
     of a rank that go through a segment before the next one, None where each goes alone: as much more lies between
-    segments.
+    segments. Bytes: `fixed` ones of weights, their gradients' sums and the optimizer's values; of the `image` as it was
+    read; the most `stored` between segments at once.
     """
-    cut = _BlockCut(graph, bands, context, blocks, bytes_per_value, shared, together)
-    moments = (*cut.forward(trains), *(cut.backward() if trains else ()))
-    fixed = (fixed_memory if trains else weight_memory)(graph, bands, bytes_per_value)
-    return SegmentMemory(fixed, int(cut.images * cut.whole[0]), moments, cut.largest)
-
-
-def more_time(
-    graph: Graph,
-    bands: int,
-    context: tuple[int, int],
-    blocks: tuple[int, int],
-    value_bytes: int,
-    speed: Speed,
-    waited: Callable[[float, float], float] | None,
-    shared: tuple[Partition, Partition] | None = None,
-    together: bool = False,
-) -> float:
-    """Return the seconds by which a step in `blocks` is longer, as a share of those of the whole; arguments as those of
-    `segment_memory`. `waited`: the seconds for bytes written to a file and read from it; None where blocks lie in
-    memory.
-
-    A tensor between segments is written once, and read by each segment that takes it, forward and back; so are
-    gradients.
-    """
-    cut = _BlockCut(graph, bands, context, blocks, value_bytes, shared, 1 if together else None)
-    costs = layer_costs(graph, bands, context, value_bytes)
-    nodes = [speed.seconds(cost) for cost in costs]
-    seconds = written = read = 0.0
-    for at, (segment, windows) in enumerate(zip(cut.segments, cut.windows, strict=True)):
-        is_last = at + 1 == len(cut.segments)
-        run = sum(nodes[k] * _times_made(*each) for k, each in zip(segment.nodes, windows.pairs, strict=True))
-        seconds += ((1 if is_last else 2) + BACKWARD) * run
-        written += 0 if is_last else costs[segment.leaving[0] - 1].output_bytes
-        for tensor in filter(None, segment.entering):
-            values: float = costs[tensor - 1].output_bytes
-            for intervals, dim in zip(windows.read(tensor), cut.cuts, strict=True):
-                values *= sum(one.size for one in intervals) / dim[tensor].size
-            read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
-            written += values
-    seconds += waited(written, read) if waited else (written + read) / speed.memory_bandwidth
-    return seconds / ((1 + BACKWARD) * sum(nodes)) - 1
-
-
-class _Windows(NamedTuple):
-    """The windows of a segment's blocks along rows and along columns: of its nodes, and read of tensors that enter."""
-
-    nodes: tuple[Sequence[NodeWindows], Sequence[NodeWindows]]
-    entering: tuple[Mapping[int, Sequence[Interval]], Mapping[int, Sequence[Interval]]]
-
-    @property
-    def pairs(self) -> Iterable[tuple[NodeWindows, NodeWindows]]:
-        return zip(*self.nodes, strict=True)
-
-    def read(self, tensor: int) -> tuple[Sequence[Interval], Sequence[Interval]]:
-        return self.entering[0][tensor], self.entering[1][tensor]
-
-
-class _BlockCut:
-    """A context in blocks: its `segments` with their `windows`; bytes of each tensor `whole`, on the rank with most, of
-    each segment's largest block (`sizes`), and that a segment's blocks read of other ones (`strips`)."""
 
     def __init__(
         self,
@@ -148,40 +43,88 @@ class _BlockCut:
         bands: int,
         context: tuple[int, int],
         blocks: tuple[int, int],
-        width: int,
-        shared: tuple[Partition, Partition] | None,
-        together: int | None,
+        value_bytes: int = 4,
+        trains: bool = True,
+        shared: tuple[Partition, Partition] | None = None,
+        together: int | None = None,
     ) -> None:
-        self.graph, self.bands, self.width, self.images = graph, bands, width, together or 1
+        self.graph, self.bands, self.width, self.images = graph, bands, value_bytes, together or 1
         ranks = shared or (Partition((0, context[0])), Partition((0, context[1])))
         self.ranks = ranks[0].parts, ranks[1].parts
-        self.graphs = graph, graph.along_columns
-        dims = zip(self.graphs, ranks, blocks, strict=True)
+        graphs = graph, graph.along_columns
+        dims = zip(graphs, ranks, blocks, strict=True)
         self.cuts = tuple(partitions_of(one, block_partition(one, cut, parts)) for one, cut, parts in dims)
         self.segments = segments(graph, together is None and all(cut[0].parts == 1 for cut in self.cuts))
-        self.windows = [_windows(self.graphs, self.cuts, segment) for segment in self.segments]
+        self.windows = [  # of each segment's blocks along rows and columns: of its nodes, and of tensors that enter it
+            tuple(segment_windows(one, cut, segment) for one, cut in zip(graphs, self.cuts, strict=True))
+            for segment in self.segments
+        ]
         self.channels = tensor_channels(graph, bands)
-        costs = layer_costs(graph, bands, context, width)
+        self.costs = layer_costs(graph, bands, context, value_bytes)
         share = math.prod(_most(cut.blocks) / cut.size for cut in ranks)
-        self.whole = [share * size for size in (math.prod((bands, *context)) * width, *(c.output_bytes for c in costs))]
-        self.pixel = [float(bands * width), *(c.output_bytes / (c.shape[1] * c.shape[2]) for c in costs)]
+        sizes = math.prod((bands, *context)) * value_bytes, *(cost.output_bytes for cost in self.costs)
+        self.whole = [share * size for size in sizes]  # bytes of each tensor on the rank with most
+        self.pixel = [float(bands * value_bytes), *(c.output_bytes / (c.shape[1] * c.shape[2]) for c in self.costs)]
         measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
         self.norm_work = {t: self._rows_work(t) if t in measured else 0 for t in range(len(graph) + 1)}
-        both = list(zip(self.segments, self.windows, strict=True))
-        self.sizes = [self._sizes(*each) for each in both]
-        self.strips = [{t: self._foreign(t, *w.read(t)) for t in s.entering if t} for s, w in both]
+        places = range(len(self.segments))
+        self.sizes = [self._sizes(at) for at in places]  # bytes of each segment's largest block of a tensor
+        self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
+        self.fixed = (fixed_memory if trains else weight_memory)(graph, bands, value_bytes)
+        self.image = int(self.images * self.whole[0])
+        moments = (*self._forward(trains), *(self._backward() if trains else ()))
+        self.stored, self._in_memory, self._in_file = (max(bytes_at) for bytes_at in zip(*moments, strict=True))
+
+    def total(self, in_file: bool) -> int:
+        """Return the bytes of a rank's memory, where blocks lie in it, or in a file."""
+        return self.least(True) + self._in_file if in_file else self.fixed + self.image + self._in_memory
+
+    def least(self, in_file: bool) -> int:
+        """Return the bytes that more blocks do not make less."""
+        return self.fixed + self.image + (min(MOST_WRITTEN, self.stored) if in_file else self.stored)
+
+    def more_time(self, speed: Speed, waited: Callable[[float, float], float] | None) -> float:
+        """Return the seconds by which a step is longer than on the whole, as a share of that. `waited`: the seconds for
+        bytes written to a file and read from it; None where blocks lie in memory.
+
+        A tensor between segments is written once, and read by each segment that takes it, forward and back; so are
+        gradients.
+        """
+        nodes = [speed.seconds(cost) for cost in self.costs]
+        seconds = written = read = 0.0
+        for at, segment in enumerate(self.segments):
+            is_last = at + 1 == len(self.segments)
+            run = sum(nodes[k] * _times_made(*pair) for k, pair in zip(segment.nodes, self._pairs(at), strict=True))
+            seconds += ((1 if is_last else 2) + BACKWARD) * run
+            written += 0 if is_last else self.costs[segment.leaving[0] - 1].output_bytes
+            for tensor in filter(None, segment.entering):
+                values: float = self.costs[tensor - 1].output_bytes
+                for intervals, dim in zip(self._read(at, tensor), self.cuts, strict=True):
+                    values *= sum(one.size for one in intervals) / dim[tensor].size
+                read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
+                written += values
+        seconds += waited(written, read) if waited else (written + read) / speed.memory_bandwidth
+        return seconds / ((1 + BACKWARD) * sum(nodes)) - 1
+
+    def _pairs(self, at: int) -> Iterable[tuple[NodeWindows, NodeWindows]]:
+        rows, cols = self.windows[at]
+        return zip(rows[0], cols[0], strict=True)
+
+    def _read(self, at: int, tensor: int) -> tuple[Sequence[Interval], Sequence[Interval]]:
+        rows, cols = self.windows[at]
+        return rows[1][tensor], cols[1][tensor]
 
     @property
     def largest(self) -> TensorShape:
         """The largest tensor that a layer makes of a block."""
         shapes = [
             TensorShape(self.graph.names[k + 1], self.channels[k + 1], _most(row.given), _most(col.given))
-            for segment, windows in zip(self.segments, self.windows, strict=True)
-            for k, (row, col) in zip(segment.nodes, windows.pairs, strict=True)
+            for at, segment in enumerate(self.segments)
+            for k, (row, col) in zip(segment.nodes, self._pairs(at), strict=True)
         ]
         return max(shapes, key=lambda shape: shape.values)
 
-    def forward(self, keeps: bool) -> Iterator[BlockMoment]:
+    def _forward(self, keeps: bool) -> Iterator[tuple[int, int, int]]:
         """Yield the moments of a forward pass that `keeps` tensors for a backward pass, or of a map: a tensor is then
         freed after the last segment that takes it."""
         ends = {tensor: at for at, segment in enumerate(self.segments) for tensor in segment.entering}
@@ -192,7 +135,7 @@ class _BlockCut:
             yield self._moment(at, self._live(at), stored, self._ahead(at), lives, 0.0)
             lives = lives if keeps else {tensor for tensor in lives if ends[tensor] > at}
 
-    def backward(self) -> Iterator[BlockMoment]:
+    def _backward(self) -> Iterator[tuple[int, int, int]]:
         """Yield the moments of a backward pass, from the last segment to the first."""
         values = {segment.leaving[0] for segment in self.segments[:-1]}
         gradients: set[int] = set()
@@ -211,22 +154,26 @@ class _BlockCut:
 
     def _moment(
         self, at: int, working: float, stored: float, ahead: float, values: Iterable[int], gradients: float
-    ) -> BlockMoment:
-        """Add up a moment's bytes. `working`: of the largest block at work. `ahead`: read from a file for the next one.
-        `stored`, and strips of `values` and `gradients` for other blocks: of one image. Segments share strips."""
+    ) -> tuple[int, int, int]:
+        """Return a moment's bytes: stored between segments, and in all but the fixed ones, in memory or in a file.
+
+        `working`: of the largest block at work. `ahead`: read from a file for the next one. `stored`, and strips of
+        `values` and `gradients` for other blocks: of one image. Segments share strips.
+        """
         segment = self.segments[at]
         read = (*segment.leaving, *(self.graph.sources[k][0] for k in segment.nodes))
         working += max(self.norm_work[tensor] for tensor in read)
         strips = sum(max((each[t] for each in self.strips if t in each), default=0.0) for t in values)
         stored, strips, gradients = (self.images * each for each in (stored, strips, gradients))
-        return BlockMoment(int(stored), int(working + stored + gradients), int(working + ahead + strips + gradients))
+        return int(stored), int(working + stored + gradients), int(working + ahead + strips + gradients)
 
-    def _sizes(self, segment: Segment, windows: _Windows) -> dict[int, float]:
+    def _sizes(self, at: int) -> dict[int, float]:
         """Return the bytes of the largest block of each tensor that a segment reads or makes."""
-        found = {t: self.pixel[t] * math.prod(map(_most, windows.read(t))) for t in segment.entering}
-        for k, (row, col) in zip(segment.nodes, windows.pairs, strict=True):
-            found[k + 1] = self.pixel[k + 1] * _most(row.given) * _most(col.given)
-        return found
+        segment = self.segments[at]
+        sizes = {t: self.pixel[t] * math.prod(map(_most, self._read(at, t))) for t in segment.entering}
+        for k, (row, col) in zip(segment.nodes, self._pairs(at), strict=True):
+            sizes[k + 1] = self.pixel[k + 1] * _most(row.given) * _most(col.given)
+        return sizes
 
     def _ahead(self, at: int) -> float:
         return sum(self.sizes[at][tensor] for tensor in self.segments[at].entering if tensor)
@@ -247,7 +194,7 @@ class _BlockCut:
         """Return the peak while the largest block of a segment is recomputed and differentiated, with the windows that
         it reads. The loss follows the last segment; other ones are given the gradients of what leaves."""
         segment, graph = self.segments[at], self.graph
-        rows, cols = (_largest_block(self.graph, segment, self.windows[at], dim) for dim in (0, 1))
+        rows, cols = (_largest_block(graph, segment, *windows) for windows in self.windows[at])
         walk = ForwardWalk(graph, self.bands, 2, self.width)
         overwritten = {graph.origins[graph.sources[k][0]] for k in segment.nodes if graph.layers[k].overwrites}
         read = 0
@@ -268,10 +215,10 @@ class _BlockCut:
         height, width = (_most(cut[tensor].blocks) for cut in self.cuts)
         return norm_work_bytes(self.channels[tensor], height, width)
 
-    def _foreign(self, tensor: int, rows: Sequence[Interval], cols: Sequence[Interval]) -> float:
+    def _foreign(self, at: int, tensor: int) -> float:
         """Return the bytes that the blocks of the rank with most read of other blocks."""
         total, own = 1.0, 1.0
-        for read, cut, ranks in zip((rows, cols), self.cuts, self.ranks, strict=True):
+        for read, cut, ranks in zip(self._read(at, tensor), self.cuts, self.ranks, strict=True):
             each = len(read) // ranks
             blocks = list(zip(read, cut[tensor].blocks, strict=True))
             of_ranks = [blocks[first : first + each] for first in range(0, len(blocks), each)]
@@ -281,16 +228,10 @@ class _BlockCut:
         return self.pixel[tensor] * (total - own)
 
 
-def _windows(graphs: Sequence[Graph], cuts: Sequence[Sequence[Partition]], segment: Segment) -> _Windows:
-    rows, cols = (segment_windows(graph, cut, segment) for graph, cut in zip(graphs, cuts, strict=True))
-    return _Windows((rows[0], cols[0]), (rows[1], cols[1]))
-
-
 def _largest_block(
-    graph: Graph, segment: Segment, windows: _Windows, dim: int
+    graph: Graph, segment: Segment, nodes: Sequence[NodeWindows], entering: Mapping[int, Sequence[Interval]]
 ) -> tuple[dict[int, Interval], RankSteps]:
     """Return, along one dim, the positions that the largest block holds of each tensor, and its steps."""
-    nodes, entering = windows.nodes[dim], windows.entering[dim]
     count = len(nodes[0].given) if nodes else len(next(iter(entering.values())))
     blocks = []
     for index in range(count):

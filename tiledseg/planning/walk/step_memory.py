@@ -41,18 +41,12 @@ class StepMemory:
 
 
 @lru_cache(maxsize=1024)
-def training_memory(
-    graph: Graph,
-    bands: int,
-    context: tuple[int, int],
-    bytes_per_value: int = 4,
-    optimizer_values: int = ADAM_VALUES,
-) -> StepMemory:
+def training_memory(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> StepMemory:
     """Return the bytes of one training step on one context of (height, width), at their peak.
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    return memory_of(tile_walk(graph, bands, context, bytes_per_value), optimizer_values)
+    return memory_of(tile_walk(graph, bands, context, bytes_per_value))
 
 
 def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> StepMemory:
@@ -61,12 +55,12 @@ def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks
     return memory_of(rank_walk(graph, bands, row, col, ranks, value_bytes))
 
 
-def memory_of(walk: ForwardWalk, optimizer_values: int = ADAM_VALUES) -> StepMemory:
+def memory_of(walk: ForwardWalk) -> StepMemory:
     """Return the bytes of a training step that goes forward as `walk` does."""
     costs, width = walk.costs, walk.value_bytes
     trained = sum(cost.trained for cost in costs)
     weights = _weights(walk.walked, [cost.parameters for cost in costs], width)
-    fixed = weights, trained * DOUBLE_BYTES, trained * wide_bytes(width) * optimizer_values
+    fixed = weights, trained * DOUBLE_BYTES, trained * wide_bytes(width) * ADAM_VALUES
     return StepMemory(*fixed, *step_activations(walk))
 
 
@@ -95,10 +89,10 @@ def stage_kept(walk: ForwardWalk, first: int, stop: int) -> list[int]:
     return [walk.ran[first + at].kept_bytes(seen, each) for at, each in enumerate(entered)]
 
 
-def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
+def fixed_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     """Return the bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
     trained = count_trained(graph, bands)
-    held = trained * (wide_bytes(bytes_per_value) * optimizer_values + DOUBLE_BYTES)
+    held = trained * (wide_bytes(bytes_per_value) * ADAM_VALUES + DOUBLE_BYTES)
     return weight_memory(graph, bands, bytes_per_value) + held
 
 

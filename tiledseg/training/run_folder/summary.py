@@ -107,7 +107,6 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
             "bytes_kept_all": rebuilt.kept,
             "bytes": rebuilt.peak,
             "extra_time_share": round(rebuilt.extra, 4),
-            "gap": round(rebuilt.gap, 4),
         },
         "blocks": blocks
         and {
