@@ -50,5 +50,5 @@ def test_nobody_asks_a_layer_of_which_kind_it_is() -> None:
 def test_every_layer_has_a_module() -> None:
     bases = {"Layer", "SlidingWindow", "Enlarging", "_Weighted", "Pool", "Join"}
     # Steps of the planner's walk; what tracing alone makes, with its modules, or takes over.
-    elsewhere = {"MovedLayer", "Passed", "PooledBranch", "ZeroAtZero"}
+    elsewhere = {"MovedLayer", "PooledBranch", "ZeroAtZero"}
     assert kinds() - bases - elsewhere == {layer.__name__ for layer in BUILDERS}

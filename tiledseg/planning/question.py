@@ -16,6 +16,8 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.units.quantities import MOST_BYTES
 from tiledseg.units.widths import ACTIVATION_BYTES
 
+Shape = tuple[int, int]
+
 
 @dataclass(frozen=True)
 class Question:
@@ -29,16 +31,16 @@ class Question:
     memory.
     """
 
-    size: tuple[int, int]
+    size: Shape
     network: Network
-    grid: tuple[int, int] | None = None
+    grid: Shape | None = None
     stride: int = 1
     precision: str = "fp32"
     gpu_memory: int | None = None
     gpus_per_node: int | None = None
     images: int = 1
     gpus: int | None = None
-    mesh: tuple[int, int] | None = None
+    mesh: Shape | None = None
     machine: Machine = field(default_factory=Machine)
     window: int | None = None
     memory_budget: int | None = None
@@ -85,9 +87,7 @@ class Question:
     def bytes_per_value(self) -> int:
         return ACTIVATION_BYTES[self.precision]
 
-    def run(
-        self, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None, images: int = 1
-    ) -> RunQuestion:
+    def run(self, parallel: Parallelism, ranks: int, grid: Shape | None = None, images: int = 1) -> RunQuestion:
         """Return the training run of a step of so many images; memory that is not known is no limit."""
         memory, rasters = MOST_BYTES if self.gpu_memory is None else self.gpu_memory, (Extent(self.size),)
         question = RunQuestion(self.network, rasters, ranks, memory, parallel, self.precision, grid=grid)

@@ -241,8 +241,8 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
 
 def _speed(preparation: Preparation) -> str:
     """Return the speed that a predicted time rests on: assumed, or measured where a store may be used."""
-    from tiledseg.planning.memory.choice import speed_with
+    from tiledseg.planning.walk.items import ASSUMED
 
     blocks = preparation.question.blocks
     store = preparation.question.store or (blocks.store if blocks else None)
-    return f"{'measured' if store else 'assumed'} {speed_with(store).in_words}"
+    return f"{'measured' if store else 'assumed'} {(store.speed if store else ASSUMED).in_words}"

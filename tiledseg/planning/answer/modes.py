@@ -10,7 +10,7 @@ from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import columns, milliseconds, size, wrapped
+from tiledseg.planning.answer.text import columns, figures_basis, milliseconds, size, wrapped
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
@@ -167,10 +167,7 @@ def modes_text(part: dict[str, Any]) -> str:
     sums = next((row["norm_all_reduces"] for row in possible if row["norm_all_reduces"]["calls"]), None)
     if sums:
         remarks.append(f"layer: {sums['calls']} all-reduces of norm statistics, {size(sums['bytes'])}")
-    basis = "assumed, not measured"
-    if "profile" in machine:
-        by = "measured" if machine["measured"] else "by its datasheet, not measured"
-        basis = f"{machine['profile']}, {by}"
+    basis = figures_basis(machine) if "profile" in machine else "assumed, not measured"
     remarks.append(
         f"{basis}: {machine['flops'] / 1e12:.4g} Tflop/s a rank, {machine['bandwidth'] / 1e9:.4g} GB/s between ranks, "
         f"{machine['latency'] * 1e6:.4g} us a message"

@@ -10,7 +10,7 @@ from typing import Any
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
-from tiledseg.planning.answer.text import columns, size, wrapped
+from tiledseg.planning.answer.text import columns, size, words, wrapped
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, speed_of, store_of
 from tiledseg.planning.question import Question
@@ -171,14 +171,16 @@ def rebuilding_table(part: dict[str, Any]) -> str:
         remarks.append(f"no choice fits; {size(part['kept_all'])} are needed where everything is kept")
     else:
         levels = choice["levels"]
-        rows = [(row["name"], size(row["kept"]), size(row["rebuilt"]), f"{100 * row['extra']:.2f} %") for row in levels]
-        lines.append(columns([("part", "kept", "rebuilt", "more time"), *rows]))
+        parts = [
+            (row["name"], size(row["kept"]), size(row["rebuilt"]), f"{100 * row['extra']:.2f} %") for row in levels
+        ]
+        lines.append(columns([("part", "kept", "rebuilt", "more time"), *parts]))
         remarks.append(f"a step: {_step_words(choice)}, {size(part['kept_all'])} where everything is kept")
     if not part["whole"] or part["kept_all"] > part["budget"]:  # else nothing is to be gained
         if leaving is not None:
             away = f"{len(leaving['away'])} tensors, {size(sum(each for _, each in leaving['away']))} leave"
-            words = f"{away}; {_step_words(leaving)}" if leaving["away"] else "nothing leaves: that takes longer"
-            remarks.append(f"with memory.offload auto, to {part['store']}: {words}")
+            said = f"{away}; {_step_words(leaving)}" if leaving["away"] else "nothing leaves: that takes longer"
+            remarks.append(f"with memory.offload auto, to {part['store']}: {said}")
         if blocks is not None:
             remarks.append(f"in blocks: {BlockPlan(**blocks).in_words}")
     sides = {key: "none" if pixels is None else f"{pixels} px" for key, pixels in part["largest"].items()}
@@ -186,14 +188,13 @@ def rebuilding_table(part: dict[str, Any]) -> str:
     lines += map(wrapped, [*remarks, f"largest square context: {kinds}"])
     if part["grids"]:
         best = min(part["grids"], key=lambda row: row["time"])
-        lines.append(columns([("grid", "E", "more time", "in all", ""), *(_cells(row, best) for row in part["grids"])]))
+        rows = [("grid", "E", "more time", "in all", "")]
+        for row in part["grids"]:
+            figures = f"{row['efficiency']:.4f}", f"{100 * row['extra']:.2f} %", f"{row['time']:.4f}"
+            rows.append((words(row["grid"]), *figures, row["way"] + ", best" * (row is best)))
+        lines.append(columns(rows))
     return "\n".join(lines)
 
 
 def _step_words(choice: dict[str, Any]) -> str:
     return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time"
-
-
-def _cells(row: dict[str, Any], best: dict[str, Any]) -> tuple[str, ...]:
-    grid, remark = " x ".join(map(str, row["grid"])), row["way"] + ", best" * (row is best)
-    return grid, f"{row['efficiency']:.4f}", f"{100 * row['extra']:.2f} %", f"{row['time']:.4f}", remark

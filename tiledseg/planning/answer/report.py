@@ -144,22 +144,20 @@ def _exact_part(question: Question, tiling: Tiling) -> Answer:
 
 def _network_part(question: Question, tiling: Tiling) -> Answer:
     """Return parameters, multiply-adds of a forward pass, and each layer on the largest context."""
-    network, graph = question.network, question.network.graph()
-    costs = layer_costs(graph, network.bands, tiling.context_max, question.bytes_per_value)
+    graph, bands = question.network.graph(), question.network.bands
+
+    def work(context: tuple[int, int]) -> int:
+        return sum(cost.multiply_adds for cost in layer_costs(graph, bands, context))
+
+    costs = layer_costs(graph, bands, tiling.context_max, question.bytes_per_value)
     contexts = Counter(tile.context.shape for tile in tiling.tiles)
+    kept = [{"shape": list(cost.shape), "activation_bytes": cost.kept_bytes} for cost in costs]
     return {
         "layers": len(graph),
         "parameters": sum(cost.parameters for cost in costs),
-        "multiply_adds_context": sum(cost.multiply_adds for cost in costs),
-        "multiply_adds_image": sum(
-            count * sum(cost.multiply_adds for cost in layer_costs(graph, network.bands, shape))
-            for shape, count in contexts.items()
-        ),
-        "by_layer": [
-            {key: getattr(cost, key) for key in _OF_LAYER}
-            | {"shape": list(cost.shape), "activation_bytes": cost.kept_bytes}
-            for cost in costs
-        ],
+        "multiply_adds_context": work(tiling.context_max),
+        "multiply_adds_image": sum(count * work(shape) for shape, count in contexts.items()),
+        "by_layer": [{key: getattr(c, key) for key in _OF_LAYER} | k for c, k in zip(costs, kept, strict=True)],
     }
 
 

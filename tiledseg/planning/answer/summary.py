@@ -178,10 +178,10 @@ def summary_text(heading: str, answer: dict[str, Any], sections: list[str]) -> s
         lines += _row("step", f"{duration(part['milliseconds'] / 1000)} for {items}, predicted: {part['machine']}")
         lines += _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}")
     lines += _further(answer)
-    for number, other in enumerate(part["better"]):
+    for place, other in enumerate(part["better"]):
         figures = f"{mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}"
         text = f"{other['flags']}: {figures}, {size(other['memory'])}, {other['gpus']:,} GPUs"
-        lines += _row("" if number else "better", text)
+        lines += _row("" if place else "better", text)
     return "\n".join([*lines, *_row("more", f"--show {','.join(sections)} or all; --help")])
 
 

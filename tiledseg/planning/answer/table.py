@@ -15,16 +15,8 @@ from tiledseg.planning.answer.text import aligned, columns, count_parts, size, s
 from tiledseg.planning.question import Question
 
 SECTIONS = "network", "memory", "modes", "stages", "windows", "rebuilding", "cluster", "exact", "paper"
-_TITLES = {
-    "paper": "the formula, unpadded convolutions",
-    "exact": "what changes nothing",
-    "network": "on the largest context",
-    "memory": "a training step on one tile",
-    "windows": "drawn anywhere, one at a time",
-    "cluster": "one tile a GPU",
-}
-_ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
-    "paper": [
+_ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix), remark
+    "paper: the formula, unpadded convolutions": [
         ("shrink", "d, taken off by a convolution", "", "px"),
         ("halo", "halo epsilon", "", "px"),
         ("tile", "tile T'", "", "px"),
@@ -32,7 +24,7 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
         ("efficiency", "efficiency E = T^2 / T'^2", ".4f", "ideally 1"),
         ("efficiency_linear", "its linear form", ".4f", ""),
     ],
-    "exact": [
+    "exact: what changes nothing": [
         ("alignment", "alignment of core edges", "", "px"),
         ("halo_minimum", "smallest exact halo", "", "px"),
         ("halo", "halo, rounded to legal sizes", "", "px; {border} at the raster's border"),
@@ -42,13 +34,13 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
         ("context_max", "largest context", "", "px"),
         ("efficiency", "efficiency E, whole raster", ".4f", "context pixels / core pixels"),
     ],
-    "network": [
+    "network: on the largest context": [
         ("layers", "layers", "", ""),
         ("parameters", "parameters", ",", ""),
         ("multiply_adds_context", "multiply-adds, forward", "#", "a context"),
         ("multiply_adds_image", "multiply-adds, forward", "#", "an image, halos included"),
     ],
-    "memory": [
+    "memory: a training step on one tile": [
         ("weights", "weights", "B", "precision {precision}, with copies of autocast below fp32"),
         ("gradients", "gradients", "B", "summed in float64"),
         ("optimizer", "optimizer", "B", "AdamW"),
@@ -57,7 +49,7 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
         ("total", "in all", "B", "without the device's own context and workspaces"),
         ("gpu", "GPU", "B", "{fit}"),
     ],
-    "windows": [
+    "windows: drawn anywhere, one at a time": [
         ("side", "side", "", "px"),
         ("epoch", "windows an epoch", ",", "their pixels, once"),
         ("exact_context", "context, with its halo", "", "px at most"),
@@ -67,7 +59,7 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
         ("none_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
         ("none_bytes", "a training step", "B", ""),
     ],
-    "cluster": [
+    "cluster: one tile a GPU": [
         ("gpus_per_image", "GPUs an image", "", ""),
         ("nodes_per_image", "nodes an image", ".2f", "of {gpus_per_node} GPUs"),
         ("images", "images", ",", "{tiles:,} tiles in all"),
@@ -117,13 +109,11 @@ def _section(name: str, part: dict[str, Any]) -> str:
     if name == "rebuilding":
         title = f"rebuilding: a training step on {words(part['context'])} px in {size(part['budget'])}"
         return f"{title}\n{rebuilding_table(part)}"
-    flat = _flat(part)
+    flat, (title, figures) = _flat(part), next(each for each in _ROWS.items() if each[0].startswith(f"{name}:"))
     rows = [
-        (label, *_value(flat[key], kind, remark.format(**flat)))
-        for key, label, kind, remark in _ROWS[name]
-        if key in flat
+        (label, *_value(flat[key], kind, remark.format(**flat))) for key, label, kind, remark in figures if key in flat
     ]
-    text = f"{name}: {_TITLES[name]}\n{aligned(rows)}"
+    text = f"{title}\n{aligned(rows)}"
     return f"{text}\n\n{_layers(part)}" if name == "network" else text
 
 

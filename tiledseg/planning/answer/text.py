@@ -42,12 +42,16 @@ def size(count: int) -> str:
 
 def size_parts(count: int) -> tuple[str, str]:
     """Return bytes as ('5.39', 'GiB')."""
-    return next(((f"{count / unit:.2f}", word) for unit, word in _UNITS if count >= unit), (str(count), "B"))
+    return _scaled(count, _UNITS, "B")
 
 
 def count_parts(value: int) -> tuple[str, str]:
     """Return a number with the largest fitting prefix, ('1.53', 'T')."""
-    return next(((f"{value / unit:.2f}", word) for unit, word in _COUNTS if value >= unit), (str(value), ""))
+    return _scaled(value, _COUNTS, "")
+
+
+def _scaled(value: int, units: Sequence[tuple[int, str]], smallest: str) -> tuple[str, str]:
+    return next(((f"{value / unit:.2f}", word) for unit, word in units if value >= unit), (str(value), smallest))
 
 
 def milliseconds(seconds: float) -> float:

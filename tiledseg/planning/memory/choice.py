@@ -11,7 +11,7 @@ from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
 from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
 from tiledseg.planning.step.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.items import BACKWARD, Speed, Walk, network_walk
+from tiledseg.planning.walk.items import ASSUMED, BACKWARD, Speed, Walk, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory
 
 
@@ -111,7 +111,7 @@ def step_choices(
 ) -> StepChoices:
     """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`. `speed`: of
     the rank, the store's unless given. Raises GeometryError where this is no legal size."""
-    walk = network_walk(tile_walk(graph, bands, context, value_bytes), speed or speed_with(store))
+    walk = network_walk(tile_walk(graph, bands, context, value_bytes), speed or (store.speed if store else ASSUMED))
     return StepChoices(with_store(walk, store) if store else walk, fixed_memory(graph, bands, value_bytes))
 
 
@@ -126,12 +126,7 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     choices = []
     for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
         forward = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
-        walk = network_walk(forward, speed_with(store))
+        walk = network_walk(forward, store.speed if store else ASSUMED)
         walk = with_store(walk, store) if store else walk
         choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + held_besides(task, rank)))
     return choices
-
-
-def speed_with(store: Store | None) -> Speed:
-    """Return the speed at which a rank is assumed to compute."""
-    return store.speed if store else Speed()

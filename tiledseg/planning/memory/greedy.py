@@ -78,7 +78,7 @@ class Greedy:
     def leanest(self) -> Words:
         """The choice of the least peak that is reached."""
         budget = max(self.walk.base)
-        starts = self.kept, self.rebuilt, self._without_joins(budget), *self._offloading(budget)
+        starts = self.kept, self.rebuilt, *self._offloading(budget)
         return min((self._improved(start, budget) for start in starts), key=self.peak)
 
     def choose(self, budget: int) -> Chosen | None:
@@ -89,7 +89,7 @@ class Greedy:
         if budget < max(self.walk.base):
             return None
         lower = int(budget - SLACK * max(0, budget - self.peak(self.leanest)))
-        starts = self.kept, self._without_joins(budget), self._improved(self.kept, lower), self.leanest
+        starts = self.kept, self._improved(self.kept, lower), self.leanest
         ends = [self._improved(start, budget) for start in (*starts, *self._offloading(budget))]
         fitting = [self._chosen(words) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
         return min(fitting, key=lambda each: each.seconds, default=None)
@@ -97,12 +97,6 @@ class Greedy:
     def _chosen(self, words: Words) -> Chosen:
         seconds, needs = self.needs(words)
         return Chosen(words, seconds, max(needs))
-
-    def _without_joins(self, budget: int) -> Words:
-        """Return a start that keeps all tensors of several parents."""
-        joins = {index for index, item in enumerate(self.walk.items) if len(item.parents) > 1}
-        changes = [each for each in self.changes if not any(i in joins and word != KEEP for i, word in each)]
-        return self._improved(self.kept, budget, changes)
 
     def _offloading(self, budget: int) -> list[Words]:
         """Return a start for each size of tensors that may be offloaded, with no larger ones. Their way out and in is

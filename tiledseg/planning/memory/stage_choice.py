@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tiledseg.geometry.graph import KEEP, MemoryPolicy
@@ -15,35 +15,23 @@ from tiledseg.planning.stages.staged_pipeline import PipelineCase
 
 def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> MemoryChoice | None:
     """Return one choice for all stages of a balance, each rank of at most `budget` bytes; None where a stage has none.
-    The chunks of a rank share its budget in proportion to what they need."""
-    runs, needed = cuts(balance), case.rank_bytes(balance)
-    chosen, totals = [], [0] * case.stages
-    for rank, choice in _choices(case, balance, budget):
+    The chunks of a rank share its budget in proportion to what they need. A chunk's fixed bytes include the inputs of
+    micro-batches that are recomputed whole."""
+    runs, needed, memory = cuts(balance), case.rank_bytes(balance), case.memory()
+    held = most_in_flight(case.schedule, case.stages, case.micro_batches)
+    chosen, totals = list[MemoryChoice](), [0] * case.stages
+    for chunk, run in enumerate(runs):
+        rank, own = case.ranks[chunk], case.prices.memory(*run)
+        complete, inputs = kept_of(case.schedule, held[chunk], case.modes[rank])
+        fixed = own.weights + own.gradients + own.optimizer + inputs * own.inputs
+        step = StepChoices(case.prices.walk(*run), fixed, max(1, complete))
+        fits = needed[rank] <= budget
+        choice = step.choose(step.kept if fits else memory(*run, chunk) * budget // needed[rank])
         if choice is None:
             return None
         chosen.append(choice)
         totals[rank] += choice.peak
-    if max(totals) > budget:
-        return None
-    return replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
-
-
-def _choices(case: PipelineCase, balance: Sequence[int], budget: int) -> Iterator[tuple[int, MemoryChoice | None]]:
-    """Yield each chunk's rank and its choice."""
-    memory, needed = case.memory(), case.rank_bytes(balance)
-    for chunk, run in enumerate(cuts(balance)):
-        rank, step = case.ranks[chunk], _chunk(case, run, chunk)
-        fits = needed[rank] <= budget
-        yield rank, step.choose(step.kept if fits else memory(*run, chunk) * budget // needed[rank])
-
-
-def _chunk(case: PipelineCase, run: tuple[int, int], chunk: int) -> StepChoices:
-    """Return the choices of a chunk. Its fixed bytes include the inputs of micro-batches that are recomputed whole."""
-    held = most_in_flight(case.schedule, case.stages, case.micro_batches)
-    complete, inputs = kept_of(case.schedule, held[chunk], case.modes[case.ranks[chunk]])
-    memory = case.prices.memory(*run)
-    fixed = memory.weights + memory.gradients + memory.optimizer + inputs * memory.inputs
-    return StepChoices(case.prices.walk(*run), fixed, max(1, complete))
+    return None if max(totals) > budget else replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
 
 
 def _joined(case: PipelineCase, runs: Sequence[tuple[int, int]], chosen: Sequence[MemoryChoice]) -> MemoryChoice:

@@ -41,10 +41,6 @@ class OffloadPlan:
             return "all tensors stay in memory: each is too small to be offloaded"
         return f"{self.kept / MIB:.1f} MiB go to {store}, of which {self.staying / MIB:.1f} MiB at most stay in memory"
 
-    def of_batch(self, tiles: int) -> OffloadPlan:
-        """Return the plan of `tiles` at once; `memory` stays."""
-        return replace(self, kept=self.kept * tiles, staying=self.staying * tiles)
-
 
 def tiles_at_once(question: RunQuestion, spread: Spread, in_step: int) -> int:
     """Return the tiles of a step of `in_step` that run at once. Raises ConfigError where several are set and cannot.

@@ -108,7 +108,9 @@ def _plan(question: RunQuestion) -> RunPlan:
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    batch = min(question.tiles_per_batch or 1, images) if _images_at_once(question) else 1
+    batch = (
+        min(question.tiles_per_batch or 1, images) if question.trains and goes_together(parallel, graph, images) else 1
+    )
 
     items = question.items_per_step if parallel.halo == "read" else images
     spread = choose_spread(parallel, graph, tilings, question.ranks, items, bands, value, machine, not in_blocks, batch)
@@ -134,23 +136,16 @@ def _plan(question: RunQuestion) -> RunPlan:
     task = _step_task(question, mesh, cut, batch)
     plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
     short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
-    plan = _lengthened(plan, plan.blocks or plan.rebuilt)
+    longer = plan.blocks or plan.rebuilt
+    if longer is not None:  # by computing once more, and waiting for a store
+        again = longer.extra * (plan.cost.time.forward + plan.cost.time.backward)
+        plan = replace(
+            plan,
+            cost=replace(plan.cost, seconds=plan.cost.seconds + again, time=plan.cost.time._replace(again=again)),
+            seconds=plan.seconds and plan.seconds + again,
+        )
     plan = replace(plan, warnings=tuple(note for note in (short, idle, inexact) if note))
     return balanced(question, plan)
-
-
-def _lengthened(plan: RunPlan, way: BlockPlan | MemoryChoice | None) -> RunPlan:
-    """Return the plan with the seconds of computing once more, and of waiting for a store."""
-    if way is None:
-        return plan
-    again = way.extra * (plan.cost.time.forward + plan.cost.time.backward)
-    cost = replace(plan.cost, seconds=plan.cost.seconds + again, time=plan.cost.time._replace(again=again))
-    return replace(plan, cost=cost, seconds=None if plan.seconds is None else cost.seconds)
-
-
-def _images_at_once(question: RunQuestion) -> bool:
-    """Return True if several images of a step may go through the network together."""
-    return question.trains and goes_together(question.parallel, question.graph, question.images_per_step)
 
 
 def _in_blocks(
@@ -197,7 +192,7 @@ def _fitted(question: RunQuestion, plan: RunPlan, task: Task, most: int, in_step
         cost=replace(plan.cost, memory=memory),
         tiles_per_batch=at_once,
         rebuilt=rebuilt,
-        offloaded=offloaded and offloaded.of_batch(at_once),
+        offloaded=offloaded and replace(offloaded, kept=offloaded.kept * at_once, staying=offloaded.staying * at_once),
     )
 
 

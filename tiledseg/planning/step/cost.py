@@ -126,26 +126,22 @@ class Ran(NamedTuple):
 class MovedLayer(Layer):
     """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a norm over all ranks.
 
-    `allocated`: bytes that its backward pass allocates for the gradient of its input. `weights`: of a norm.
+    `allocated`: bytes that its backward pass allocates for the gradient of its input; None where it hands a part of a
+    gradient on, a view. `weights`: of a norm.
     """
 
-    allocated: int
+    allocated: int | None
     weights: int = 0
+
+    @property
+    def gradient(self) -> str:
+        return "parts" if self.allocated is None else super().gradient
 
     def parameters(self, channels: int) -> int:
         return self.weights
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return self.allocated
-
-
-@dataclass(frozen=True)
-class Passed(Layer):
-    """A window of whose gradient a part is handed on, a view."""
-
-    @property
-    def gradient(self) -> str:
-        return "parts"
+        return self.allocated or 0
 
 
 class _Present(NamedTuple):
@@ -239,7 +235,7 @@ class ForwardWalk:
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
             self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
-            layer = Passed() if given_back_in_place(self.graph, k, row, col) else MovedLayer(made.bytes)
+            layer = MovedLayer(None if given_back_in_place(self.graph, k, row, col) else made.bytes)
             made = self._move(f"{name}: exchange", made, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):
             made = self._move(f"{name}: padding", made, (row.read, col.read))

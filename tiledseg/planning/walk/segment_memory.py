@@ -66,7 +66,8 @@ class BlockedStep:
         self.whole = [share * size for size in sizes]  # bytes of each tensor on the rank with most
         self.pixel = [float(bands * value_bytes), *(c.output_bytes / (c.shape[1] * c.shape[2]) for c in self.costs)]
         measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
-        self.norm_work = {t: self._rows_work(t) if t in measured else 0 for t in range(len(graph) + 1)}
+        largest = ([_most(cut[t].blocks) for cut in self.cuts] for t in range(len(graph) + 1))
+        self.norm_work = [norm_work_bytes(self.channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
         places = range(len(self.segments))
         self.sizes = [self._sizes(at) for at in places]  # bytes of each segment's largest block of a tensor
         self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
@@ -210,10 +211,6 @@ class BlockedStep:
         moments = gradients_by_node(steps, walk.costs, self.width, 0, len(walk.nodes), given)
         loss = 0 if given else loss_bytes([walk.costs[tensor - 1] for tensor in steps.results], self.width)
         return read + peak_of(moments, [cost.kept_bytes for cost in walk.costs], loss)
-
-    def _rows_work(self, tensor: int) -> int:
-        height, width = (_most(cut[tensor].blocks) for cut in self.cuts)
-        return norm_work_bytes(self.channels[tensor], height, width)
 
     def _foreign(self, at: int, tensor: int) -> float:
         """Return the bytes that the blocks of the rank with most read of other blocks."""
