@@ -79,6 +79,7 @@ def summary_part(question: Question, tiling: Tiling, answer: dict[str, Any], mod
         "images": question.images,
         "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
         "recomputed": 0,
+        "recompute_percent": 0.0,
     }
     if "stages" in answer:
         return part | _stages(question, tiling, answer["stages"])
