@@ -75,8 +75,13 @@ PIPELINES = (
     train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),
     train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
     train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
-    train("recompute-of-stages", "--memory.recompute always", "memory.recompute", "parallel.recompute always"),
-    train("recompute-of-list", "--memory.recompute [always,never]", "memory.recompute", "give text"),
+    train("recompute-of-stages", "--memory.recompute always", "recompute is always", "stages is 1"),
+    train(
+        "recompute-by-two-words",
+        f"{_PIPELINES} --memory.recompute except_last --parallel.recompute always",
+        *("memory.recompute is except_last", "parallel.recompute is always", "leave one"),
+    ),
+    train("memory-recompute-of-two", f"{_PIPELINES} --memory.recompute [always,never]", "recompute", "2 parts"),
     train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
     train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),
     replace(

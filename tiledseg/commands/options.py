@@ -17,11 +17,11 @@ import yaml
 
 from tiledseg.commands.key_help import GROUPS, KEYS, help_of_key, keys_to_show, meaning
 from tiledseg.commands.parser import Parser
-from tiledseg.config.checks import AUTO, check_value, shown
+from tiledseg.config.checks import AUTO, check_value, refuse, shown
 from tiledseg.config.kinds import convert, in_words
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
-from tiledseg.config.words import refuse_moved
+from tiledseg.config.words import RECOMPUTE, refuse_moved
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
 
@@ -142,6 +142,7 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
             group, _, name = key.partition(".")
             flag = f"--{name.replace('_', '-')}" if key in plain else key
             values.setdefault(group, {})[name] = value_of(key, text, flag, see)
+    _give_to_stages(values)
     if getattr(options, "parallel", None) == AUTO:
         values.setdefault("parallel", {})["auto"] = _left_to_find(values)
     return _config(values)
@@ -179,13 +180,28 @@ def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
+    values = {group: dict(keys) if isinstance(keys, Mapping) else keys for group, keys in values.items()}
     if values.get("parallel") == AUTO:
-        values = {**values, "parallel": {}}
+        values["parallel"] = {}
+        _give_to_stages(values)
         values["parallel"]["auto"] = _left_to_find({k: v for k, v in values.items() if isinstance(v, Mapping)})
     refuse_moved(_names(values), "the configuration has")
     known = {name: [field.name for field in fields(kind)] for name, kind in GROUPS.items()}
     check_keys("the configuration", values, known)
+    _give_to_stages(values)
     return _config(values)
+
+
+def _give_to_stages(values: dict[str, Any]) -> None:
+    """Move words of whole stages from `memory.recompute` to `parallel.recompute`, which must not say something else."""
+    memory, parallel = values.get("memory"), values.setdefault("parallel", {})
+    words = memory.get("recompute") if isinstance(memory, Mapping) else None
+    if not isinstance(memory, dict) or not (isinstance(words, list) or words in RECOMPUTE):
+        return
+    if parallel.setdefault("recompute", words) != words:
+        said = f"parallel.recompute is {shown(parallel['recompute'])}"
+        refuse("memory.recompute", words, said, "leave one of them out")
+    del memory["recompute"]
 
 
 def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:

@@ -29,7 +29,8 @@ class MemoryConfig:
             more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
         recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
             demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
-            activations), or all (convolutions too, but for skips and the ends of levels)
+            activations), or all (convolutions too, but for skips and the ends of levels); words of parallel.recompute
+            stand for that key
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
@@ -39,7 +40,7 @@ class MemoryConfig:
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
-    recompute: str = word(AUTO, *RECOMPUTE, removed={mode: f"parallel.recompute {mode}" for mode in MODES})
+    recompute: list[str] | str = word(AUTO, *RECOMPUTE, *MODES)
     offload: str = word(NONE, *OFFLOAD)
     blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
@@ -49,6 +50,8 @@ class MemoryConfig:
         check_values("memory", self)
         self.bytes()
         self.blocks_shape()
+        if not isinstance(self.recompute, str) or self.recompute in MODES:
+            refuse("memory.recompute", self.recompute, "stages have a key of their own", "set parallel.recompute")
         blocks = f"memory.blocks is {shown(self.blocks)}"
         if self.recompute not in (AUTO, NONE) and self.in_blocks:
             again = f"{blocks}, which computes blocks once more as it is"

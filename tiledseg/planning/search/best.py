@@ -298,13 +298,18 @@ class Point(NamedTuple):
 
 
 def scaling(question: RunQuestion, numbers: Sequence[int], host: int, most: int) -> dict[str, list[Point]]:
-    """Return a strong and a weak scaling study over numbers of ranks. Strong: the step keeps its images, so the result
-    stays the same, and each number has its best settings. Weak: the images of a step grow with the ranks, up to `most`,
-    and the settings of an image stay those of the first number."""
-    strong = [
-        (ranks, question.images_per_step, search(replace(question, ranks=ranks), host).winner) for ranks in numbers
-    ]
-    first, weak = strong[0][2], strong[:1]
+    """Return a strong and a weak scaling study over numbers of ranks, both in the mode that is best on the first: an
+    efficiency compares a mode with itself. Strong: the step keeps its images, so the result stays the same, and each
+    number has its best settings. Weak: the images of a step grow with the ranks, up to `most`, and the settings of an
+    image stay those of the first number."""
+    first = search(replace(question, ranks=numbers[0]), host).winner
+    mode = {name: getattr(first.candidate.parallel, name) for name in ("halo", "stages")}
+    alike, free = replace(question, parallel=replace(question.parallel, **mode)), FREE - set(mode)
+    strong = [(numbers[0], question.images_per_step, first)]
+    for ranks in numbers[1:]:
+        winner = search(replace(alike, ranks=ranks), host, free=free).winner
+        strong.append((ranks, question.images_per_step, winner))
+    weak = strong[:1]
     for ranks in numbers[1:]:
         images = question.images_per_step * ranks // numbers[0]
         if images > most:

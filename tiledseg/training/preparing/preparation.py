@@ -223,7 +223,7 @@ def _question(
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
-        recompute=memory.recompute,
+        recompute=str(memory.recompute),  # a list has gone to parallel.recompute
         tiles_per_batch=train.batch(),
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,
