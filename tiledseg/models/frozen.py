@@ -41,11 +41,9 @@ def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
 def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
     """Return the nodes that have weights, none of which wants a gradient."""
     names = network.graph.names[1:]
-    return frozenset(n for n, m in zip(names, network.layers.values(), strict=True) if _is_frozen(m))
-
-
-def _is_frozen(module: nn.Module) -> bool:
-    return bool(_weights(module)) and not is_trained(module)
+    return frozenset(
+        n for n, m in zip(names, network.layers.values(), strict=True) if _weights(m) and not is_trained(m)
+    )
 
 
 def is_trained(module: nn.Module) -> bool:
@@ -59,8 +57,10 @@ def _weights(module: nn.Module) -> list[nn.Parameter]:
 
 def still_note(network: GraphNetwork) -> str | None:
     """Return a warning of statistics that stand still where nothing has measured them."""
-    still = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.is_still]
-    drawn = sum(_is_as_drawn(module) for module in still)
+    still: list[Any] = [
+        m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.is_still
+    ]
+    drawn = sum(bool((m.running_mean == 0).all() and (m.running_var == 1).all()) for m in still)
     if not drawn:
         return None
     return (
@@ -69,16 +69,17 @@ def still_note(network: GraphNetwork) -> str | None:
     )
 
 
-def _is_as_drawn(module: Any) -> bool:
-    return bool((module.running_mean == 0).all() and (module.running_var == 1).all())
-
-
 class Lending:
     """The places in the modules of a network's nodes, in their order, of the parameters that are trained."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._nodes = [
-            [(part, name) for part in module.modules() for name, kept in part._parameters.items() if _is_trained(kept)]
+            [
+                (part, name)
+                for part in module.modules()
+                for name, kept in part._parameters.items()
+                if kept is not None and kept.requires_grad
+            ]
             for module in modules
         ]
 
@@ -94,10 +95,6 @@ class Lending:
         finally:
             for (part, name), parameter in zip(places, kept, strict=True):
                 part._parameters[name] = parameter
-
-
-def _is_trained(parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and parameter.requires_grad
 
 
 def by_memory(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

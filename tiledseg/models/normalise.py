@@ -41,8 +41,7 @@ class Ranks(Protocol):
     def all_reduce_sum(self, tensor: torch.Tensor) -> Waits: ...
 
 
-@dataclass(frozen=True)
-class MomentSets:
+class MomentSets(NamedTuple):
     """The sets of channels and samples that have one mean and variance: each `groups`-th part of a sample's channels,
     or, None, a channel of all samples."""
 
@@ -77,8 +76,10 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
 
     Collective over `ranks`, where given.
     """
-    found = _own(x_BCHW, sharing)
-    return found if ranks is None else over_ranks(found, ranks)
+    means_GP, variances_GP = map(sharing.gathered, block_moments(x_BCHW))
+    count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
+    own = Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
+    return own if ranks is None else over_ranks(own, ranks)
 
 
 def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
@@ -90,15 +91,10 @@ def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
     """Merge the statistics of several parts in their order; one alone stays as it is to the last bit."""
-    means, variances, counts = ([getattr(part, name) for part in parts] for name in Statistics.__dataclass_fields__)
-    return _joined(torch.stack(means), torch.stack(variances), torch.stack(counts))
-
-
-def _own(x_BCHW: torch.Tensor, sharing: MomentSets) -> Statistics:
-    means_BC, variances_BC = block_moments(x_BCHW)
-    means_GP, variances_GP = sharing.gathered(means_BC), sharing.gathered(variances_BC)
-    count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
-    return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
+    if len(parts) == 1:
+        return parts[0]
+    counts, means, variances = (torch.stack([getattr(p, k) for p in parts]) for k in ("count", "mean_G", "variance_G"))
+    return Statistics(*merge(counts, means, variances), counts.sum(0))
 
 
 def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
@@ -109,7 +105,7 @@ def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
     slots = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=row.device)
     slots[ranks.rank] = row
     means, variances = summed(slots, ranks)[:, 1:].chunk(2, dim=1)
-    return _joined(means, variances, slots[:, :1])
+    return joined([Statistics(*part) for part in zip(means, variances, slots[:, :1], strict=True)])
 
 
 def summed(sums: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
@@ -117,13 +113,6 @@ def summed(sums: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
     if ranks is not None and ranks.size > 1:
         ranks.all_reduce_sum(sums).wait()
     return sums
-
-
-def _joined(means: torch.Tensor, variances: torch.Tensor, counts: torch.Tensor) -> Statistics:
-    """Merge parts along dim 0; one alone stays as it is to the last bit."""
-    if len(counts) == 1:
-        return Statistics(means[0], variances[0], counts[0])
-    return Statistics(*merge(counts, means, variances), counts.sum(0))
 
 
 def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

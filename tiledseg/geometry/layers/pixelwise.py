@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from tiledseg.geometry.layers.layer import Layer, Shape
@@ -84,7 +85,7 @@ class Pixelwise(Layer):
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
-        return sum(_product(shape) for shape in self.weights)
+        return sum(math.prod(shape) for shape in self.weights)
 
     @property
     def gradient(self) -> str:
@@ -121,13 +122,6 @@ class OfOnePixel(Layer):
 
     def parameters(self, channels: int) -> int:
         return self.weights
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ No pixel of their output looks at another pixel, so a block is computed as an im
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -127,7 +128,7 @@ def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
     left_out = [atom for atom in atoms if atom not in order]
     moved = split.permute([atoms.index(atom) for atom in (*order, *left_out)])
     sizes = dict(zip(atoms, split.shape, strict=True))
-    return moved.reshape([_product(sizes[atom] for atom in dim) for dim in layout.dims])
+    return moved.reshape([math.prod(sizes[atom] for atom in dim) for dim in layout.dims])
 
 
 def from_layout(y: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
@@ -148,13 +149,6 @@ def from_layout(y: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torc
 
 def _atoms(factors: int) -> tuple[str, ...]:
     return ("B", *(f"C{index}" for index in range(factors)), "H", "W")
-
-
-def _product(values: Iterable[int]) -> int:
-    total = 1
-    for value in values:
-        total *= value
-    return total
 
 
 def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
