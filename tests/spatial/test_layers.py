@@ -6,8 +6,6 @@ matter by the tests of the exchange.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -25,7 +23,6 @@ from tiledseg.models.layers.border import BorderModule
 from tiledseg.models.layers.joins import WholeImageMax
 from tiledseg.models.layers.upsample import AlignedUpsampleModule
 from tiledseg.models.norm import PixelNorm
-from tiledseg.models.normalise import MomentSets, NormScope, measure, normalise
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -288,55 +285,3 @@ def _adjoint_fault(run: Pass, axes: Axes, draw: torch.Generator) -> str | None:
     products = torch.stack(sides).detach().double()
     axes.image.all_reduce_sum(products).wait()
     return None if products[0] == products[1] else f"<Lx, w> = {products[0]} but <x, L*w> = {products[1]}"
-
-
-@pytest.mark.nine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mean", [0.0, 1e3])
-def test_a_norm_of_all_ranks_and_its_gradients(opened: OpenAxes, dtype: torch.dtype, mean: float) -> None:
-    """Ranks with different numbers of rows, one with a single one; against torch on all values together, in float64.
-
-    Statistics lose no digit of float64; the result, and its gradient, lose of their dtype's as many as the mean has
-    deviations.
-    """
-    communicator = opened.mesh.communicator
-    edges = [0, *(1 + 3 * r * r for r in range(1, opened.mesh.size)), 3 * opened.mesh.size**2 + 1]
-    own = slice(edges[opened.mesh.rank], edges[opened.mesh.rank + 1])
-    values_BCHW = (image((2, 3, edges[-1], 4), 5).double() + mean).to(dtype)
-    upward_BCHW = image(values_BCHW.shape, 7)
-    whole_BCHW = values_BCHW.double().requires_grad_()
-    expected_BCHW = torch.nn.functional.instance_norm(whole_BCHW, eps=1e-5)
-    (expected_dx,) = torch.autograd.grad((upward_BCHW * expected_BCHW).sum(), whole_BCHW)
-    centre, variance = exact_moments(whole_BCHW.detach())
-    x_BCHW = values_BCHW[:, :, own].clone().requires_grad_()
-    sharing = MomentSets(2, 3, 3)
-    found = measure(x_BCHW.detach(), sharing, communicator)
-    y_BCHW = normalise(x_BCHW, None, None, 1e-5, found, NormScope(sharing, None, dtype, communicator))
-    (dx_BCHW,) = torch.autograd.grad((upward_BCHW[:, :, own] * y_BCHW).sum(), x_BCHW)
-    bounds = {"statistics": 1e-15 * max(1.0, mean) ** 2, "result": 64 * torch.finfo(dtype).eps * max(1.0, mean)}
-    faults = [
-        name
-        for name, bound, here, right in (
-            ("mean", bounds["statistics"], found.mean_G.view(2, 3), centre),
-            ("variance", bounds["statistics"], found.variance_G.view(2, 3), variance),
-            ("result", bounds["result"], y_BCHW.detach().double(), expected_BCHW[:, :, own].detach()),
-            ("gradient", bounds["result"], dx_BCHW.double(), expected_dx[:, :, own]),
-        )
-        if not (here - right).abs().max() <= bound * right.abs().max()
-    ]
-    opened.agree(", ".join(faults) or None)
-    copies = communicator.gather_objects((found.mean_G, found.variance_G))
-    same = all(torch.equal(one, other) for copy in copies for one, other in zip(copies[0], copy, strict=True))
-    opened.agree(None if same else "ranks have different statistics")
-    assert found.count == 4 * edges[-1]
-
-
-def exact_moments(values_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of each sample and channel; torch's own lose a digit over a thousand values."""
-    sets = [row.tolist() for row in values_BCHW.flatten(0, 1).flatten(1)]
-    means = [math.fsum(values) / len(values) for values in sets]
-    variances = [
-        math.fsum((v - mean) ** 2 for v in values) / len(values) for values, mean in zip(sets, means, strict=True)
-    ]
-    found = torch.tensor([means, variances], dtype=torch.float64).view(2, *values_BCHW.shape[:2])
-    return found[0], found[1]

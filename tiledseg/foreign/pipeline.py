@@ -19,9 +19,10 @@ from tiledseg.foreign.traced import traced
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import NetworkCut, cut_network, layer_tensors, split_network
+from tiledseg.pipeline.partition import NetworkCut, cut_network, split_network
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
 
@@ -241,6 +242,6 @@ def _stages(network: GraphNetwork, cut: NetworkCut) -> dict[str, int]:
     """Return the stage of each weight and buffer of a layer."""
     modules = list(network.layers.values())
     stages = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
-    holder = {id(tensor): stage for stage, index in stages for tensor in layer_tensors(modules[index])}
+    holder = {id(tensor): stage for stage, index in stages for tensor in tensors_of(modules[index])}
     names = network.state_dict(keep_vars=True).items()
     return {name: holder[id(tensor)] for name, tensor in names if id(tensor) in holder}

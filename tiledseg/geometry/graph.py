@@ -159,13 +159,12 @@ class Graph:
     def wants_gradient(self) -> tuple[bool, ...]:
         """True for each tensor that has a gradient: trained weights stand before it, and it is no integer."""
 
+        has_weights = [not node.frozen and node.layer.parameters(1) > 0 for node in self.nodes]
+
         def step(k: int, inputs: list[bool]) -> bool:
-            return self.layers[k].gradient != "none" and (any(inputs) or self.has_trained_weights(k))
+            return self.layers[k].gradient != "none" and (any(inputs) or has_weights[k])
 
         return tuple(self.fold(False, step))
-
-    def has_trained_weights(self, k: int) -> bool:
-        return not self.nodes[k].frozen and self.layers[k].parameters(1) > 0
 
     @cached_property
     def origins(self) -> tuple[int, ...]:
@@ -180,14 +179,11 @@ class Graph:
         for tensor, nodes in enumerate(self.readers):
             own = [k for k in nodes if k == len(self) or not self.layers[k].hands_on]
             readers.setdefault(self.origins[tensor], []).extend(own)
+        firsts = [self.origins[sources[0]] for sources in self.sources]
         return tuple(
-            layer.overwrites and readers[self.origins[source]] == [k] and self._is_free(self.origins[source])
-            for k, (layer, (source, *_)) in enumerate(zip(self.layers, self.sources, strict=True))
+            layer.overwrites and readers[first] == [k] and first > 0 and not self.layers[first - 1].protects_output
+            for k, (layer, first) in enumerate(zip(self.layers, firsts, strict=True))
         )
-
-    def _is_free(self, tensor: int) -> bool:
-        """Return True if a tensor's values are not needed: neither the caller nor its layer keeps them."""
-        return tensor > 0 and not self.layers[tensor - 1].protects_output
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:
         """Return the tensors that nodes `first` to `stop` (half-open) take from before them."""

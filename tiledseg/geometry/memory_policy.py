@@ -156,14 +156,10 @@ def _anchors(graph: Graph) -> frozenset[int]:
 
 
 def _before_cheap(graph: Graph, home: int) -> int:
-    while is_cheap(graph, home) and len(origins_of(graph)[home]) == 1 and not _enlarges(graph, home):
-        home = origins_of(graph)[home][0]
+    sizes, origins = scales(graph), origins_of(graph)
+    while is_cheap(graph, home) and len(origins[home]) == 1 and sizes[origins[home][0]] == sizes[home]:
+        home = origins[home][0]
     return home
-
-
-def _enlarges(graph: Graph, home: int) -> bool:
-    source = origins_of(graph)[home][0]
-    return scales(graph)[source] != scales(graph)[home]
 
 
 @dataclass(frozen=True)

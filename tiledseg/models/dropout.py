@@ -76,16 +76,14 @@ class DropoutDraws:
     def of(self, name: str, device: torch.device) -> torch.Tensor:
         """Return kept_BC of one of them, bool."""
         if not self._kept:
-            each = [_kept(self.keys, name, *about).flatten() for name, about in self._dropped.items()]
+            each = [
+                torch.cat([_draw(key, name, channels) >= probability for key in self.keys])
+                for name, (probability, channels) in self._dropped.items()
+            ]
             parts = sent(torch.cat(each), device).split([len(part) for part in each])
             named = zip(self._dropped, parts, strict=True)
             self._kept = {name: part.view(len(self.keys), -1) for name, part in named}
         return self._kept[name]
-
-
-def _kept(keys: tuple[DropoutKey, ...], name: str, probability: float, channels: int) -> torch.Tensor:
-    """Return shape (keys, channels)."""
-    return torch.stack([_draw(key, name, channels) >= probability for key in keys])
 
 
 def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:

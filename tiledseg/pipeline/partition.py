@@ -20,7 +20,7 @@ from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.models.layers.pixelwise import Weights
+from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
@@ -81,10 +81,10 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
     """Put the layers of `own` on a device, channels last, and let go of the values of all others. Weights that no layer
     takes stay where the first layer is."""
     modules = list(network.layers.values())
-    kept = {id(tensor) for index in own for tensor in layer_tensors(modules[index])}
+    kept = {id(tensor) for index in own for tensor in tensors_of(modules[index])}
     if 0 in own:
-        taken = {id(tensor) for module in modules for tensor in layer_tensors(module)}
-        kept |= {id(tensor) for tensor in layer_tensors(network)} - taken
+        taken = {id(tensor) for module in modules for tensor in tensors_of(module)}
+        kept |= {id(tensor) for tensor in tensors_of(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
     empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old one, whose id stays its own
     for module in network.modules():
@@ -104,19 +104,13 @@ def _check_shared(network: GraphNetwork, cut: NetworkCut) -> None:
     modules = list(network.layers.values())
     for stage in sorted(set(cut.pipeline.ranks)):
         for index in sorted(cut.layers_of(stage)):
-            for tensor in layer_tensors(modules[index]):
+            for tensor in tensors_of(modules[index]):
                 if holder.setdefault(id(tensor), stage) != stage:
                     raise ConfigError(
                         f"layer '{network.graph.nodes[index].name}' of stage {stage} shares weights with a layer of "
                         f"stage {holder[id(tensor)]}; choose a parallel.balance that leaves them on one, or give each "
                         "its own"
                     )
-
-
-def layer_tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
-    """Return its weights and buffers, and those of other modules that it looks up there."""
-    looked_up = (tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors())
-    return *module.parameters(), *module.buffers(), *looked_up
 
 
 def _without_values(

@@ -69,7 +69,9 @@ class _SegmentWay:
     def through(graph: Graph, k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
         layer = graph.layers[k]
         weighted = sum(way.weighted for way in inputs) + _is_weighted(layer)
-        wide = any(way.wide for way in inputs) or _is_wide(layer)
+        wide = any(way.wide for way in inputs) or (
+            _is_weighted(layer) and layer.required_input(_PIXEL).size > 1  # it sees more than a pixel
+        )
         return _SegmentWay(weighted, wide, any(way.branched for way in inputs) or not _is_cheap(layer))
 
 
@@ -97,11 +99,6 @@ def _segment(graph: Graph, leaving: tuple[int, ...], stored: set[int]) -> Segmen
             nodes.add(tensor - 1)
             open_.extend(graph.sources[tensor - 1])
     return Segment(tuple(sorted(nodes)), tuple(sorted(entering)), leaving)
-
-
-def _is_wide(layer: Layer) -> bool:
-    """Return True if it is a convolution that sees more than a pixel."""
-    return _is_weighted(layer) and layer.required_input(_PIXEL).size > 1
 
 
 def _is_weighted(layer: Layer) -> bool:

@@ -95,17 +95,11 @@ class _Transposed(torch.autograd.Function):
 
 
 def by_torch(
-    x_BCHW: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Pair,
-    padding: Pair | str,
-    dilation: Pair,
-    groups: int,
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Pair, padding: Pair | str, *more: Any
 ) -> torch.Tensor:
-    """Convolve as `functional.conv2d` does, by the kernel that torch takes."""
+    """Convolve as `functional.conv2d` does, by the kernel that torch takes; `more`: dilation and groups."""
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
-    return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
+    return functional.conv2d(x_BCHW, weight, bias, stride, padding, *more)
 
 
 _VECTOR = 16  # float32 values of the widest registers

@@ -102,20 +102,15 @@ class MaxIndicesModule(BlockModule):
 
     def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
         kernel, stride, _, dilation = self.sizes
-        return max_indices(x_BCHW, kernel, stride, padding, dilation)
-
-
-def max_indices(x_BCHW: torch.Tensor, kernel: int, stride: int, padding: Pair, dilation: int) -> torch.Tensor:
-    """See `MaxIndicesModule`; `padding` (row, col)."""
-    with torch.no_grad():
-        found_BCHW = functional.max_pool2d(x_BCHW, kernel, stride, padding, dilation, return_indices=True)[1]
-        rows_H, cols_W = (
-            torch.arange(size, device=x_BCHW.device) * stride - before
-            for size, before in zip(found_BCHW.shape[2:], padding, strict=True)
-        )
-        row = (found_BCHW // x_BCHW.shape[3] - rows_H[:, None]) // dilation
-        col = (found_BCHW % x_BCHW.shape[3] - cols_W) // dilation
-        return (row * kernel + col).to(torch.uint8).contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            found_BCHW = functional.max_pool2d(x_BCHW, kernel, stride, padding, dilation, return_indices=True)[1]
+            rows_H, cols_W = (
+                torch.arange(size, device=x_BCHW.device) * stride - before
+                for size, before in zip(found_BCHW.shape[2:], padding, strict=True)
+            )
+            row = (found_BCHW // x_BCHW.shape[3] - rows_H[:, None]) // dilation
+            col = (found_BCHW % x_BCHW.shape[3] - cols_W) // dilation
+            return (row * kernel + col).to(torch.uint8).contiguous(memory_format=torch.channels_last)
 
 
 class MaxUnpoolModule(BlockModule):
