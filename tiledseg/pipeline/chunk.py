@@ -2,7 +2,7 @@
 
 The graph of autograd ends where tensors come in and go out. A tensor enters it by `_Enter`, which costs no copy and
 keeps no tensor: one that no layer needs again is freed. One that the chunk's layers write over enters by
-`EnterOverwritten`. An output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has
+`_EnterOverwritten`. An output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has
 been sent. The backward pass starts from the scalar, whatever gradients have come for the outputs.
 
     forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
@@ -14,11 +14,9 @@ been sent. The backward pass starts from the scalar, whatever gradients have com
                    +--> sent back to the chunk that made what was received
 
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
-pass is the same: dropout draws by counter, and running statistics stand still.
-
-A chunk whose weights and those before it are all frozen wants no gradient of what it sends: the graph says so to both
-ends, so none is sent back and none is waited for. Its backward pass does nothing, at its place in the schedule, and the
-order of all other messages is as before: what could not deadlock still cannot.
+pass is the same: dropout draws by counter, and running statistics stand still. A chunk whose weights and those before
+it are all frozen wants no gradient of what it sends: none is sent back, none is waited for, and its backward pass does
+nothing, at its place in the schedule.
 
 The law: outputs, gradients and buffers are those of the layers run in one piece.
 """
@@ -147,7 +145,7 @@ class Chunk:
         held = Held()
         for tensor in [t for t in inputs if self._wants_gradient[t]]:
             held.entered[tensor] = Entrance(inputs[tensor])
-            enter = EnterOverwritten if tensor in self._overwritten else _Enter
+            enter = _EnterOverwritten if tensor in self._overwritten else _Enter
             inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
         outputs = self._run(micro_batch, inputs)
         if self.is_last:
@@ -188,7 +186,7 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-class EnterOverwritten(_Enter):
+class _EnterOverwritten(_Enter):
     """The same for a tensor that a layer of the chunk writes over."""
 
     @staticmethod
