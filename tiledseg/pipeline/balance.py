@@ -11,7 +11,7 @@ The innermost chunk stands alone on the last rank. There a cut is a pair, one on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -25,6 +25,7 @@ Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk 
 ReceivedBytes = Callable[[int, int], int]  # first layer, stop -> what the chunk receives from others
 Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
 ChunkRun = tuple[int, int, int]  # first layer, stop, chunk
+Paths = dict[Middle, tuple[float, list[Middle]]]  # to each place: a load, or bytes, and the way
 Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage takes between two of these
 
 
@@ -178,52 +179,45 @@ class _BalanceSearch:
 
     def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:
         """Return for each tolerance the path of the least greatest load, then of the least traffic."""
-        slowest: dict[Middle, float] = {self.levels[0][0]: 0}
-        ways: list[dict[Middle, float]] = []  # to each place of a level, the least greatest load
-        for stage, level in enumerate(self.levels[1:]):
-            reached: dict[Middle, float] = {}
+        quickest = self._walk(self.levels[1:], None)
+        ((least, _),) = quickest[-1].values()
+        found = []
+        for most in ((1 + share) * least for share in tolerances):
+            levels = [[place for place, (load, _) in level.items() if load <= most] for level in quickest]
+            ((_, path),) = self._walk(levels, most)[-1].values()
+            found.append(path)
+        return found
+
+    def _walk(self, levels: Sequence[Sequence[Middle]], most: float | None) -> list[Paths]:
+        """Return for each level the path to each place of the least greatest load, or (`most` given) of the fewest
+        bytes among those on which no stage takes longer; and that load, or these bytes."""
+        every: list[Paths] = [{self.levels[0][0]: (0, [self.levels[0][0]])}]
+        for stage, level in enumerate(levels):
+            paths = every[-1]
+            reached: Paths = {}
             for after in level:
                 best = math.inf
-                for before in reversed(slowest):
-                    taken = self.runs_of(before, after, stage) if slowest[before] < best else ()
-                    load = self.prices.load(taken)
-                    if self.in_line and load >= best:
-                        break
-                    if taken and load < best and self.prices.fits(taken):
-                        best = max(slowest[before], load)
-                if best < math.inf:
-                    reached[after] = best
-            if not reached:
-                raise BudgetError(self._no_room(stage, slowest))
-            slowest = reached
-            ways.append(reached)
-        least = next(iter(slowest.values()))
-        return [self._least_traffic(ways, (1 + share) * least) for share in tolerances]
-
-    def _least_traffic(self, ways: Sequence[Mapping[Middle, float]], most: float) -> list[Middle]:
-        """Return the path of the fewest bytes among those on which no stage takes longer than `most`."""
-        start = self.levels[0][0]
-        paths: dict[Middle, tuple[int, list[Middle]]] = {start: (0, [start])}
-        for stage, level in enumerate(ways):
-            reached: dict[Middle, tuple[int, list[Middle]]] = {}
-            for after in (place for place, least in level.items() if least <= most):
                 for before in reversed(paths):
-                    if after in reached and paths[before][0] >= reached[after][0]:
-                        continue  # whatever the step sends on top, it saves nothing
+                    cost, path = paths[before]
+                    if cost >= best:
+                        continue  # whatever the step adds, it saves nothing
                     taken = self.runs_of(before, after, stage)
                     load = self.prices.load(taken)
-                    if self.in_line and load > most:
+                    too_long = load >= best if most is None else load > most
+                    if self.in_line and too_long:
                         break
-                    if not taken or load > most or not self.prices.fits(taken):
+                    if not taken or too_long or not self.prices.fits(taken):
                         continue
-                    sent = paths[before][0] + self.prices.received(taken)
-                    if after not in reached or sent < reached[after][0]:
-                        reached[after] = sent, [*paths[before][1], after]
-            paths = reached
-        return next(iter(paths.values()))[1]
+                    cost = max(cost, load) if most is None else cost + self.prices.received(taken)
+                    if cost < best:
+                        best, reached[after] = cost, (cost, [*path, after])
+            if not reached:
+                raise BudgetError(self._no_room(stage, paths))
+            every.append(reached)
+        return every[1:]
 
-    def _no_room(self, stage: int, slowest: Mapping[Middle, float]) -> str:
-        steps = (self.runs_of(before, after, stage) for after in self.levels[stage + 1] for before in slowest)
+    def _no_room(self, stage: int, paths: Iterable[Middle]) -> str:
+        steps = (self.runs_of(before, after, stage) for after in self.levels[stage + 1] for before in paths)
         needs = [self.prices.bytes(taken) for taken in steps if taken]
         if not needs:
             return (
