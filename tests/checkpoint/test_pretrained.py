@@ -83,19 +83,6 @@ def test_the_wide_resnet_fits_g_scnn(tmp_path: Path) -> None:
     assert first.note.endswith("wide.pth; left out: 'bn_out.0.weight' and 3 more")
 
 
-def test_what_a_file_lacks_and_has_beside_is_said_in_a_line(tmp_path: Path) -> None:
-    state = vgg(False, thinner=8)
-    torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "vgg.pth")
-    network = SegNet(levels=4, base_channels=8)
-    note = load_pretrained(str(tmp_path / "vgg.pth"), network).note
-    assert "it has no norms, of which 10 begin at 1 and 0; left out: 'features.24.weight' and 6 more" in note
-    del state["features.2.bias"]
-    torch.save(state, tmp_path / "vgg.pth")
-    assert "it lacks 'features.2.bias';" in load_pretrained(str(tmp_path / "vgg.pth"), network).note
-    wide = SegNet(base_channels=8, bands=5)
-    assert "'features.0.weight' widened to 5 bands" in load_pretrained(str(tmp_path / "vgg.pth"), wide).note
-
-
 @pytest.mark.parametrize("bands", [1, 2, 3, 4, 7])
 def test_the_first_convolution_takes_any_bands(bands: int) -> None:
     weight = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
