@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.checkpoint.saved import FILES, make_network, state_of, train
-from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import contents_of, save_checkpoint
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import WriteError
+from tiledseg.training.saving import Background, Snapshot
 from tiledseg.training.steps.optimizer import build_optimizer
 
 

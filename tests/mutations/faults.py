@@ -364,7 +364,7 @@ FAULTS = (
     ),
     Fault(
         "a signal in training is not acted on",
-        "training/stop.py",
+        "training/ending.py",
         "return is_met() or (",
         "return (",
         "tests/training/test_stop.py tests/test_signals.py",

@@ -82,7 +82,7 @@ def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint
     found = {place: sum(count for at, count in innermost if place in at) for place in expected}
     assert found == expected, waits
     # Of times of a step that is over; of a checkpoint's copy; of the start; of a validation's sums.
-    known = "stopwatch.py", "checkpoint/background.py", "parallel_run.py", "sending.py", "validation.py"
+    known = "stopwatch.py", "training/saving.py", "parallel_run.py", "sending.py", "validation.py"
     others = [at for at, _ in innermost if not any(place in at for place in (*expected, *known))]
     assert not others, others
 

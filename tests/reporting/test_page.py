@@ -13,8 +13,7 @@ from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.curves import draw_curves
-from tiledseg.reporting.page import render
+from tiledseg.reporting.page import draw_curves, render
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal

@@ -16,7 +16,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, ConfigError
-from tiledseg.training.best import is_better
+from tiledseg.training.ending import is_better
 
 EPOCHS = 7
 

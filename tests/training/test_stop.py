@@ -9,8 +9,8 @@ import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.system.signals import deferring
-from tiledseg.training import stop
-from tiledseg.training.stop import EXIT_CODE, StopFlag, end_of_job
+from tiledseg.training import ending
+from tiledseg.training.ending import EXIT_CODE, StopFlag, end_of_job
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -45,7 +45,7 @@ def test_the_code_is_the_one_that_batch_systems_requeue_on() -> None:
 
 def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(stop.time, "time", lambda: now[0])
+    monkeypatch.setattr(ending.time, "time", lambda: now[0])
     flag, seen = StopFlag(end=1200), []
     for step in (10, 40, 10, 10, 10, 10):
         seen.append(flag.is_set)

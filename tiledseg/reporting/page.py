@@ -1,4 +1,5 @@
-"""`report.html`: one file that opens anywhere, with no network, by jinja2 (an extra).
+"""`report.html`, one file that opens anywhere, with no network, by jinja2 (an extra); and its curves by matplotlib
+(another).
 
 Values are escaped where they stand: names of classes and files may hold anything.
 """
@@ -7,17 +8,97 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-from collections.abc import Mapping
+import io
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import install
-from tiledseg.reporting.curves import can_plot
 from tiledseg.version import VERSION
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Lines = Sequence[Mapping[str, Any]]
 REMEDY = install("report")
 _TEMPLATE = Path(__file__).parent / "template"
 _MOST_CELLS = 40  # classes a side of the confusion matrix
+_MOST_NAMES = 24  # in a legend
+
+
+def can_plot() -> bool:
+    """Return True if matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw_curves(lines: Lines, validations: Lines, loss: str, title: str) -> Figure:
+    """Draw losses, IoU, learning rate and throughput over the steps.
+
+    `lines`: of `metrics.jsonl`; `validations`: figures of `validation/step-XXXXXX.json`; `loss`: the training loss in
+    words.
+    """
+    from matplotlib.figure import Figure
+
+    steps = [line for line in lines if "val" not in line]
+    checks = [{"step": line["step"], **line["val"]} for line in lines if "val" in line]
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure.suptitle(_plain(title))
+    (losses, ious), (rates, pace) = figure.subplots(2, 2, sharex=True)
+    losses.plot(*_points(steps, "loss"), linewidth=1, label=_plain(f"training: {loss or 'of a step'}"))
+    losses.plot(*_points(checks, "loss"), "o-", markersize=3, label="validation: cross-entropy a pixel")
+    losses.set(title="Loss")
+    losses.legend(fontsize="small")
+    ious.plot(*_points(checks, "mean_iou"), "o-", color="black", markersize=3, label="mean")
+    for k, one in enumerate(validations[-1]["classes"] if validations else ()):
+        points = [{"step": each["step"], "iou": each["classes"][k]["iou"]} for each in validations]
+        ious.plot(*_points(points, "iou"), color=one["colour"], label=_plain(one["name"]) if k < _MOST_NAMES else None)
+    ious.set(title="IoU of the validation, each class", ylim=(0, 1))
+    ious.legend(fontsize="small", ncols=2)
+    rates.plot(*_points(steps, "lr"), color="C3", linewidth=1)
+    rates.set(title="Learning rate", xlabel="optimizer step")
+    pace.plot(*_points(steps, "pixels_per_second", 1e-6), color="C2", linewidth=1)
+    pace.set(title="Throughput [million pixels a second, all ranks]", xlabel="optimizer step")
+    for axes in (losses, ious, rates, pace):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _points(lines: Iterable[Mapping[str, Any]], key: str, factor: float = 1.0) -> tuple[list[int], list[float]]:
+    """Return steps and values of the lines that have a value."""
+    known = [line for line in lines if line.get(key) is not None]
+    return [line["step"] for line in known], [line[key] * factor for line in known]
+
+
+def _plain(text: str) -> str:
+    """Return a label for matplotlib: no dollar starts a formula, no first underscore hides it from the legend."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def draw_reliability(counts: Mapping[str, Any]) -> Figure:
+    """Draw the share of right pixels, and the share of pixels, against confidence; `counts`: of `reliability_json`."""
+    from matplotlib.figure import Figure
+
+    pixels, right = ([sum(of_bin) for of_bin in zip(*counts[key], strict=True)] for key in ("pixels", "right"))
+    bins, total = counts["bins"], max(1, sum(pixels))
+    middles = [(k + 0.5) / bins for k in range(bins)]
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(middles, [n / max(1, of) for n, of in zip(right, pixels, strict=True)], 0.9 / bins, color="C0")
+    axes.plot(middles, [n / total for n in pixels], color="0.4", drawstyle="steps-mid")
+    axes.plot((0, 1), (0, 1), "--", color="black", linewidth=1)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence")
+    return figure
+
+
+def png_of(figure: Figure) -> bytes:
+    """Return a figure as PNG; letters that the font lacks are boxes."""
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        figure.savefig(data, format="png", dpi=110)
+    return data.getvalue()
 
 
 def can_render() -> bool:

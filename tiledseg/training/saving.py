@@ -3,18 +3,21 @@
 At most one is under way; the next save waits for it, and so does the end of the run, whatever ends it. An error of the
 writing is raised at the next step or save, on the rank that writes. If the run ends for another reason meanwhile, the
 error is raised in its place, for it came first.
+
+A thread writes, not a process: safetensors, the digests and the system's calls release the interpreter lock while they
+work, a process would import torch and hold the tensors once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiledseg.checkpoint.background import Background, Snapshot
 from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
@@ -22,6 +25,74 @@ from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.training.averaging import AveragedWeights
 
 _LOOK_SECONDS = 1.0
+
+
+class Snapshot:
+    """Memory on the host for one copy of each tensor, by name, taken anew at each save: fresh memory would cost more
+    time than the copy. A GPU's tensors go into pinned memory, all on their way together until `finish`."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous copy of `tensor` on the CPU; that of a GPU's tensor is whole after `finish`."""
+        source = tensor.detach()
+        held = self._held.get(name)
+        if held is None or held.shape != source.shape or held.dtype != source.dtype:
+            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._held[name] = held
+        if source.is_cuda:
+            self._devices.add(source.device)
+        return held.copy_(source, non_blocking=True)
+
+    def finish(self) -> None:
+        """Wait until every copy is whole: then the tensors may change."""
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+        self._devices.clear()
+
+
+class Background:
+    """A thread for one piece of work after the other, never two at once; an error is raised at the next call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Wait for the work before, raise its error if it failed, and start `work`."""
+        self.wait()
+        # A daemon: a process that must end at once does; what was begun has no name yet.
+        self._thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of the last work if it has failed; do not wait."""
+        if not self.is_busy(0.0):
+            self.wait()
+
+    def is_busy(self, seconds: float) -> bool:
+        """Wait at most `seconds`; return True if the work still goes on."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until nothing is under way, and raise the error of the last work, once."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error
 
 
 class Saver:

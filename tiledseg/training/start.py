@@ -33,6 +33,7 @@ from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import writing
+from tiledseg.training.ending import end_of_job
 from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
 from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.first_weights import first_weights
@@ -42,7 +43,6 @@ from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
 from tiledseg.training.run_folder.metrics import check_lines, check_none_lost, read_metrics, write_whole
 from tiledseg.training.run_folder.summary import facts_of
 from tiledseg.training.run_folder.validations import drop_validations
-from tiledseg.training.stop import end_of_job
 from tiledseg.training.surveyed import count_by_place, look
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here

@@ -40,7 +40,7 @@ from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import deferring
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
-from tiledseg.training.best import BestSoFar
+from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
 from tiledseg.training.offloading import hooks_of, moved_by_ranks, offload_to
 from tiledseg.training.panels import Panels, choose_views
 from tiledseg.training.preparing.preparation import Preparation
@@ -59,7 +59,6 @@ from tiledseg.training.steps.optimizer import (
     set_learning_rate,
 )
 from tiledseg.training.steps.step import Stepper, StepRules
-from tiledseg.training.stop import EXIT_CODE, StopFlag
 
 
 class Trainer:

@@ -39,7 +39,7 @@ from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.best import score_class
+from tiledseg.training.ending import score_class
 from tiledseg.training.losses.choose_objective import choose_objective, further_bytes, given_weights
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.preparing.auto import find_settings, with_settings

@@ -146,7 +146,7 @@ def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult
 
 def plot_progress(folder: Path, title: str, loss: str) -> bool:
     """Draw the learning curves of a run; return False if matplotlib is not installed."""
-    from tiledseg.reporting.curves import can_plot, draw_curves, png_of
+    from tiledseg.reporting.page import can_plot, draw_curves, png_of
 
     if not can_plot():
         return False

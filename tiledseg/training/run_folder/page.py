@@ -10,8 +10,16 @@ from typing import Any
 
 from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
-from tiledseg.reporting.curves import draw_curves, draw_reliability, png_of
-from tiledseg.reporting.page import can_render, count, percent, png_url, render
+from tiledseg.reporting.page import (
+    can_render,
+    count,
+    draw_curves,
+    draw_reliability,
+    percent,
+    png_of,
+    png_url,
+    render,
+)
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.system.writing import replacing
