@@ -36,7 +36,7 @@ def work(mesh, way: str) -> int | None:
     if way == "root":
         mesh.on_root(missing)
     if way == "agree":
-        mesh.agree(LabelError(f"label {mesh.rank} is outside the classes") if mesh.rank else None)
+        mesh.on_all(lambda: outside(mesh.rank))
     if way == "everywhere":
         raise RasterError("a.tif is missing")
     if way == "fine":
@@ -111,6 +111,11 @@ def _hold_up(way: str) -> None:
     if way == "busy":
         for _ in ticking(range(50)):
             time.sleep(0.2)
+
+
+def outside(rank: int) -> None:
+    if rank:
+        raise LabelError(f"label {rank} is outside the classes")
 
 
 def missing() -> None:

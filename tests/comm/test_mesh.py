@@ -106,16 +106,19 @@ def test_on_root_lets_nobody_wait_for_a_crashed_root(mesh: Mesh) -> None:
 
 
 @pytest.mark.mpi
-def test_agree_raises_the_lowest_ranks_error_everywhere(mesh: Mesh) -> None:
-    mesh.agree(None)
+def test_the_lowest_ranks_error_is_raised_everywhere(mesh: Mesh) -> None:
+    assert mesh.on_all(lambda: mesh.rank) == mesh.rank
     mine: list[InputError] = [LabelError("zero"), RasterError("one"), ConfigError("two"), ConfigError("three")]
+
+    def fail(lowest: int) -> None:
+        if mesh.rank >= lowest:
+            raise mine[mesh.rank % 4]
+
     for lowest in range(min(mesh.size, 4)):
-        error = mine[mesh.rank % 4] if mesh.rank >= lowest else None
         with pytest.raises(type(mine[lowest])) as caught:
-            mesh.agree(error)
+            mesh.on_all(lambda lowest=lowest: fail(lowest))
         assert str(caught.value) == str(mine[lowest])
         assert is_agreed(caught.value)
-    mesh.agree(None)
 
 
 @pytest.mark.mpi

@@ -19,7 +19,7 @@ from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
 from tiledseg.checkpoint.folder import numbers_of
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import CheckpointError, InputError
+from tiledseg.errors import CheckpointError
 
 
 class _Head(NamedTuple):
@@ -44,15 +44,10 @@ class _File:
 
     def agree(self, check: Callable[[], None]) -> None:
         """Raise on every rank the refusal of `check` on any."""
-        error: InputError | None = None
-        try:
+        if self._mesh is None:
             check()
-        except InputError as fault:
-            error = fault
-        if self._mesh is not None:
-            self._mesh.agree(error)
-        elif error is not None:
-            raise error
+        else:
+            self._mesh.on_all(check)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each tensor with its name, on the CPU."""

@@ -77,16 +77,19 @@ class Mesh:
             raise CommunicationError(f"rank 0 failed: {value}")
         return value
 
-    def agree(self, error: InputError | None) -> None:
-        """Return on every rank if all pass None; else every rank raises the error of the lowest rank that has one.
-
-        Collective. For what each rank checks by itself (its own files, say): the error is printed once and no rank goes
-        on alone.
-        """
-        errors = self.communicator.gather_objects(_parts(error) if error is not None else None)
+    def on_all(self, function: Callable[[], T]) -> T:
+        """Call `function` on every rank and return its result; where it raises an InputError on some, every rank raises
+        that of the lowest, which is printed once. Collective: no rank goes on alone."""
+        error: InputError | None = None
+        try:
+            result = function()
+        except InputError as fault:
+            error = fault
+        errors = self.communicator.gather_objects(None if error is None else _parts(error))
         first = next((parts for parts in errors if parts is not None), None)
         if first is not None:
             raise _rebuild(first)
+        return result
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
-from tiledseg.errors import InputError
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -46,20 +45,18 @@ def survey(
     Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
     raised on every rank. To count, the images are read once more: for which of their pixels are valid.
     """
-    error: InputError | None = None
-    sums: Sums | None = None
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
-    labelled = False
-    try:
+
+    def look() -> tuple[bool, Sums | None]:
         with doing("looking at every label"):
             labelled = check_labels(labels, label_map, mesh.rank, mesh.size, images, counts, shown)
-        if normalize:
-            blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
-            with doing("taking the statistics of the bands"):
-                sums = measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
-    except InputError as found:
-        error = found
-    mesh.agree(error)
+        if not normalize:
+            return labelled, None
+        blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
+        with doing("taking the statistics of the bands"):
+            return labelled, measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
+
+    labelled, sums = mesh.on_all(look)
     counts = sum(mesh.communicator.gather_objects(counts)) if count else None
     labelled = any(mesh.communicator.gather_objects(labelled))
     if not normalize:
@@ -117,13 +114,7 @@ def survey_content(
 
     All ranks agree, then gather, in this order, whatever they found: none waits for another.
     """
-    counts: NDArray[np.int64] | None = None
-    error: InputError | None = None
     mine = units[mesh.rank * len(units) // mesh.size : (mesh.rank + 1) * len(units) // mesh.size]
-    try:
-        with doing("counting labels by their places"):
-            counts = count_units(mine, images, labels, label_map)
-    except InputError as found:
-        error = found
-    mesh.agree(error)
+    with doing("counting labels by their places"):
+        counts = mesh.on_all(lambda: count_units(mine, images, labels, label_map))
     return np.concatenate(mesh.communicator.gather_objects(counts))

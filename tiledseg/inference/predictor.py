@@ -17,7 +17,6 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
-from tiledseg.errors import InputError
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
@@ -31,7 +30,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.reading.identity import identify, written_since
-from tiledseg.raster.statistics import Normalization, finish, measure, statistics_blocks
+from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.user_files.machine import SOME_CPU
 
 __all__ = ["Request", "predict", "predict_all"]
@@ -129,14 +128,12 @@ def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
     Each rank measures its share of a fixed grid, so the result has the same bits for any number of them. Collective;
     any rank's InputError is raised on all.
     """
-    error, sums = None, None
-    try:
+
+    def sums() -> Sums:
         with share.open_image(mapper) as reader, doing("taking the statistics of the bands"):
-            sums = measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
-    except InputError as met:
-        error = met
-    mesh.agree(error)
-    parts = mesh.communicator.gather_objects(sums)
+            return measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
+
+    parts = mesh.communicator.gather_objects(mesh.on_all(sums))
     normalization: Normalization = mesh.on_root(lambda: finish(np.concatenate(parts)))
     return normalization
 

@@ -20,7 +20,6 @@ from tiledseg.checkpoint.folder import (
     newest_step,
     point_best,
 )
-from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, OutputError
@@ -61,16 +60,19 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # first: all that follows runs the kernels of the steps
     mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
-    _check_folders(config, mesh)
+    mesh.on_all(config.memory.check_folder)  # on a host of its own each
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
     preparation = _prepared(config, mesh, early)
     folder, pretrained = Path(config.run.output), config.model.pretrained
     weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []  # gone: on resume
     mesh.on_root(lambda: check_run_folder(folder, [*preparation.files, *files, *weights_file]))
-    newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
-    beginning: Beginning = mesh.on_root(lambda: begin(early or _checkpoint_of(config), preparation))
     lines: list[dict[str, Any]] = []  # of metrics, on the root alone
-    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint, lines, config.train.checkpoint_every))
+
+    def look_back() -> tuple[int | None, Beginning, str | None]:
+        newest, beginning = newest_step(folder / CHECKPOINTS), begin(early or _checkpoint_of(config), preparation)
+        return newest, beginning, _check_metrics(folder, beginning.checkpoint, lines, config.train.checkpoint_every)
+
+    newest, beginning, lost = mesh.on_root(look_back)
     first = first_weights(pretrained if beginning.checkpoint is None else None, preparation.plan.network, mesh)
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
@@ -97,18 +99,6 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
         with told_what_fits(preparation.question, preparation.plan):
             return trainer.run(end)
-
-
-def _check_folders(config: Config, mesh: Mesh) -> None:
-    """Raise ConfigError on all ranks where one of them, on a host of its own, cannot use the store."""
-    refusal = None
-    try:
-        config.memory.check_folder()
-    except ConfigError as error:
-        refusal = f"rank {mesh.rank}: {error}" if mesh.rank else str(error)
-    refusals = [words for words in mesh.communicator.gather_objects(refusal) if words]
-    if refusals:
-        raise mark_agreed(ConfigError(refusals[0]))
 
 
 def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparation:

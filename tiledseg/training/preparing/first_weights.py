@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network, Pretrainable
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import CheckpointError, ConfigError, InputError
+from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.statistics import Normalization
 
@@ -26,16 +26,10 @@ def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeight
     """
     if path is None:
         return None
-    found, error = None, None
-    try:
-        from tiledseg.checkpoint.pretrained import load_pretrained
+    from tiledseg.checkpoint.pretrained import load_pretrained
 
-        assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
-        found = load_pretrained(path, network)
-    except InputError as fault:
-        error = fault
-    mesh.agree(error)
-    assert found is not None, "a rank without it has an error"
+    assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
+    found = mesh.on_all(lambda: load_pretrained(path, network))
     if len(set(mesh.communicator.gather_objects(found.origin))) > 1:
         raise CheckpointError(f"{path} is not the same file on all ranks; give one that all of them share")
     return found
