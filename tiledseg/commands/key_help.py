@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tiledseg.config.checks import MOST, range_of
+from tiledseg.config.checks import range_of
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 
@@ -121,11 +121,7 @@ def takes(field: Field[Any]) -> str:
         return ", ".join(words)
     if allowed is None:
         return str(field.type).replace("None", "null")
-    kind, start = "a whole number" if allowed.whole else "a number", "above" if allowed.above else "from"
-    least = "" if allowed.least == float("-inf") else f" {start} {allowed.least:g}"
-    return (
-        kind + least + ("" if allowed.most >= MOST - 1 else f" {'below' if allowed.below else 'to'} {allowed.most:g}")
-    )
+    return allowed.in_words
 
 
 def example(key: str) -> str:

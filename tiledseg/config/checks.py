@@ -38,30 +38,27 @@ class Range:
         """True for a range of whole numbers."""
         return isinstance(self.least, int) and isinstance(self.most, int)
 
+    @property
+    def in_words(self) -> str:
+        """Return the words for the numbers of the range."""
+        kind, most = "a whole number" if self.whole else "a number", _plain(self.most)
+        if self.below:
+            return f"{kind} in {'(' if self.above else '['}{self.least:g}, {self.most:g})"
+        least = f" above {self.least:g}" if self.above else f", at least {_plain(self.least)}"
+        return kind + least * (self.least > -math.inf) + f", at most {most}" * (self.most < MOST - 1)
+
     def check(self, key: str, value: object, whole: object = None) -> None:
         """Raise ConfigError for a value out of the range. `whole`: the list that the value is a part of."""
-        remedy = self._remedy(value)
-        if remedy:
-            raise ConfigError(f"{key} is {shown(value if whole is None else whole)}; give {remedy}")
-
-    def _remedy(self, value: object) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            return self.remedy or ("a whole number" if self.whole else "a number")
-        if isinstance(value, float) and math.isnan(value):
-            return None if self.nan else self._open_range() or "a number"
-        if value < self.least or (self.above and value == self.least):
-            return self.remedy or self._open_range() or f"at least {_plain(self.least)}"
-        if value > self.most or (self.below and value == self.most):
-            most = _plain(self.most)
-            usual = self.remedy if re.search(rf"\b{most}\b", self.remedy) else f"at most {most}"
-            return self._open_range() or usual
-        return None
-
-    def _open_range(self) -> str:
-        """Return the range in words where one of its ends is excluded, else nothing."""
-        if self.below:
-            return f"a number in [{self.least:g}, {self.most:g})"
-        return f"a number above {self.least:g}, {_plain(self.most)} at most" if self.above else ""
+        above = False
+        if isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool):
+            above = value > self.most or (self.below and value == self.most)
+            below = value < self.least or (self.above and value == self.least)
+            if not (above or below) and (self.nan or not math.isnan(value)):
+                return
+        words = self.remedy or self.in_words
+        most = f"at most {_plain(self.most)}"
+        words += f", {most}" if above and most not in words and not self.below else ""
+        raise ConfigError(f"{key} is {shown(value if whole is None else whole)}; give {words}")
 
 
 def _plain(number: float) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,26 +30,11 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-class Moved(NamedTuple):
-    """The offloading of a run. `bytes_out`, `bytes_in`: to `store` and back, of all ranks. `waited_seconds`: of the
-    rank that waited longest. `peak_bytes`: most that autograd alone held on a rank. `ahead`: share of tensors
-    prefetched when they were used. `steps`: optimizer steps, summed over ranks."""
-
-    store: str
-    bytes_out: int
-    bytes_in: int
-    waited_seconds: float
-    peak_bytes: int
-    ahead: float | None
-    steps: int
-
-    @property
-    def in_words(self) -> str:
-        """Return the line for the user."""
-        return (
-            f"offload: {self.bytes_out / MIB:.1f} MiB went to {store_in_words(self.store)}, "
-            f"{self.bytes_in / MIB:.1f} MiB came back, {self.waited_seconds:.1f} s were waited"
-        )
+def in_words(moved: Mapping[str, Any]) -> str:
+    """Return the line for the user on the offloading of a run, of `moved_by_ranks`."""
+    out, back = (f"{moved[key] / MIB:.1f} MiB" for key in ("bytes_out", "bytes_in"))
+    place, waited = store_in_words(moved["store"]), moved["waited_seconds"]
+    return f"offload: {out} went to {place}, {back} came back, {waited:.1f} s were waited"
 
 
 def store_in_words(store: str) -> str:
@@ -90,17 +75,26 @@ def check_store(offload: str, store: str, device: torch.device) -> None:
         )
 
 
-def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> Moved | None:
-    """Sum the figures over ranks; None if nothing was offloaded. Collective."""
+def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str, Any] | None:
+    """Return the figures of all ranks as JSON has them; None if nothing was offloaded. Collective.
+
+    `bytes_out`, `bytes_in`: to `store` and back. `waited_seconds`: of the rank that waited longest. `peak_bytes`: most
+    that autograd alone held on a rank. `ahead`: share of tensors prefetched when they were used. `steps`:
+    optimizer steps, summed over ranks.
+    """
     if offload is None:
         return None
     each = mesh.communicator.gather_objects(offload.counted())
-    out, back = sum(figures.bytes_out for figures in each), sum(figures.bytes_in for figures in each)
-    waited = max(figures.waited_seconds for figures in each)
     ahead, fetched = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
-    share = ahead / fetched if fetched else None
-    steps = sum(figures.steps for figures in each)
-    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps)
+    return {
+        "store": store,
+        "bytes_out": sum(figures.bytes_out for figures in each),
+        "bytes_in": sum(figures.bytes_in for figures in each),
+        "waited_seconds": max(figures.waited_seconds for figures in each),
+        "peak_bytes": max(figures.peak_bytes for figures in each),
+        "ahead": ahead / fetched if fetched else None,
+        "steps": sum(figures.steps for figures in each),
+    }
 
 
 def gives_back(question: RunQuestion, plan: RunPlan, device: torch.device) -> bool:

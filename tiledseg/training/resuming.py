@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -183,12 +184,9 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     if not (folder / name_of(best.step)).is_dir():
         return None, (f"{where}, is not there: the best begins anew",)
     assert preparation.validation is not None, "a run with a score is validated"
-    if saved.judged:
-        alike = _judges_the_same(saved.judged, sources_of(preparation.validation))
-    else:  # of an older version the keys alone are known
-        there, here = flat(saved.config.record()), flat(preparation.asked.record())
-        alike = all(there[key] == here[key] for key in ("data.val_images", "data.val_labels"))
-    return (best, ()) if alike else (None, (f"{where}, was found on other validation images: the best begins anew",))
+    there, here = (sorted(map(_contents, of)) for of in (saved.judged, sources_of(preparation.validation)))
+    anew = f"{where}, was found on other validation images: the best begins anew"
+    return (best, ()) if there == here else (None, (anew,))
 
 
 def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], comparison: Comparison) -> list[str]:
@@ -285,14 +283,9 @@ def _unchanged(one: Identity, other: Identity) -> bool:
     return one.is_at(other) and (one.sample == other.sample or None in (one.sample, other.sample))
 
 
-def _judges_the_same(before: Sequence[Source], now: Sequence[Source]) -> bool:
-    """Return True if both are the same images with the same labels, in whatever order and wherever they lie."""
-    match = _match(before, now)
-    return len(match) == len(before) == len(now) and all(
-        one.holds_what(other) or (one.is_at(other) and one.sample == other.sample)
-        for new, old in match.items()
-        for one, other in zip(_files(now[new]), _files(before[old]), strict=True)
-    )
+def _contents(source: Source) -> list[str]:
+    """Return what tells an image and its labels from others, wherever they lie."""
+    return [each.sample or os.path.realpath(each.path) for each in _files(source)]
 
 
 def _files(source: Source) -> list[Identity]:

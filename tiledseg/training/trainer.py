@@ -41,7 +41,7 @@ from tiledseg.system.signals import deferring
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
-from tiledseg.training.offloading import hooks_of, moved_by_ranks, offload_to
+from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
 from tiledseg.training.panels import Panels, choose_views
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
@@ -169,13 +169,13 @@ class Trainer:
                 f"stopped early after step {self.step}, by a signal or because the job's time ends; its checkpoint is "
                 "written: run the command again to go on"
             )
-            for line in (moved.in_words if moved else "", early if stopped else "", *(f"warning: {o}" for o in notes)):
+            for line in (in_words(moved) if moved else "", early if stopped else "", *(f"warning: {o}" for o in notes)):
                 self._say(line)
         self.parallel.close()
         if self.journal is not None:
             summary = {
                 **self.started,
-                "offloaded": moved and moved._asdict(),
+                "offloaded": moved,
                 "steps": self.step,
                 "epochs": self.position.epoch,
                 "finished": not stopped,
