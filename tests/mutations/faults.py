@@ -28,7 +28,7 @@ ON_A_GPU = (
     ("a map is taken before it is there", "inference/mapping.py", "self.sent.synchronize()", "pass"),
     (
         "a checkpoint is written before it is there",
-        "checkpoint/background.py",
+        "training/saving.py",
         "torch.cuda.synchronize(device)",
         "pass",
     ),
