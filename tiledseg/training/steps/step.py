@@ -17,7 +17,7 @@ from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.passes.part_passes import Passes, read_ahead
+from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
@@ -114,21 +114,26 @@ class Stepper:
         self._halos.reset()
         self._waits.reset()
         scale = self.scale
-        waited = self._differentiate(step, samples, parts, weight, self._loss)
+        self._begin(weight)
+        waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
+        self._end()
         sums, each = self._over_ranks(stop, waited)
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
-        finite, divided = math.isfinite(sums.gradient), math.isfinite(sums.weight)
+        finite = math.isfinite(sums.gradient)
         skipped = loss is not None and not finite and scale is not None and scale.value > 1
         if loss is not None:
             largest = self._rules.largest_loss
-            whole = math.isfinite(loss) and divided and (finite or skipped)
+            whole = math.isfinite(loss) and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
-                known = scale.value if scale else None
-                what = diverged(step, loss, divided and (finite or skipped), largest, known)
+                what = diverged(step, loss, finite or skipped, largest, scale.value if scale else None)
                 raise error_of(what, self._look_again(step, dataset, parts, weight) if dataset is not None else ())
             self.scale = scale.after(finite) if scale else None
             if not skipped:
-                self._update(factor)
+                scale_gradients(self._reducer, factor)
+                if self._rules.clip_norm:
+                    clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
+                self._reducer.deliver()
+                self._optimizer.step()
         return StepResult(
             loss=loss,
             pixels=int(sums.pixels),
@@ -148,18 +153,18 @@ class Stepper:
         """Return how often `run` takes the samples of `parts`, one after the other."""
         return self._passes.rounds(parts, self._loss.looks_first)
 
-    def _differentiate(
-        self, step: int, samples: Iterator[Sample], parts: Sequence[Part], weight: float, loss: StepLoss | WatchedLoss
-    ) -> float:
-        """Sum the gradients of a step over its tiles and all ranks; return the seconds waited for samples."""
+    def _key(self, step: int) -> Key:
+        return lambda image: DropoutKey(self._rules.seed, step, image)
+
+    def _begin(self, weight: float) -> None:
         self._reducer.zero()
         self._loss.reset(self.scale.value if self.scale else 1.0, weight)
-        seed = self._rules.seed
-        waited = self._passes.train(samples, parts, lambda image: DropoutKey(seed, step, image), loss, self._reducer)
-        loss.agree()  # where this rank had no piece
+
+    def _end(self) -> None:
+        """End the passes of a step: their gradients are summed over all ranks."""
+        self._loss.agree()  # where this rank had no piece
         with self._waits.running():
             self._reducer.finish()
-        return waited
 
     def _look_again(self, step: int, dataset: Dataset, parts: Sequence[Part], weight: float) -> Sequence[TileFigures]:
         """Run the passes of a step that went wrong once more; return the figures of its tiles. Collective."""
@@ -168,7 +173,9 @@ class Stepper:
         samples = read_ahead(self._passes, dataset, again, 0, 1)
         if not self._passes.pieces(parts):
             samples = watched.reading(samples)
-        self._differentiate(step, samples, parts, weight, watched)
+        self._begin(weight)
+        self._passes.train(samples, parts, self._key(step), watched, self._reducer)
+        self._end()
         return watched.gather(self._mesh)
 
     def close(self) -> None:
@@ -187,10 +194,3 @@ class Stepper:
             sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
             own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
         return over_ranks(sums, own, self._mesh.communicator)
-
-    def _update(self, factor: float) -> None:
-        scale_gradients(self._reducer, factor)
-        if self._rules.clip_norm:
-            clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
-        self._reducer.deliver()
-        self._optimizer.step()
