@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_said_or_refused() -> None:
 )
 def test_a_plan_fits_the_memory_of_each_stage(schedule: str, balance: tuple[int, ...] | None, share: float) -> None:
     """With all micro-batches that it keeps at once, as the memory of stages by that policy says too."""
-    parallel = Parallelism(stages=2, recompute=("never",) * 2, schedule=schedule, balance=balance, timed=False)
+    parallel = Parallelism(stages=2, recompute=("never",) * 2, schedule=schedule, balance=balance)
     network = UNet(3, base_channels=8, norm="pixel")
     asked = question(network, 1 << 40, ranks=2, grid=(2, 2), parallel=parallel, rasters=(Extent((192, 288)),))
     budget = int(share * max(stage_bytes(asked, plan_run(asked), network.graph())))

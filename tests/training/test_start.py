@@ -20,7 +20,6 @@ from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError, OutputError
-from tiledseg.training import start as module
 from tiledseg.training import surveyed
 from tiledseg.training.run_folder.check import check_run_folder
 from tiledseg.training.run_folder.journal import Journal
@@ -78,25 +77,6 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     with pytest.raises(InputError, match="found at last"):
         run(config_of(material, tmp_path / "run"))
     assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_layers_are_timed_with_the_kernels_of_the_steps(
-    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
-) -> None:
-    """Before anything is measured or run."""
-    found: list[bool] = []
-
-    def fail(*_: object) -> None:
-        found.append(torch.are_deterministic_algorithms_enabled())
-        raise InputError("seen")
-
-    torch.use_deterministic_algorithms(not deterministic)
-    monkeypatch.setattr(module, "check_weights", fail)
-    with pytest.raises(InputError, match="seen"):
-        run(config_of(material, tmp_path / "run", deterministic=deterministic))
-    torch.use_deterministic_algorithms(False)
-    assert found == [deterministic]
 
 
 def test_what_a_crash_has_left_is_cleared(material: Material, finished: Path, tmp_path: Path) -> None:
