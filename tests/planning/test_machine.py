@@ -132,7 +132,7 @@ def test_shipped_machines_say_where_their_figures_are_from(name: str) -> None:
     ("path", "value", "words"),
     [
         ("name", "", "m.yaml: name is ''; give a word"),
-        ("host.ranks", 0, "host.ranks is 0; give at least 1"),
+        ("host.ranks", 0, "host.ranks is 0; give a whole number, at least 1"),
         ("host.ranks", True, "host.ranks is True"),
         ("host.speed", 3, "unknown key 'host.speed'; give some of ranks"),
         ("figures", None, "figures is null; give keys below it: flops, lanes"),
@@ -141,7 +141,7 @@ def test_shipped_machines_say_where_their_figures_are_from(name: str) -> None:
         ("figures.flops.fp8", 1.0, "unknown key 'figures.flops.fp8'"),
         ("figures.memory_bandwidth", 0, "figures.memory_bandwidth is 0; give a number above 0"),
         ("figures.memory_bandwidth", float("nan"), "figures.memory_bandwidth is nan"),
-        ("figures.launch", -1, "figures.launch is -1; give at least 0"),
+        ("figures.launch", -1, "figures.launch is -1; give a number, at least 0"),
         ("figures.rates", {}, "unknown key 'figures.rates'; give some of flops, lanes"),
         ("figures.links.host.latency", 0, "figures.links.host.latency is 0; give a number above 0"),
         ("host.base", "x" * 999, "host.base is x.*[.][.][.]; give a whole number"),
