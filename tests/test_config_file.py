@@ -191,10 +191,3 @@ def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
     for classes in (records, by_name, {0: 1, 7: None}, {"#ff0000": 0, "1,2,3": 1}, {0: "#ff0000"}, 5, "a.csv"):
         write_yaml(tmp_path / "run.yaml", {"data": {"classes": classes}})
         assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").data.classes == classes
-
-
-@pytest.mark.parametrize(
-    "words", [["--model.levels", "010"], ["--model.levels=1:30"], ["--data.bands", "[010]"]], ids=str
-)
-def test_a_flag_that_a_file_would_read_otherwise(words: list[str]) -> None:
-    assert "which YAML takes for" in error_of(*words)

@@ -50,14 +50,6 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
         assert str(os.getpid()) in (folder / NAME).read_text()
 
 
-def test_a_damaged_lock_file_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(b"\xff{")
-    with hold(tmp_path):
-        (tmp_path / NAME).write_bytes(b"\xff{")
-        with pytest.raises(OutputError, match="in use by another process"):
-            check_free(tmp_path)
-
-
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -242,31 +242,6 @@ def test_images_from_a_tile_store_train_alike(material: Material, finished: dict
     assert lines(folder) == lines(finished["adamw-fp64"])
 
 
-@pytest.mark.parametrize("halo", ["exchange", "layer"])
-def test_a_block_of_tiles_comes_from_a_tile_store_alike(material: Material, halo: str) -> None:
-    """In these modes a rank reads many tiles' cores at once, which no single context of the store holds."""
-    store = material.root / f"blocks-{halo}.h5"
-    assert tile(["--config", str(material.root / "run.yaml"), "--output", str(store)]) == 0
-    mode = ("--train.tiles_per_step", "null", "--parallel.halo", halo, "--train.epochs", "2")
-    folders = {name: material.root / f"{name}-{halo}" for name in ("image", "blocks")}
-    assert train(material, folders["image"], *mode) == 0
-    assert train(material, folders["blocks"], *mode, "--data.images", str(store), "--data.labels", "[]") == 0
-    assert lines(folders["blocks"]) == lines(folders["image"])
-
-
-def test_classes_in_another_order(material: Material, finished: dict[str, Path]) -> None:
-    """Of numbers, in no order, one of them left out; it survives checkpoint and resume."""
-    folder = material.root / "mapped"
-    records = "[{name: a, value: 0}, {name: b, values: [2, 10]}, {name: c, ignored: true, value: 1}]"
-    classes = ("--data.classes", records)
-    assert train(material, folder, *classes, "--train.epochs", "1") == 0
-    assert train(material, folder, *classes, "--train.epochs", "2") == 0
-    pixels = [line["pixels"] for line in lines(folder) if "loss" in line]
-    assert len(pixels) == 6
-    assert sum(pixels) < sum(line["pixels"] for line in lines(finished["adamw-fp64"])[:8] if "loss" in line)
-    assert len(lines(folder)[-1]["val"]["iou"]) == 2
-
-
 def test_a_class_file_is_kept_by_the_run(material: Material) -> None:
     """The checkpoint, the configuration and the summary have what it says, when the file itself is gone."""
     folder, file = material.root / "named", material.root / "classes.csv"

@@ -13,7 +13,7 @@ from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.page import draw_curves, render
+from tiledseg.reporting.page import draw_curves
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
@@ -80,17 +80,6 @@ def test_numbers_are_those_of_the_files(made: Path) -> None:
     assert mean == [STEPS, newest["mean_iou"]]
 
 
-def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
-    assert "not finished" in render(page_of(tmp_path)), "nor lines"
-    line = {"step": 1, "epoch": 0, "loss": None, "lr": 0.1, "seconds": 1.0, "pixels": 0, "pixels_per_second": 0.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "step": 2, "loss": 2.0}))
-    page = page_of(tmp_path)
-    assert page["state"] == "not finished"
-    assert page["curves"] in render(page)
-    started = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
-    assert (started["state"], started["warnings"]) == ("not finished", ["a note"])
-
-
 def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
     """Not what the summary says of the start before it."""
     make_run(tmp_path)
@@ -104,23 +93,6 @@ def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({**told, "finished": True, "seconds": 3.0}))
     done = page_of(tmp_path)
     assert (done["state"], done["facts"][-1]) == ("finished", ("wall time", "3 s", "1 rank, all starts"))
-
-
-def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a start with other panels; and of many validations so many, the newest among them."""
-    make_run(tmp_path)
-    first = tmp_path / "validation" / "step-000010.json"
-    figures = json.loads(first.read_text())
-    figures["panel"][0]["stride"] = 9
-    first.write_text(json.dumps(figures))
-    (tmp_path / "validation" / "step-000020.json").write_text("{")
-    assert [moment["words"].split(",")[0] for moment in page_of(tmp_path)["moments"]] == ["step 30", "step 40"]
-    monkeypatch.setattr(page, "MOST_MOMENTS", 2)
-    assert [moment["words"].split(",")[0] for moment in page_of(made)["moments"]] == ["step 10", "step 40"]
-    assert page_of(made)["places"] == [
-        "<i>out.tif: all of it, one pixel of 2 a side",
-        "<i>out.tif: rows 8 to 40, columns 4 to 60",
-    ]
 
 
 def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: pytest.CaptureFixture[str]) -> None:

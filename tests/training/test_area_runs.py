@@ -150,23 +150,6 @@ def test_validation_never_sees_what_is_trained_on(root: Path, halo: str) -> None
         assert seen[0] != seen[1], "without a gap the test would see it"
 
 
-@pytest.mark.parametrize(
-    ("asked", "pixels"),
-    [
-        ({"split": "16 m", "split_gap": "6.1m"}, {"split": [3, 3], "split_gap": 13}),
-        ({"split": "20 m", "split_gap": "6 m"}, {"split": [2, 2], "split_gap": 12}),
-        ({"split": "40 px", "split_gap": "7 px"}, {"split": [2, 2], "split_gap": 7}),
-    ],
-)
-def test_a_split_in_metres_is_that_in_pixels(root: Path, asked: dict[str, Any], pixels: dict[str, Any]) -> None:
-    """Of half a metre each: 96 pixels are 48 m."""
-    found, wanted = (prepared(root, {**SPLIT, **data}) for data in (asked, pixels))
-    assert found.training.parts == wanted.training.parts
-    assert found.validation is not None
-    assert wanted.validation is not None
-    assert found.validation.parts == wanted.validation.parts
-
-
 def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     degrees = {"images": str(root / "image-degrees.tif"), "labels": str(root / "labels-degrees.tif")}
     for name in ("image", "labels"):

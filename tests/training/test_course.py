@@ -66,33 +66,6 @@ def test_no_policy_jumps_or_passes_its_end(legs: list[tuple[int, int]], policy: 
             assert rate - later <= 0.5 * math.pi / 2 * share + 1e-12, "more than its share of the way"
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
-@given(per_epoch=st.integers(1, 9), epochs=st.integers(1, 20), warmup=st.integers(0, 30), stop=st.integers(0, 180))
-def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
-    per_epoch: int, epochs: int, warmup: int, stop: int
-) -> None:
-    """Those that every run had while the policy counted steps, wherever it was stopped."""
-    total = per_epoch * epochs
-    course = Course(epochs, per_epoch)
-    stop = min(stop, total)
-    onward = Course(epochs, per_epoch).onward(((0, 0),), stop, Position(*divmod(stop, per_epoch)))
-    assert onward == course
-    assert course.total_steps == total
-    for step in range(warmup, total):
-        done = (step - warmup) / max(1, total - warmup)
-        expected = {
-            "constant": 0.3,
-            "step": 0.3 * 0.1 ** (step // per_epoch // 3),
-            "polynomial": 0.3 * max(0.0, 1 - done) ** 0.9,
-            "cosine": 0.3 * (1 + math.cos(math.pi * min(1.0, done))) / 2,
-        }
-        for policy in POLICIES:
-            config = OptimizerConfig(
-                lr=0.3, policy={"name": "step", "size": 3} if policy == "step" else policy, warmup_steps=warmup
-            )
-            assert learning_rate(config, step, course) == expected[policy]
-
-
 def test_a_run_changed_by_a_version_that_left_no_marks_goes_on() -> None:
     """Three epochs of other steps: what they were does not matter, only where they ended."""
     course = Course(6, 4).onward(((0, 0),), 8, Position(3, 1))

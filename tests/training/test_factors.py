@@ -35,17 +35,6 @@ def test_the_first_pattern_that_fits_decides() -> None:
     assert (found["encoder0.norm0.bias"], found["head.bias"], found["bottom.conv0.weight"]) == (0.5, 20.0, 1.0)
 
 
-def test_norms_and_biases_need_not_decay() -> None:
-    names = [name for name, _ in build_modules(NETWORK, 0).parameters_by_node()]
-    decaying = {
-        names[index]
-        for group in groups(weight_decay=0.5, decay_norms=False)
-        for index in group["indices"]
-        if group["weight_decay"]
-    }
-    assert decaying == {name for name in names if name.endswith(".weight") and ".norm" not in name}
-
-
 def test_each_group_steps_at_its_own_rate() -> None:
     """A step of plain SGD moves a weight by rate times factor."""
     network = build_modules(NETWORK, 0).double()

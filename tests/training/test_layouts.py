@@ -104,14 +104,3 @@ def test_every_layout_trains_alike(root: Path) -> None:
     classes = find_checkpoint(found["camvid"]).saved.label_map.classes
     assert [record.name for record in classes] == ["Sky", "Building"]
     assert classes[1].colour == COLOURS["Building"]
-
-
-def test_a_colour_in_no_class_is_named(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (root / "camvid/few.csv").write_text("name,r,g,b\nSky,128,128,128\nBuilding,128,0,0\nVoid,0,0,0\n")
-    data = {**layouts(root)["camvid"], "classes": str(root / "camvid/few.csv")}
-    write_yaml(root / "few.yaml", {"data": data, "run": {"output": str(root / "runs/few")}, "tiling": {"grid": 1}})
-    assert main(["--config", str(root / "few.yaml"), "--model.levels", "1"]) == 2
-    error = capfd.readouterr().err
-    assert "colour #40c000" in error
-    assert "_L.png" in error
-    assert error.count("\n") == 1

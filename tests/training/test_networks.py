@@ -11,7 +11,6 @@ import pytest
 import tiledseg
 from tests.crash.runs import Material
 from tiledseg.errors import ConfigError
-from tiledseg.plan import main as plan
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "segnet": {"levels": 3, "base_channels": 8, "norm": "batch"},
@@ -68,20 +67,3 @@ def test_a_band_of_edges_is_told_apart(material: Material, tmp_path: Path) -> No
     ):
         tiledseg.train_network(config)
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in NETWORKS[name].items()]
-    plot = ["--plot", str(tmp_path / "plan.png")]
-    assert plan(["--size", "2000", "--grid", "2", "--model", name, *words, *plot, "--stages", "2"]) == 0
-    said = capsys.readouterr().out
-    assert {"segnet": "SegNet of 3 levels", "residual_unet": "encoder resnet18", "gated_scnn": "G-SCNN with encoder"}[
-        name
-    ] in said
-    assert "the formula" not in said, "the paper's is for its U-Nets"
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
-    assert plan(["--size", "2000", "--model", name, "--stride", "2"]) == 2
-    assert "leave one of --stride and --model out" in capsys.readouterr().err
-    assert plan(["--size", "2000", "--model", name, "--kernel", "5"]) == 2
-    assert f"model.kernel is 5, but {name} has no such choice; leave the key out" in capsys.readouterr().err

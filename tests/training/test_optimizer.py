@@ -10,9 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
-from tiledseg.gradients import GradientReducer, clip_gradients
 from tiledseg.training.steps.optimizer import Course, build_optimizer, learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
@@ -94,20 +92,3 @@ def test_rates_are_those_of_torchs_schedulers(policy: str) -> None:
         whole.step()
     assert found == pytest.approx(expected, rel=1e-9)
     assert found[-1] < lr or policy == "constant"
-
-
-def test_clipping_is_that_of_torch() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3, 4), (5,))]
-    reducer = GradientReducer(parameters, SerialCommunicator())
-    given = [torch.full_like(parameter, 2.0) for parameter in parameters]
-    reducer.zero()
-    sum((parameter * gradient).sum() for parameter, gradient in zip(parameters, given, strict=True)).backward()
-    reducer.finish()
-    clip_gradients(reducer, 1.5, SerialCommunicator())
-    reducer.deliver()
-    found = [parameter.grad.clone() for parameter in parameters]
-    for parameter, gradient in zip(parameters, given, strict=True):
-        parameter.grad = gradient
-    torch.nn.utils.clip_grad_norm_(parameters, 1.5)
-    assert all(torch.allclose(a, p.grad, rtol=1e-6) for a, p in zip(found, parameters, strict=True))
-    assert found[0].square().sum() + found[1].square().sum() == pytest.approx(1.5**2)

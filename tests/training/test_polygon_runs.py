@@ -127,46 +127,6 @@ def test_whatever_takes_labels_takes_polygons(root: Path, capfd: pytest.CaptureF
     assert {int(k) for item in polygons for k in item["mask"].unique()} == {0, 1, 2, 255}
 
 
-def test_labels_of_another_grid_are_warped_for_scores_too(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    wide_HW = np.random.default_rng(6).integers(0, 3, (1, SIDE + 8, SIDE + 4), np.uint8)
-    write_raster(root / "wide.tif", wide_HW)
-    write_raster(root / "same.tif", wide_HW[:, :SIDE, :SIDE])
-    write_raster(root / "one.tif", np.random.default_rng(7).integers(0, 3, (1, SIDE, SIDE), np.uint8))
-    flags = ["--prediction", str(root / "one.tif"), "--labels", str(root / "wide.tif")]
-    assert evaluate([*flags, "--classes", "3"]) == 2
-    assert "differ in size: 64 x 64 px against 72 x 68 px" in capfd.readouterr().err
-    for more in ([], ["--classes", "3"]):
-        assert evaluate([*flags, "--warp", "--format", "json", *more]) == 0
-        warped = json.loads(capfd.readouterr().out)
-        assert evaluate([*flags[:3], str(root / "same.tif"), "--format", "json", *more]) == 0
-        assert warped["confusion_matrix"] == json.loads(capfd.readouterr().out)["confusion_matrix"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ([], "--classes is not given, but the labels are polygons; give it"),
-        (["--classes", "3"], "--background is null, and"),
-        (["--classes", "3", "--background", "0"], "--label-attribute is null, but the polygons of"),
-        (["--classes", "3", "--labels", "labels.tif", "--background", "0"], "--background is given, but no labels are"),
-        (
-            ["--classes", "3", "--labels", "away.gpkg", "--label-attribute", "kind", "--background", "0"],
-            "no polygon in",
-        ),
-    ],
-)
-def test_scores_of_polygons_refuse_in_one_line(
-    root: Path, flags: list[str], words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_vectors(root / "away.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=[1])
-    own = [str(root / flag) if flag.startswith(("labels", "away")) else flag for flag in flags]
-    files = ["--prediction", str(root / "labels.tif"), "--labels", str(root / "labels.gpkg")]
-    assert evaluate([*files, *own]) == 2
-    error = capfd.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-
-
 def cut(root: Path, *more: str, output: str = "tiles.h5") -> int:
     network = ["--levels", "2", "--convs-per-level", "1", "--grid", "4"]
     return tile(["--images", str(root / "image.tif"), "--output", str(root / output), *network, *more])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +140,6 @@ def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixt
     code, found = rehearsed(config, capsys, 1200)
     assert (code, found["idle"], found["seconds"] < 10) == (0, 1192, True)
     assert any("1192 of 1200 ranks have no part of the first step: ranks 8-1199" in line for line in found["warnings"])
-
-
-def test_a_limit_of_open_files(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
-    code, found = rehearsed(config, capsys, 1200)
-    assert code == 1
-    assert found["fails"] == [
-        "rank 0 needs 2560 open files, of 1024 that are allowed here; raise the limit (ulimit -n)"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,9 @@ from tests.crash.runs import Material
 from tests.small_files import tree, write_raster
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.checkpoint.saved_state import Source
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.raster.reading.identity import identify
-from tiledseg.training.resuming import compare_sources
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +157,3 @@ def test_the_identity_of_a_file(tmp_path: Path) -> None:
     remote = identify("https://example.org/a.tif")
     assert remote.sample is None
     assert not remote.holds_what(identify("https://example.org/b.tif"))
-
-
-def test_copies_of_one_image_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"same")
-    (tmp_path / "b").write_bytes(b"same")
-    a, b = (Source(identify(str(tmp_path / name)), identify(str(tmp_path / name))) for name in "ab")
-    assert compare_sources((a, b), (a, b), tmp_path).same
-    with pytest.raises(CheckpointError, match="another order"):
-        compare_sources((a, b), (b, a), tmp_path)
-    assert compare_sources((a,), (a, b), tmp_path).added == (1,)
-    assert compare_sources((a, b), (b,), tmp_path).added == ()

@@ -83,13 +83,6 @@ def test_what_is_said_stays(unsaid: Config) -> None:
     assert steps_of(prepare(epochs, 1 << 32, 1)) == ([(2, 2)], 1, 4, 2)
 
 
-def test_few_steps_are_a_warning(unsaid: Config) -> None:
-    said = [few_steps(prepare(replace(unsaid, train=replace(unsaid.train, epochs=n)), 1 << 32, 1)) for n in (24, 25)]
-    assert said[0].startswith("the run has 96 steps in all (4 an epoch)")
-    assert "train.epochs 25 or more" in said[0]
-    assert not said[1]
-
-
 def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
     material: Material, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
