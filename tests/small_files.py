@@ -15,14 +15,15 @@ UTM = "EPSG:32611"
 PLACE = from_origin(500000, 3760000, 0.5, 0.5)
 
 
-def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> None:
-    """A GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
+def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
+    """The path of a GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
     profile: dict[str, Any] = {"driver": "GTiff", "crs": UTM, "transform": PLACE, **options}
     if profile["driver"] == "GTiff":
         profile = {**profile, "tiled": True, "blockxsize": 16, "blockysize": 16}
     bands, height, width = pixels_CHW.shape
     with rasterio.open(path, "w", count=bands, height=height, width=width, dtype=pixels_CHW.dtype, **profile) as file:
         file.write(pixels_CHW)
+    return str(path)
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import rasterio
 from affine import Affine
 
+from tests.small_files import write_raster
 from tiledseg.api import evaluate_map
 from tiledseg.errors import LabelError
 from tiledseg.evaluate import main
@@ -24,12 +25,7 @@ SHAPE = 60, 130
 
 def write(path: Path, pixels: np.ndarray, nodata: float | None = 255, **changes: Any) -> str:
     pixels_CHW = pixels if pixels.ndim == 3 else pixels[None]
-    bands, height, width = pixels_CHW.shape
-    profile = {"driver": "GTiff", "count": bands, "height": height, "width": width, "dtype": pixels.dtype}
-    place = {"crs": "EPSG:32611", "transform": PLACE, "nodata": nodata}
-    with rasterio.open(path, "w", **{**profile, **place, **changes}) as dataset:
-        dataset.write(pixels_CHW)
-    return str(path)
+    return write_raster(path, pixels_CHW, **{"transform": PLACE, "nodata": nodata, **changes})
 
 
 @pytest.fixture
@@ -69,12 +65,11 @@ def test_scores_are_those_of_the_whole_arrays(
     assert wider["mean_iou"] == answer["mean_iou"]
 
 
-@pytest.mark.parametrize(("block", "tiled"), [((7, 13), True), ((64, 32), False), ((1000, 1000), True)])
+@pytest.mark.parametrize("block", [(7, 13), (64, 32), (1000, 1000)])
 def test_blocks_do_not_change_the_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any, tiled: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any
 ) -> None:
-    layout = {"tiled": True, "blockxsize": 16, "blockysize": 32} if tiled else {}
-    first, second = write(tmp_path / "p.tif", prediction, **layout), write(tmp_path / "b.tif", truth, **layout)
+    first, second = write(tmp_path / "p.tif", prediction), write(tmp_path / "b.tif", truth)
     monkeypatch.setattr(evaluation, "_BLOCK", block)
     with open_raster(first) as map_reader, open_raster(second) as label_reader:
         matrix = compare(map_reader, label_reader, None)
@@ -143,7 +138,7 @@ def test_the_picture(
 
 def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray) -> None:
     monkeypatch.setattr(evaluation, "_BLOCK", (16, 24))
-    path = write(tmp_path / "b.tif", truth, tiled=True, blockxsize=16, blockysize=16)
+    path = write(tmp_path / "b.tif", truth)
     for side in (10, 45, 500):
         step = -(-max(SHAPE) // side)
         with open_raster(path) as reader:

@@ -66,7 +66,7 @@ def material(address: str, tmp_path_factory: pytest.TempPathFactory) -> Material
             patch.setenv(name, value)
         for path in found.root.glob("*.tif"):
             kind = "labels" if path.stem.endswith("-labels") else "images"
-            remote.put(RemoteName("s3", BUCKET, f"{kind}/{path.name.replace('-labels', '')}"), path)
+            remote.put(RemoteName(BUCKET, f"{kind}/{path.name.replace('-labels', '')}"), path)
     write_yaml(found.root / "s3.yaml", {**found.config(), "data": from_bucket(found)})
     assert train(["--config", str(found.root / "run.yaml"), "--run.output", str(found.root / "run"), *SHORT]) == 0
     return found
@@ -88,7 +88,7 @@ def train_from_bucket(material: Material, folder: Path) -> list[str]:
 
 
 def keys_below(prefix: str) -> set[str]:
-    urls = remote.list_folder(RemoteName("s3", BUCKET, prefix), deep=True)
+    urls = remote.list_folder(RemoteName(BUCKET, prefix), deep=True)
     return {url.removeprefix(f"{HOME}/") for url in urls}
 
 
@@ -140,7 +140,7 @@ def test_a_listing_has_the_order_and_the_meaning_of_files(tmp_path: Path, monkey
         path = tmp_path / "list" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-        remote.put(RemoteName("s3", BUCKET, f"list/{name}"), path)
+        remote.put(RemoteName(BUCKET, f"list/{name}"), path)
     monkeypatch.chdir(tmp_path)
     patterns = ("list/*.tif", "list/?.tif", "list/**/*.tif", "list/*/d.tif", "list/[ab]*", "list/deep*/**/e.tif")
     for pattern in (*patterns, "list/odd[1].tif", "list/deep/*", "list/.h*", "list/"):
@@ -188,7 +188,7 @@ def test_a_map_goes_up_whole(
     old = tmp_path / "old"
     old.write_bytes(b"old")
     for end in ("map.tif", "map.tif.ovr", "map.qml"):
-        remote.put(RemoteName("s3", BUCKET, f"maps/{end}"), old)
+        remote.put(RemoteName(BUCKET, f"maps/{end}"), old)
     capsys.readouterr()
     assert predict_from(material, f"{HOME}/many/", "--image", f"{HOME}/images/") == 0
     ends = (".tif", ".tif.aux.xml", ".qml")
@@ -206,7 +206,7 @@ def test_a_map_goes_up_whole(
 def content(key: str) -> bytes:
     import obstore
 
-    with remote._asking("get", RemoteName("s3", BUCKET, "")) as store:
+    with remote._asking("get", RemoteName(BUCKET, "")) as store:
         return bytes(obstore.get(store, key).bytes())
 
 
@@ -217,7 +217,7 @@ def test_a_map_that_does_not_go_up_is_kept(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     older = tmp_path / "older"
     older.write_bytes(b"older")
-    remote.put(RemoteName("s3", BUCKET, "kept/map.tif"), older)
+    remote.put(RemoteName(BUCKET, "kept/map.tif"), older)
 
     def too_late(name: RemoteName) -> None:
         remote.check_writable(name)
@@ -233,21 +233,12 @@ def test_a_map_that_does_not_go_up_is_kept(
     (waiting,) = tmp_path.glob("tiledseg-*")
     assert f"cannot write {HOME}/kept/map.tif" in err or f"cannot look for {HOME}/kept/map.qml" in err
     assert f"kept in {waiting}" in err
-    with rasterio.open(waiting / "s3" / BUCKET / "kept" / "map.tif") as file:
+    with rasterio.open(waiting / BUCKET / "kept" / "map.tif") as file:
         assert file.shape == (64, 64)
 
 
 WRONG = {
-    "key": (
-        {"AWS_ACCESS_KEY_ID": "no-such-key"},
-        "403 Forbidden, InvalidAccessKeyId",
-        "cannot open",
-    ),
-    "secret": (
-        {"AWS_SECRET_ACCESS_KEY": "wrong"},
-        "403 Forbidden, SignatureDoesNotMatch",
-        "cannot open",
-    ),
+    "secret": ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "403 Forbidden, SignatureDoesNotMatch", "cannot open"),
     "nobody": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the server does not answer", "CURL error"),
 }
 
@@ -296,9 +287,9 @@ def test_what_is_not_there_is_one_line(
         ): f"cannot open {HOME}/none.tif: The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
-        (image, "--output", "ftp://example.org/m.tif"): "where nothing can be written",
+        (image, "--output", "https://example.org/m.tif"): "where nothing can be written",
         (f"{HOME}/images/one.tif", "--output", f"{HOME}/images/one.tif"): "it is the input",
-        (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// or https:// with a slash at its end",
+        (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
     }.items():
         assert predict([*run, *arguments]) == 2, arguments
         assert words in one_error(capsys)
@@ -359,8 +350,8 @@ def test_files_of_a_server_of_ones_own_certificate(
         monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
         assert score(url) == 0
         assert '"mean_iou": 1.0' in capsys.readouterr().out
-        remote.check_writable(RemoteName("s3", BUCKET, "tls/a.tif"))
-        remote.put(RemoteName("s3", BUCKET, "tls/a.tif"), tmp_path / "a.tif")
+        remote.check_writable(RemoteName(BUCKET, "tls/a.tif"))
+        remote.put(RemoteName(BUCKET, "tls/a.tif"), tmp_path / "a.tif")
         assert expand_sources([f"{HOME}/tls/*.tif"], "x") == (f"{HOME}/tls/a.tif",)
         with open_raster(f"{HOME}/tls/a.tif") as read:
             np.testing.assert_array_equal(read.read(Box.of_shape((64, 64)))[0], labels_HW)

@@ -11,6 +11,7 @@ import pytest
 import rasterio
 
 from tests.comm.launching import MPIRUN, mpirun
+from tests.small_files import write_raster
 from tiledseg.errors import ConfigError
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
@@ -20,21 +21,7 @@ needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an 
 
 def write(path: Path, bands: int, shape: tuple[int, int] = (300, 400), seed: int = 0) -> str:
     pixels_CHW = np.random.default_rng(seed).integers(0, 5, (bands, *shape)).astype(np.uint8)
-    with rasterio.open(
-        path,
-        "w",
-        driver="GTiff",
-        count=bands,
-        height=shape[0],
-        width=shape[1],
-        dtype="uint8",
-        photometric="minisblack",
-        tiled=True,
-        blockxsize=64,
-        blockysize=64,
-    ) as file:
-        file.write(pixels_CHW)
-    return str(path)
+    return write_raster(path, pixels_CHW, photometric="minisblack", crs=None, transform=None)
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def build_parser() -> Parser:
         help="rasters to map: paths, folders, globs, lists or URLs; of several, each output is a folder",
     )
     parser.add_argument(
-        "--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, s3:// or https://"
+        "--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, or s3://"
     )
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
     parser.add_argument(

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rasterio
 from numpy.typing import NDArray
 
+from tests.small_files import write_raster
 from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -26,20 +26,7 @@ FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 
 
 
 def write(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
-    count, height, width = pixels_CHW.shape
-    with rasterio.open(
-        path,
-        "w",
-        driver="GTiff",
-        count=count,
-        height=height,
-        width=width,
-        dtype=pixels_CHW.dtype,
-        photometric="minisblack",
-        **options,
-    ) as file:
-        file.write(pixels_CHW)
-    return str(path)
+    return write_raster(path, pixels_CHW, photometric="minisblack", **options)
 
 
 def image(dtype: str = "uint8", seed: int = 0) -> NDArray:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rasterio
 
+from tests.small_files import write_raster
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reading.reader import KnownReader, open_raster
@@ -18,8 +18,7 @@ BOX = Box(Interval(-3, 9), Interval(4, 15))  # beyond the raster on two sides
 
 def write(path: Path, height: int, width: int, **more: Any) -> None:
     pixels_CHW = np.random.default_rng(height).integers(0, 255, (2, height, width), np.uint8)
-    with rasterio.open(path, "w", "GTiff", width, height, 2, dtype="uint8", nodata=7, **more) as file:
-        file.write(pixels_CHW)
+    write_raster(path, pixels_CHW, nodata=7, **more)
 
 
 def test_nothing_is_opened_before_the_first_read_which_gives_the_rasters_own_pixels(tmp_path: Path) -> None:

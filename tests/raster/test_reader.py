@@ -42,9 +42,7 @@ def write(path: Path, pixels_CHW: NDArray, driver: str = "GTiff", **options: Any
     count, height, width = pixels_CHW.shape
     if driver == "GTiff":
         options.setdefault("photometric", "minisblack")
-    with rasterio.open(
-        path, "w", driver=driver, count=count, height=height, width=width, dtype=pixels_CHW.dtype, **options
-    ) as file:
+    with rasterio.open(path, "w", driver, width, height, count, dtype=pixels_CHW.dtype, **options) as file:
         file.write(pixels_CHW)
     return str(path)
 

@@ -22,9 +22,9 @@ def test_gdal_and_obstore_are_sent_to_one_server() -> None:
         ({"AWS_S3_ENDPOINT": "h", **path_style}, "https://h", False),
         ({}, None, True),
     ):
-        found = store_options("s3", "b", environment, 8, 1)
+        found = store_options("b", environment, 8, 1)
         assert (found.get("endpoint"), found["virtual_hosted_style_request"]) == (endpoint, by_host), environment
-    assert store_options("s3", "b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
+    assert store_options("b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
 
 
 def test_a_users_own_limits_hold() -> None:

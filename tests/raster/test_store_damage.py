@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.raster.test_tile_store import cut, plan, write_raster
+from tests.raster.test_tile_store import cut, plan
+from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.raster import retrying
 from tiledseg.raster.finding import expand_sources

@@ -16,10 +16,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import rasterio
-from affine import Affine
-from numpy.typing import NDArray
 
+from tests.small_files import write_raster
 from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
@@ -39,20 +37,6 @@ CLIPPED = Footprint(8, 16, 16)
 MIRRORED = Footprint(8, 27, 29, 10, mirror=True)
 
 
-def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
-    count, height, width = pixels_CHW.shape
-    options = {
-        "photometric": "minisblack",
-        "crs": "EPSG:32611",
-        "transform": Affine(0.5, 0, 4e5, 0, -0.5, 4e6),
-    } | options
-    with rasterio.open(
-        path, "w", driver="GTiff", count=count, height=height, width=width, dtype=pixels_CHW.dtype, **options
-    ) as file:
-        file.write(pixels_CHW)
-    return str(path)
-
-
 @pytest.fixture
 def rasters(tmp_path: Path) -> tuple[list[str], list[str]]:
     """Two images, one with a nodata corner, and their labels with an ignored region."""
@@ -63,7 +47,7 @@ def rasters(tmp_path: Path) -> tuple[list[str], list[str]]:
         image[:, :40, :30] = 0
         label = generator.integers(0, 4, (1, *shape)).astype(np.uint8)
         label[0, 60:70] = 9
-        images.append(write_raster(tmp_path / f"image{i}.tif", image, nodata=0))
+        images.append(write_raster(tmp_path / f"image{i}.tif", image, nodata=0, photometric="minisblack"))
         labels.append(write_raster(tmp_path / f"labels{i}.tif", label, nodata=9))
     return images, labels
 

@@ -50,7 +50,7 @@ def predict_all(
 
     A map holds classes (uint8, the raster's grid; ignore_index without data) and, where wanted, probabilities (bands of
     float32, NaN without data, or of bytes). The requests differ in their files only. `network`: a line that names the
-    network, printed at the end. Maps for s3:// and https:// are put there one by one (`staging`).
+    network, printed at the end. Maps for s3:// are put there one by one (`staging`).
 
     Raise an InputError before anything is written. An unfinished map never carries the final name.
     """

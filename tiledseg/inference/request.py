@@ -26,7 +26,7 @@ from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.maps.geopackage import pixels_of, polygons_output
 from tiledseg.raster.maps.writer import raster_output
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.remote import is_bucket_folder, parse_http
+from tiledseg.raster.remote import is_bucket_folder
 from tiledseg.raster.samples.layout import check_cut
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store.store import parse_store_name
@@ -92,14 +92,13 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     paths = expand_sources(images, "--image", EVERY, request.references)
     folders = set()
     for name, target in given.items():
-        at_server = is_bucket_folder(target) or (target.endswith("/") and parse_http(target) is not None)
-        if at_server or irregular_kind(target) == "a folder":
+        if is_bucket_folder(target) or irregular_kind(target) == "a folder":
             if len(paths) > 1 or target.endswith("/"):
                 folders.add(name)
         elif len(paths) > 1:
             raise OutputError(
                 f"--{name} is {target}, but --image has {len(paths)} rasters; give a folder that is there, or "
-                "s3:// or https:// with a slash at its end"
+                "s3:// with a slash at its end"
             )
     requests: dict[str, Request] = {}
     for path in paths:

@@ -1,7 +1,7 @@
-"""Maps for s3:// and https://: made whole in a folder of this machine, then put onto their server.
+"""Maps for s3://: made whole in a folder of this machine, then put into their bucket.
 
 All ranks put their pixels in place in one file (`raster.maps.writer`), which no server takes. So the folder mirrors the
-servers, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
+buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
 never has the object's name; one that could not go up stays in the folder.
 """
 
@@ -25,7 +25,6 @@ from tiledseg.raster.remote import (
     check_obstore,
     check_writable,
     is_there,
-    parse_http,
     parse_s3,
     put,
     remove,
@@ -79,7 +78,7 @@ def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
     made.append(folder)
     local = []
     for request, each in zip(requests, outputs, strict=True):
-        files = {key: os.path.join(folder, *names[url].parts) for key, url in each.items() if url in names}
+        files = {key: os.path.join(folder, *names[url]) for key, url in each.items() if url in names}
         for file in files.values():
             os.makedirs(os.path.dirname(file), exist_ok=True)
         local.append(replace(request, **files))  # type: ignore[arg-type]
@@ -88,11 +87,11 @@ def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
 
 def _checked(key: str, url: str, images: set[str]) -> RemoteName:
     """Return the name of an output. Raise OutputError for one that no server takes, or an image that is read."""
-    name = parse_s3(url) or parse_http(url)
+    name = parse_s3(url)
     if name is None:
-        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, s3:// or https:// with a name")
-    if any(part in ("", ".", "..") for part in name.parts):
-        raise OutputError(f"{key} is {url}, which names no object; give {url.partition('://')[0]}://place/name.tif")
+        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, or s3:// with a name")
+    if any(part in ("", ".", "..") for part in url.removeprefix("s3://").split("/")):
+        raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
     if gdal_path(url) in images:
         raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
     check_obstore(key, url)
@@ -118,8 +117,8 @@ def upload(stage: Stage) -> tuple[str, ...]:
     files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in _RASTERS, file))
     with doing("putting the map onto its server"):
         for file in files:
-            scheme, place, *key = file.relative_to(stage.folder).parts
-            name = RemoteName(scheme, place, "/".join(key))
+            bucket, *key = file.relative_to(stage.folder).parts
+            name = RemoteName(bucket, "/".join(key))
             try:
                 tick()
                 if file.suffix == _STYLE and is_there(name):

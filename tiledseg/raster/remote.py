@@ -1,20 +1,16 @@
-"""Files on servers: the variables that say where URLs lead to and who asks, and what obstore does with objects.
+"""Objects in buckets: the variables that say where s3:// leads to and who asks, and what obstore does with objects.
 
-GDAL reads pixels by itself. obstore (the extra `s3`) lists s3://bucket/key, and writes it, or http(s)://server/key by
-PUT, as WebDAV takes it. For an S3 server that is not Amazon's a user sets `AWS_ENDPOINT_URL`, as Amazon's own programs
-have it, or GDAL's `AWS_S3_ENDPOINT`, `AWS_HTTPS`, `AWS_VIRTUAL_HOSTING`. Web servers are asked with GDAL's
-`GDAL_HTTP_USERPWD` (user:password) or `GDAL_HTTP_BEARER` (a token). A refusal is one line: the URL, the server's words,
-and the names of the variables that were read, never their values.
+GDAL reads pixels by itself. obstore (the extra `s3`) lists s3://bucket/key, and writes it. For an S3 server that is not
+Amazon's a user sets `AWS_ENDPOINT_URL`, as Amazon's own programs have it, or GDAL's `AWS_S3_ENDPOINT`, `AWS_HTTPS`,
+`AWS_VIRTUAL_HOSTING`. A refusal is one line: the URL, the server's words, and the names of the variables that were
+read, never their values.
 """
 
 from __future__ import annotations
 
-import base64
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -31,52 +27,36 @@ _OF_SYSTEMS = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST")
-_USER, _TOKEN = "GDAL_HTTP_USERPWD", "GDAL_HTTP_BEARER"
 
 CONNECT_SECONDS = 5
 SILENT_SECONDS, STALLED_SECONDS = 8, 60
 """Timeouts of a silent server while a raster opens (GDAL asks twice), and while pixels are read."""
 _ASKING_SECONDS, _ASKING_RETRIES = 8, 1
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
-_LEAST_RATE = 1 << 20  # bytes a second of an upload
 _PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 takes 10,000 parts of 5 GiB each
 
 
 class RemoteName(NamedTuple):
-    """scheme://place/key: a bucket's object, or a file of the server `place` (with its port). The key of a bucket's
-    folder ends in a slash, or is empty."""
+    """s3://bucket/key: an object. The key of a folder ends in a slash, or is empty."""
 
-    scheme: str
-    place: str
+    bucket: str
     key: str
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://{self.place}/{self.key}"
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Return the parts of a local path that mirrors the URL."""
-        return self.scheme, self.place, *self.key.split("/")
+        return f"s3://{self.bucket}/{self.key}"
 
 
 def parse_s3(path: str) -> RemoteName | None:
     """Return the name of an object or folder in a bucket; None for any other path."""
     match = re.fullmatch(r"s3://([^/]+)(?:/(.*))?", path, re.DOTALL)
-    return RemoteName("s3", match[1], match[2] or "") if match else None
+    return RemoteName(match[1], match[2] or "") if match else None
 
 
 def is_bucket_folder(path: str) -> bool:
     """Return True if the path is s3://bucket, or s3://bucket/folder/ with the slash."""
     name = parse_s3(path)
     return name is not None and (name.key.endswith("/") or not name.key)
-
-
-def parse_http(path: str) -> RemoteName | None:
-    """Return the name of a file on a web server; None for any other path, and for a URL with a query, beside which
-    nothing can lie."""
-    match = re.fullmatch(r"(https?)://([^/?#@]+)/([^?#]+)", path)
-    return RemoteName(*match.groups()) if match else None
 
 
 def check_obstore(key: str, path: str) -> None:
@@ -112,21 +92,16 @@ def is_there(name: RemoteName) -> bool:
 
 
 def check_writable(name: RemoteName) -> None:
-    """Raise RasterError where the server does not answer, or refuses this user. A bucket is sent the begin of an upload
-    in parts, which is called off and leaves nothing; a web server only a HEAD."""
+    """Raise RasterError where the server does not answer, or refuses this user: the begin of an upload in parts is
+    sent, and called off, which leaves nothing."""
     import obstore
 
     def nothing() -> Iterator[bytes]:
         raise _CalledOffError
         yield b""
 
-    with _asking(f"write {name.url}", name) as store:
-        if name.scheme == "s3":
-            with suppress(_CalledOffError):
-                obstore.put(store, name.key, nothing(), use_multipart=True)
-        else:
-            with suppress(FileNotFoundError):
-                obstore.head(store, name.key)
+    with suppress(_CalledOffError), _asking(f"write {name.url}", name) as store:
+        obstore.put(store, name.key, nothing(), use_multipart=True)
 
 
 class _CalledOffError(TiledsegError):
@@ -134,23 +109,18 @@ class _CalledOffError(TiledsegError):
 
 
 def put(name: RemoteName, file: Path, beat: Callable[[], None] = lambda: None) -> None:
-    """Put a file onto a server: whole or not at all, and until then an older one stays. `beat` is called meanwhile."""
+    """Put a file into a bucket: whole or not at all, and until then an older one stays. `beat` is called meanwhile."""
     import obstore
 
-    size = file.stat().st_size
-    seconds = _WRITING_SECONDS + size // _LEAST_RATE
-    parts = {"chunk_size": max(_PART_BYTES, -(-size // _MOST_PARTS))}
-    options: dict[str, Any] = parts if name.scheme == "s3" else {"use_multipart": False}
-    with (
-        _asking(f"write {name.url}", name, seconds, _WRITING_RETRIES) as store,
-        file.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        sent = pool.submit(obstore.put, store, name.key, memoryview(data), **options)
-        while not wait([sent], 0.5).done:
+    part = max(_PART_BYTES, -(-file.stat().st_size // _MOST_PARTS))
+
+    def pieces() -> Iterator[bytes]:
+        while piece := opened.read(part):
             beat()
-        sent.result()
+            yield piece
+
+    with _asking(f"write {name.url}", name, _WRITING_SECONDS, _WRITING_RETRIES) as store, file.open("rb") as opened:
+        obstore.put(store, name.key, pieces(), chunk_size=part, max_concurrency=4)
 
 
 def remove(name: RemoteName) -> None:
@@ -164,21 +134,17 @@ def remove(name: RemoteName) -> None:
 
 @contextmanager
 def _asking(what: str, name: RemoteName, seconds: int | None = None, retries: int | None = None) -> Iterator[Any]:
-    """Yield obstore's store of a name. Turn any exception of the body into a RasterError "cannot `what`: ..."."""
-    from obstore.store import HTTPStore, S3Store
+    """Yield obstore's store of a bucket. Turn any exception of the body into a RasterError "cannot `what`: ..."."""
+    from obstore.store import S3Store
 
     limits = seconds or _ASKING_SECONDS, _ASKING_RETRIES if retries is None else retries
-    options = store_options(name.scheme, name.place, os.environ, *limits)
     try:
-        if name.scheme == "s3":
-            yield S3Store(name.place, **options)
-        else:
-            yield HTTPStore.from_url(f"{name.scheme}://{name.place}", **options)
+        yield S3Store(name.bucket, **store_options(name.bucket, os.environ, *limits))
     except TiledsegError:
         raise
     except Exception as error:
         said = _said(error)
-        remedy = certificate_advice(os.environ) if is_of_certificates(said) else advice(os.environ, name.scheme)
+        remedy = certificate_advice(os.environ) if is_of_certificates(said) else advice(os.environ)
         raise RasterError(f"cannot {what}: {said}; {remedy}") from error
 
 
@@ -194,19 +160,12 @@ def _said(error: Exception) -> str:
     if status is None:
         line = " ".join(text.splitlines()[0].split()) if text.strip() else type(error).__name__
         return f"the server does not answer ({line.rpartition(' - ')[2][:200]})"
-    if " MKCOL " in text:
-        return f"its folder is not there, and the server makes none ({status[1].strip()})"
     code = re.search(r"<Code>(\w+)</Code>", text)
     return f"the server said {status[1].strip()}" + (f", {code[1]}" if code else "")
 
 
-def advice(environ: Mapping[str, str], scheme: str = "s3") -> str:
+def advice(environ: Mapping[str, str]) -> str:
     """Return what to do where a server refuses: the names of the variables that were read, never their values."""
-    if scheme != "s3":
-        used = [name for name in (_TOKEN, _USER) if environ.get(name)]
-        return (
-            f"it was asked with {used[0]}" if used else f"{_USER} (user:password) or {_TOKEN} (a token) says who asks"
-        )
     present = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
     if any(name in environ for name in _KEYS):
         return f"look at the variables that it was asked with: {', '.join(present)}"
@@ -255,34 +214,26 @@ def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECON
     return {name: value for name, value in options.items() if name not in environ}
 
 
-def store_options(scheme: str, place: str, environ: Mapping[str, str], seconds: int, retries: int) -> dict[str, Any]:
-    """Return the options of obstore's store of a bucket (s3) or web server `place`, beside S3's keys and region, which
-    obstore reads itself. A request takes `seconds` at most, and is retried `retries` times."""
+def store_options(bucket: str, environ: Mapping[str, str], seconds: int, retries: int) -> dict[str, Any]:
+    """Return the options of obstore's store of a bucket, beside S3's keys and region, which obstore reads itself. A
+    request takes `seconds` at most, and is retried `retries` times."""
     client: dict[str, Any] = {"timeout": f"{seconds}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
     if authorities := environ.get(_certificates(environ)):
         try:
             client["root_certificate"] = Path(authorities).read_bytes()
         except OSError as error:
             raise RasterError(f"cannot read {authorities}: {error.strerror}; {certificate_advice(environ)}") from None
+    scheme, host, by_host = _server(environ)
     options: dict[str, Any] = {
         "client_options": client,
         "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
+        "skip_signature": _is_true(environ.get("AWS_NO_SIGN_REQUEST", "NO")),
+        "virtual_hosted_style_request": by_host,
     }
-    if scheme != "s3":
-        client["allow_http"] = scheme == "http"
-        if environ.get(_TOKEN):
-            client["default_headers"] = {"Authorization": f"Bearer {environ[_TOKEN]}"}
-        elif environ.get(_USER):
-            word = base64.b64encode(environ[_USER].encode()).decode()
-            client["default_headers"] = {"Authorization": f"Basic {word}"}
-        return options
-    options["skip_signature"] = _is_true(environ.get("AWS_NO_SIGN_REQUEST", "NO"))
-    server_scheme, host, by_host = _server(environ)
-    options["virtual_hosted_style_request"] = by_host
     if host:
-        options["endpoint"] = f"{server_scheme}://{place}.{host}" if by_host else f"{server_scheme}://{host}"
+        options["endpoint"] = f"{scheme}://{bucket}.{host}" if by_host else f"{scheme}://{host}"
         options["aws_endpoint_url_s3"] = options["endpoint"]  # a variable of this name would go first
-        client["allow_http"] = server_scheme == "http"
+        client["allow_http"] = scheme == "http"
     return options
 
 
