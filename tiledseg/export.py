@@ -147,12 +147,12 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
 def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
     """Write a network. The file gets its name once it was read back and gives the network's probabilities."""
     from tiledseg.inference.exports import exported
-    from tiledseg.inference.exports.model_cards import deepness_keys, own_keys
+    from tiledseg.inference.exports.model_cards import deepness_keys, file_keys
 
     fixed, tolerance = options.tile is not None, options.tolerance or exported.TOLERANCE
     program = exported.export_program(trained, advice, fixed)
     x_BCHW = exported.sample_pixels(trained, advice, fixed)
-    keys = own_keys(trained, advice, tolerance)
+    keys = file_keys(trained, advice, tolerance)
     with replacing(path) as part:
         if _ending(path) == ".onnx":
             exported.write_onnx(part, program, {**deepness_keys(trained, advice, options.resolution), **keys})

@@ -100,16 +100,14 @@ def shown_classes(
     in the tags CLASS_0, CLASS_1, ..., colours in the colour table.
     """
     legend = label_map or LabelMap.from_config(max(count, 2))
-    by_raw = dict(legend.resolve(labels).pairs)
-    in_files = (_in_file(labels, by_raw), _in_file(prediction, {k: k for k in range(count)}))
+    in_map = _in_file(prediction, {k: k for k in range(count)})
+    in_labels = _in_file(labels, dict(legend.resolve(labels).pairs))
+    names, colours = {**in_map[0], **in_labels[0]}, {**in_map[1], **in_labels[1]}
     records = []
     for number, (record, default) in enumerate(zip(legend.classes[:count], default_classes(count), strict=True)):
-        for names, colours in in_files:
-            if record.name == default.name:
-                record = record._replace(name=names.get(number, record.name))
-            if record.colour == default.colour:
-                record = record._replace(colour=colours.get(number, record.colour))
-        records.append(record)
+        name = names.get(number, record.name) if record.name == default.name else record.name
+        colour = colours.get(number, record.colour) if record.colour == default.colour else record.colour
+        records.append(ClassRecord(name, colour))
     return tuple(records)
 
 

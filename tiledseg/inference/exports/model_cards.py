@@ -21,18 +21,29 @@ _KINDS = {
 }
 
 
+def file_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str, str]:
+    """Return the keys of every file (JSON): bands to read, divisor of their pixels, halo and alignment in pixels, and
+    the difference of probabilities that the export accepted."""
+    keys: dict[str, Any] = {
+        "tiledseg_bands": trained.band_numbers,
+        "tiledseg_pixels_over": SCALE,
+        "tiledseg_halo": advice.halo,
+        "tiledseg_alignment": advice.alignment,
+        "tiledseg_tolerance": tolerance,
+    }
+    return {key: json.dumps(value) for key, value in keys.items()}
+
+
 def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None) -> dict[str, str]:
     """Return the keys that QGIS's Deepness reads of an ONNX file, as it reads them (JSON). `resolution`: cm a pixel.
 
     Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`, and the overlap in percent of it.
     Some versions take a mean off the pixels over 255 and divide by a deviation: 0 and 1 here, since the normalisation
-    is in the network. Afterwards Deepness applies a threshold of probabilities (below it a pixel becomes class 0) and
-    removes small areas. A key of 0 turns either off; without these keys it does both.
+    is in the network. A threshold and a smallest segment of 0 turn off what Deepness does to a map afterwards.
     """
-    names = {k: one.name for k, one in enumerate(trained.checkpoint.saved.label_map.classes)}
     keys: dict[str, Any] = {
         "model_type": "Segmentor",
-        "class_names": names,
+        "class_names": {k: one.name for k, one in enumerate(trained.checkpoint.saved.label_map.classes)},
         "tile_size": advice.side,
         "tiles_size": advice.side,
         "tiles_overlap": advice.percent,
@@ -40,21 +51,7 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
         "standardization_std": [1.0] * trained.bands,
         "seg_thresh": 0.0,
         "seg_small_segment": 0,
-    }
-    if resolution is not None:
-        keys["resolution"] = resolution
-    return {key: json.dumps(value) for key, value in keys.items()}
-
-
-def own_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str, str]:
-    """Return the keys of every file: bands to read, divisor of their pixels, halo and alignment in pixels, and the
-    difference of probabilities that the export accepted."""
-    keys: dict[str, Any] = {
-        "tiledseg_bands": trained.band_numbers,
-        "tiledseg_pixels_over": SCALE,
-        "tiledseg_halo": advice.halo,
-        "tiledseg_alignment": advice.alignment,
-        "tiledseg_tolerance": tolerance,
+        **({} if resolution is None else {"resolution": resolution}),
     }
     return {key: json.dumps(value) for key, value in keys.items()}
 

@@ -140,25 +140,16 @@ def _entry(written: Any, at: int) -> ClassEntry:
     ignored = record.get("ignored", False)
     if not isinstance(ignored, bool):
         raise ConfigError(f"class {name} has ignored {shown(ignored)}; give true or false")
-    values = _values(record, name)
-    if values is None:
-        return ClassEntry(name, _colour(record.get("colour"), name), None, (), ignored)
-    texts = tuple(value.strip() for value in values if _is_word(value))
-    raws = tuple(_raw(value) for value in values if not _is_word(value))
-    return ClassEntry(name, _colour(record.get("colour"), name), raws, texts, ignored)
-
-
-def _values(record: Mapping[str, Any], name: str) -> Sequence[Any] | None:
+    values = (record["value"],) if "value" in record else record.get("values", ...)
     if "value" in record and "values" in record:
         raise ConfigError(f"class {name} has both value and values; keep one of them")
-    if "value" in record:
-        return (record["value"],)
-    values = record.get("values", ...)
+    colour = _colour(record.get("colour"), name)
     if values is ...:
-        return None
+        return ClassEntry(name, colour, None, (), ignored)
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ConfigError(f"class {name} has values {shown(values)!r}; give a list such as [0, 7], or one as value: 0")
-    return values
+    texts = tuple(value.strip() for value in values if _is_word(value))
+    return ClassEntry(name, colour, tuple(_raw(value) for value in values if not _is_word(value)), texts, ignored)
 
 
 def _is_word(value: object) -> bool:

@@ -137,9 +137,21 @@ def write_polygons(
     """
     import shapely
 
+    names = np.array([record.name for record in legend], object)
+    to_ground, crs = None, None
+    if is_placed(info.transform):
+        a, b, c, d, e, f = tuple(info.transform)[:6]
+        to_ground = lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f])  # noqa: E731
+        crs = info.crs.to_wkt() if info.crs else None
+
+    def append(outlines: NDArray[Any], numbers: NDArray[np.int32], more: bool) -> None:
+        pixels = shapely.area(outlines).astype(np.int64)
+        placed = outlines if to_ground is None else shapely.transform(outlines, to_ground)
+        _append(file, shapely.to_wkb(placed), [numbers, names[numbers], pixels], crs, more)
+
     with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels
         _remove_unfinished(file.part)
-        _append(file, np.empty(0, object), np.empty(0, np.int32), info, legend, more=False)
+        append(np.empty(0, object), np.empty(0, np.int32), more=False)
         outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
         while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
             beat()
@@ -148,7 +160,7 @@ def write_polygons(
             numbers = np.array([number for _, number in of_classes], np.int32)
             large = shapely.area(outlines) >= least_pixels
             if large.any():
-                _append(file, outlines[large], numbers[large], info, legend, more=True)
+                append(outlines[large], numbers[large], more=True)
 
 
 def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
@@ -163,39 +175,16 @@ def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
     return shapely.polygons(lines, indices=np.repeat(np.arange(len(coordinates)), [len(one) for one in coordinates]))
 
 
-def _append(
-    file: PolygonFile,
-    outlines: NDArray[Any],
-    numbers: NDArray[np.int32],
-    info: RasterInfo,
-    legend: Sequence[ClassRecord],
-    more: bool,
-) -> None:
-    """Append outlines, (col, row) in pixels, to the layer, or make it where `more` is False."""
+def _append(file: PolygonFile, wkb: NDArray[Any], fields: list[NDArray[Any]], crs: str | None, more: bool) -> None:
+    """Append features to the layer, or make it where `more` is False."""
     import pyogrio
-    import shapely
 
-    names = np.array([legend[number].name for number in numbers], object)
-    pixels = shapely.area(outlines).astype(np.int64)
-    crs = None
-    if is_placed(info.transform):
-        a, b, c, d, e, f = tuple(info.transform)[:6]
-        outlines = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
-        crs = info.crs.to_wkt() if info.crs else None
+    names = ["class", "name", "pixels"]
+    options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs, "append": more}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the unfinished file's name does not end in .gpkg; a CRS may be missing
         try:
-            pyogrio.raw.write(
-                file.part,
-                shapely.to_wkb(outlines),
-                [numbers, names, pixels],
-                ["class", "name", "pixels"],
-                layer=LAYER,
-                driver="GPKG",
-                geometry_type="Polygon",
-                crs=crs,
-                append=more,
-            )
+            pyogrio.raw.write(file.part, wkb, fields, names, **options)
         except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
             raise write_error(file.path, error) from error
 

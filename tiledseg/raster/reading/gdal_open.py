@@ -102,9 +102,7 @@ def _remedy(path: str, references: bool) -> str:
 def check_regular(path: str) -> None:
     """Raise RasterError where `path`, or a file that GDAL would open beside it, is no regular file."""
     file = local_file(path)
-    if file is None:
-        return
-    for name in (file, *_names_beside(file)):
+    for name in () if file is None else (file, *_names_beside(file)):
         kind = irregular_kind(name)
         if kind is not None and (name == file or kind != "a folder"):
             beside = "" if name == file else f", which goes with {file},"
@@ -115,9 +113,7 @@ def local_file(path: str) -> str | None:
     """Return the file on this machine that a raster's path means; None for a URL and for other formats' subdataset
     names."""
     page = _PAGE.fullmatch(path)
-    if page is not None:
-        return page[1]
-    return None if is_named(path) else path
+    return page[1] if page is not None else None if is_named(path) else path
 
 
 def files_beside(file: str) -> tuple[str, ...]:
@@ -135,27 +131,24 @@ def _check_masks(path: str) -> None:
     GDAL itself would do; its overviews are never read."""
     file = local_file(path)
     if file is not None:
-        for name in (file + end for end in _MASKS if os.path.exists(file + end)):
-            _check_mask(file, name)
-    elif is_remote(path):
-        _check_mask(path, path + _MASKS[0])
-
-
-def _check_mask(path: str, mask: str) -> None:
-    try:
-        DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
-    except RasterioError as error:
-        if is_remote(path) and reason(error).startswith("CURL error"):  # nobody answers: do not ask again
+        masks = [file + end for end in _MASKS if os.path.exists(file + end)]
+    else:
+        masks = [path + _MASKS[0]] if is_remote(path) else []
+    for mask in masks:
+        try:
+            DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
+        except RasterioError as error:
             said = reason(error)
-            remedy = (
-                certificate_advice(os.environ) if is_of_certificates(said) else "see that its server can be reached"
-            )
-            raise RasterError(f"cannot open {path}: {said}; {remedy}") from error
-        if "not recognized as being in a supported file format" in reason(error):  # it is there
-            raise RasterError(
-                f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "
-                f"you trust it, allow it with {REFERENCES}"
-            ) from error
+            if is_remote(path) and said.startswith("CURL error"):  # nobody answers: do not ask again
+                remedy = "see that its server can be reached"
+                if is_of_certificates(said):
+                    remedy = certificate_advice(os.environ)
+                raise RasterError(f"cannot open {path}: {said}; {remedy}") from error
+            if "not recognized as being in a supported file format" in said:  # it is there
+                raise RasterError(
+                    f"{mask}, which goes with {file or path}, is no TIFF and may read further files and URLs; remove "
+                    f"it, or, where you trust it, allow it with {REFERENCES}"
+                ) from error
 
 
 def references_of(path: str, dataset: Any) -> str:
