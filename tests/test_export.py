@@ -22,8 +22,8 @@ from tests.crash.runs import Material
 from tests.small_files import tree
 from tiledseg.errors import ConfigError, install
 from tiledseg.export import main
-from tiledseg.inference.exports import exported
-from tiledseg.inference.exports.exported import advise
+from tiledseg.inference import exports as exported
+from tiledseg.inference.exports import advise
 from tiledseg.predict import main as predict
 from tiledseg.train import main as train
 

@@ -26,7 +26,7 @@ from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
 
 if TYPE_CHECKING:
-    from tiledseg.inference.exports.exported import TileAdvice
+    from tiledseg.inference.exports import TileAdvice
     from tiledseg.inference.trained import Trained
 
 _NETWORKS, _CARD = (".onnx", ".pt2"), ".json"
@@ -127,7 +127,7 @@ def _ending(path: str) -> str:
 def _export(options: Namespace, say: Callable[[str], None]) -> None:
     check_options(options)
     from tiledseg.checkpoint.folder import checkpoint_files
-    from tiledseg.inference.exports.exported import advise
+    from tiledseg.inference.exports import advise
     from tiledseg.inference.trained import load
 
     trained = load(options.checkpoint, options.build, options.which)
@@ -146,8 +146,8 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
 
 def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
     """Write a network. The file gets its name once it was read back and gives the network's probabilities."""
-    from tiledseg.inference.exports import exported
-    from tiledseg.inference.exports.model_cards import deepness_keys, file_keys
+    from tiledseg.inference import exports as exported
+    from tiledseg.inference.exports import deepness_keys, file_keys
 
     fixed, tolerance = options.tile is not None, options.tolerance or exported.TOLERANCE
     program = exported.export_program(trained, advice, fixed)
@@ -164,7 +164,7 @@ def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Nam
 
 
 def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
-    from tiledseg.inference.exports.model_cards import stac_item
+    from tiledseg.inference.exports import stac_item
 
     weights = str(trained.checkpoint.path / "model.safetensors")
     described = next((file for file in options.output if _ending(file) in _NETWORKS), weights)

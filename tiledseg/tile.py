@@ -102,7 +102,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     from tiledseg.raster.finding import as_list, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, check_used
-    from tiledseg.raster.names import is_vector
+    from tiledseg.raster.remote import is_vector
     from tiledseg.raster.tile_store.writer import StorePlan
     from tiledseg.tracing.build import known
 

@@ -24,9 +24,8 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.statistics import Normalization, Normalizer
 from tiledseg.training.steps.optimizer import build_optimizer
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 

@@ -17,8 +17,7 @@ from tests.small_files import write_raster
 from tiledseg.config.augmentation import augmentation
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.raster.places import View
-from tiledseg.raster.samples.draws import Draw, Drawer
-from tiledseg.raster.samples.photometry import pixel_noise
+from tiledseg.raster.samples.draws import Draw, Drawer, pixel_noise
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.tile import main as cut
 

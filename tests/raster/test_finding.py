@@ -19,7 +19,7 @@ from tiledseg.raster.finding import (
     matched,
     pair_sources,
 )
-from tiledseg.raster.names import gdal_path, is_remote
+from tiledseg.raster.remote import gdal_path, is_remote
 
 KEYS = "data.images", "data.labels"
 CITIES = {"aachen": ("000000_000019", "000001_000019"), "bochum": ("000000_000313",)}

@@ -8,8 +8,7 @@ from scipy import stats
 
 from tiledseg.config.augmentation import Augmentation
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.samples.draws import Drawer, draw_photometry
-from tiledseg.raster.samples.photometry import Photometry, pixel_noise
+from tiledseg.raster.samples.draws import Drawer, Photometry, draw_photometry, pixel_noise
 
 RASTER = (40, 50)
 ALL_VALID = np.ones(RASTER, np.bool_)

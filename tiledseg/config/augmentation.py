@@ -1,6 +1,6 @@
 """Augmentations: `train.augment`, a list in the configuration, as a value.
 
-`raster.places` moves pixels, `raster.samples.photometry` changes their values, `raster.samples.draws` draws.
+`raster.places` moves pixels, `raster.samples.draws` draws, and changes their values.
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.raster.maps.writer import SIDECARS
-from tiledseg.raster.names import gdal_path, is_remote
 from tiledseg.raster.remote import (
     RemoteName,
     check_obstore,
     check_writable,
+    gdal_path,
+    is_remote,
     is_there,
     parse_s3,
     put,

@@ -21,8 +21,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.samples.normalizer import Normalizer
-from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.statistics import Normalization, Normalizer
 from tiledseg.tracing.build import network_modules
 
 

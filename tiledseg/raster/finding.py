@@ -21,8 +21,15 @@ from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
-from tiledseg.raster.names import REFERENCES, is_named, is_vector
-from tiledseg.raster.remote import check_obstore, is_bucket_folder, list_folder, parse_s3
+from tiledseg.raster.remote import (
+    REFERENCES,
+    check_obstore,
+    is_bucket_folder,
+    is_named,
+    is_vector,
+    list_folder,
+    parse_s3,
+)
 from tiledseg.raster.text_files import csv_rows, parse_features, read_list
 from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.console import counted

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.raster.names import is_named
+from tiledseg.raster.remote import is_named
 
 Point = tuple[float, float, float, float, float]
 

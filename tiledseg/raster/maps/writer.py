@@ -29,8 +29,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.georeferencing import lost
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.maps.legend import add_names, style_path, write_style
 from tiledseg.raster.maps.tiff_files import (
+    add_names,
     block_offsets,
     bytes_of,
     create_plain,
@@ -38,6 +38,8 @@ from tiledseg.raster.maps.tiff_files import (
     packed_name,
     packing_names,
     remove,
+    style_path,
+    write_style,
 )
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import check_unclaimed, taken

@@ -19,13 +19,16 @@ from rasterio.io import DatasetReader
 from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.names import REFERENCES, gdal_path, is_named, is_remote
 from tiledseg.raster.remote import (
+    REFERENCES,
     SILENT_SECONDS,
     advice,
     certificate_advice,
     gdal_options,
+    gdal_path,
+    is_named,
     is_of_certificates,
+    is_remote,
 )
 from tiledseg.raster.retrying import reading, reason
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind

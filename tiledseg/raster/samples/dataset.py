@@ -20,8 +20,7 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.layout import check_cut
-from tiledseg.raster.samples.normalizer import Normalizer
-from tiledseg.raster.statistics import Normalization, check_alike
+from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
 

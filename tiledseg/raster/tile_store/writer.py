@@ -19,8 +19,8 @@ from tiledseg.errors import OutputError
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.names import is_named
 from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.remote import is_named
 from tiledseg.raster.tile_store.store import (
     FORMAT,
     VERSION,
