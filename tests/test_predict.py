@@ -16,7 +16,7 @@ from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
-from tiledseg.inference import map_files, mapping
+from tiledseg.inference import mapping, predictor
 from tiledseg.models.network import build_modules
 from tiledseg.predict import build_parser, main, parse_groups
 from tiledseg.tile import main as tile
@@ -214,7 +214,7 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     def fail(*_: object) -> None:
         raise OutputError("the disk is full; make room")
 
-    monkeypatch.setattr(map_files if what == "publish" else mapping, what, fail)
+    monkeypatch.setattr(predictor if what == "publish" else mapping, what, fail)
     assert predict(trained, image, output, "--probabilities", str(tmp_path / "shares.tif")) == 2
     assert output.read_bytes() == b"old"
     if what == "shares_of":

@@ -77,7 +77,7 @@ def _in_map(meet: Callable[[], None]) -> None:
 
 def _in_publication(meet: Callable[[], None]) -> None:
     """Before a finished map gets its name."""
-    _before("tiledseg.inference.map_files", "publish", meet)
+    _before("tiledseg.inference.predictor", "publish", meet)
 
 
 def _before(module: str, name: str, meet: Callable[[], None]) -> None:

@@ -20,7 +20,6 @@ from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.inference.map_files import NO_SHARE, in_bytes
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.request import Request
 from tiledseg.inference.views import parts_of_views, shares_of, tilings_of, views_of, windows_of
@@ -33,6 +32,9 @@ from tiledseg.raster.reading.reader import KnownReader, RasterReader, open_raste
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+
+WHOLE_SHARE, NO_SHARE = 254, 255
+"""Bytes of probabilities: the one that means 1, and the one that means no data."""
 
 
 @dataclass(frozen=True)
@@ -176,3 +178,12 @@ def to_host(
         sent = torch.cuda.Event()
         sent.record()
     return HostWindow(core, valid_HW, (classes_HW, shares_KHW, finite_HW), sent)
+
+
+def in_bytes(shares_KHW: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return probabilities as whole numbers of 1/254, rounded to the nearest (half to even); 255 for NaN. The bytes of
+    a pixel need not add up to 254."""
+    with np.errstate(invalid="ignore"):  # NaN, which is set after
+        bytes_KHW = np.rint(shares_KHW.astype(np.float64) * WHOLE_SHARE).astype(np.uint8)
+    bytes_KHW[np.isnan(shares_KHW)] = NO_SHARE
+    return bytes_KHW

@@ -9,28 +9,38 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.comm.watching.doing import doing, tick, ticking
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress
-from tiledseg.inference.map_files import MapFiles, lay_out_files
 from tiledseg.inference.mapper import Mapper
-from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, PlannedMaps, Request, notes, plan_maps
+from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
+from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, notes, plan_maps
 from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import default_classes
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.maps.geopackage import (
+    PolygonFile,
+    begin,
+    discard_polygons,
+    pixels_of,
+    polygon_notes,
+    publish_polygons,
+    write_polygons,
+)
+from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, pack_layout, publish
 from tiledseg.raster.reading.identity import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
+from tiledseg.system.run_lock import claimed
 from tiledseg.user_files.machine import SOME_CPU
 
 __all__ = ["Request", "predict", "predict_all"]
@@ -175,3 +185,79 @@ def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
     sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.exists(path) else "" for path in files]
     named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
     return f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
+
+
+@dataclass(frozen=True)
+class MapFiles:
+    """The unfinished files of one map, classes before probabilities: a value to broadcast."""
+
+    rasters: tuple[RasterLayout, ...] = ()
+    polygons: PolygonFile | None = None
+
+    def claim(self, held: ExitStack) -> None:
+        """Keep other processes from writing the files until `held` is closed."""
+        for layout in self.rasters:
+            held.enter_context(claimed(layout.temporary, layout.path))
+        if self.polygons is not None:
+            held.enter_context(claimed(self.polygons.claim, self.polygons.path))
+
+    def finish(self, request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int) -> None:
+        """Make the whole files from the ranks' pixels, under temporary names. On one rank, by all of its cores."""
+        if self.polygons is not None:
+            with doing("outlining the map's polygons"):
+                classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
+                least = pixels_of(request.minimum_area, info)
+                write_polygons(self.polygons, self.rasters[0].temporary, info, legend, classes, least, tick)
+        with doing("packing the map"):
+            for layout in self.rasters:
+                pack_layout(layout, len(os.sched_getaffinity(0)), tick)
+
+    def publish(self) -> None:
+        """Give each file its name. On one rank."""
+        try:
+            for layout in self.rasters:
+                publish(layout)
+            if self.polygons is not None:
+                publish_polygons(self.polygons)
+        except BaseException:  # a signal, say: a file that has its name by now keeps it
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove unfinished files. On any rank: the others may be ended unheard."""
+        for layout in self.rasters:
+            discard(layout)
+        if self.polygons is not None:
+            discard_polygons(self.polygons)
+
+    def notes(self, info: RasterInfo) -> tuple[str, ...]:
+        """Return warnings on what a map does not keep of its image, and on styles that stay beside it."""
+        styles = [layout for layout in self.rasters if layout.legend and layout.style is None]
+        stays = [
+            f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
+        ]
+        return (*self.rasters[0].notes, *stays, *(polygon_notes(info) if self.polygons is not None else ()))
+
+
+def lay_out_files(
+    request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int, made: list[MapFiles]
+) -> MapFiles:
+    """Make the empty files of a map. `made` holds those that exist so far, for the case of a failure."""
+    layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), legend, packing=request.packing)
+    made[:] = [MapFiles((layout,))]
+    if request.probabilities is not None:
+        as_bytes = request.probability_type == "uint8"
+        shares = lay_out(
+            request.probabilities,
+            info,
+            len(legend),
+            request.probability_type,
+            float(NO_SHARE) if as_bytes else float("nan"),
+            descriptions=[f"probability of {one.name}" for one in legend],
+            packing=request.packing.of_shares(request.probability_type),
+            scale=1 / WHOLE_SHARE if as_bytes else None,
+        )
+        made[:] = [MapFiles((layout, shares))]
+    if request.polygons is not None:
+        made[:] = [replace(made[0], polygons=begin(request.polygons))]
+    return made[0]

@@ -44,7 +44,7 @@ class Request:
     """A map to make.
 
     `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
-    the files that the request was read from. `probability_type`: float32, or uint8 (`map_files.in_bytes`). `polygons`:
+    the files that the request was read from. `probability_type`: float32, or uint8 (`mapping.in_bytes`). `polygons`:
     a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.maps.geopackage.pixels_of`).
     `views`: a word of `views.CHOICES`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
