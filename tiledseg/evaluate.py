@@ -32,7 +32,6 @@ from tiledseg.inference.evaluation import (
 )
 from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
-from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.reading.reader import open_raster
@@ -112,25 +111,18 @@ def _evaluate(options: Namespace) -> None:
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
     if options.format == "json":
-        answer(as_json(options, ignored, matrix, result, classes))
+        found = {
+            "prediction": options.prediction,
+            "labels": options.labels,
+            "classes": len(matrix),
+            "class_names": [record.name for record in classes],
+            "ignore_index": ignored,
+            **result.to_json(),  # null where a class has no score
+            "confusion_matrix": matrix.tolist(),
+        }
+        answer(json.dumps(found, indent=1, allow_nan=False))
     else:
         answer(as_table(matrix, result, [record.name for record in classes]))
-
-
-def as_json(
-    options: Namespace, ignored: int, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]
-) -> str:
-    """Return strict JSON; null where a class has no score."""
-    answer = {
-        "prediction": options.prediction,
-        "labels": options.labels,
-        "classes": len(matrix),
-        "class_names": [record.name for record in classes],
-        "ignore_index": ignored,
-        **result.to_json(),
-        "confusion_matrix": matrix.tolist(),
-    }
-    return json.dumps(answer, indent=1, allow_nan=False)
 
 
 def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:

@@ -141,7 +141,12 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
         there = is_cut(output, plan)
         if not there:
             _write(config, output, plan, reading)
-        return _summary(output, plan, there)
+        height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
+        return (
+            f"{output}: {counted(len(plan.images), 'image')}, {counted(plan.tiles, 'tile')} "
+            f"({0 if there else plan.tiles} written now), contexts of up to {height} x {width} px, "
+            f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
+        )
 
     summary = mesh.on_root(cut)
     if mesh.is_root and config.run.verbosity:
@@ -173,12 +178,3 @@ def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -
             lambda number: reading.labels.open(labels[number].path, images[number]),
             advance,
         )
-
-
-def _summary(output: str, plan: StorePlan, there: bool) -> str:
-    height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
-    return (
-        f"{output}: {counted(len(plan.images), 'image')}, {counted(plan.tiles, 'tile')} "
-        f"({0 if there else plan.tiles} written now), contexts of up to {height} x {width} px, "
-        f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
-    )

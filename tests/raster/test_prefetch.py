@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tiledseg.errors import ConfigError
 from tiledseg.raster.prefetch import prefetch
 
 
@@ -84,6 +83,3 @@ def test_closing_early_drops_what_has_not_begun_and_ends_the_threads() -> None:
     next(loaded)
     del loaded
     assert not alive()
-    for threads, depth in ((-1, 1), (1, 0)):
-        with pytest.raises(ConfigError, match=f"{threads} threads, depth {depth}"):
-            next(prefetch([1], load, threads, depth))

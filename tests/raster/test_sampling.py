@@ -72,9 +72,3 @@ def test_a_step_larger_than_the_data_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"tiles_per_step is 9.* have 8 tiles") as error:
         Sampler((4, 4), seed=0, tiles_per_step=9)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("tiles_per_image", "number"), [((), None), ((4, 0), None), ((4,), 0), ((4,), -2)])
-def test_refuses_what_has_no_steps(tiles_per_image: tuple[int, ...], number: int | None) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        Sampler(tiles_per_image, seed=0, tiles_per_step=number)

@@ -99,7 +99,7 @@ def _map_all(
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
-    triples = zip(requests, planned.infos, planned.tilings, strict=True)
+    triples = zip(requests, planned.infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
     total, done = sum(len(share.parts) for share in shares), count(1)
     with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:

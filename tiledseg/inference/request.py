@@ -10,7 +10,6 @@ from typing import Any
 
 from tiledseg.config.map_formats import Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
-from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.views import NONE
 from tiledseg.memory.mover import HOST
@@ -124,11 +123,6 @@ class PlannedMaps:
     infos: tuple[RasterInfo, ...]
     classes: int
 
-    @property
-    def tilings(self) -> tuple[Tiling, ...]:
-        """Return the tilings of the images."""
-        return self.plan.tilings
-
 
 def plan_maps(
     requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
@@ -160,7 +154,7 @@ def plan_maps(
         )
     )
     planned = PlannedMaps(plan, tuple(infos), network.classes)
-    for info, tiling in zip(infos, planned.tilings, strict=True):
+    for info, tiling in zip(infos, plan.tilings, strict=True):
         check_cut(info, tiling)
         _check_views(first.views, info, plan)
     _check_outputs(requests, infos, network.classes, mapper)

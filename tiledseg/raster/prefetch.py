@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from tiledseg.errors import ConfigError
-
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -20,11 +18,7 @@ def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: in
     `load`, or of `items` itself, is raised at its own place: everything before it is yielded first. Threads start at
     the first `next` and are joined when the iterator ends, is closed, or is dropped; loads not yet begun are then
     dropped, one that runs is waited for. `threads` 0 loads in the consumer's thread.
-
-    Raises ConfigError (at the first `next`) where threads < 0 or depth < 1.
     """
-    if threads < 0 or depth < 1:
-        raise ConfigError(f"prefetch with {threads} threads, depth {depth}; give threads >= 0 and depth >= 1")
     if threads == 0:
         yield from map(load, items)
         return

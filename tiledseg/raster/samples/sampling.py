@@ -73,7 +73,7 @@ class Sampler(Steps):
 
     `kept`: of each image the tiles that are taken (None: all), as many as `tiles_per_image` says.
 
-    Raises ConfigError where there are no tiles, or fewer than one step takes.
+    Raises ConfigError where there are fewer tiles than one step takes.
     """
 
     tiles_per_image: tuple[int, ...]
@@ -83,21 +83,13 @@ class Sampler(Steps):
     kept: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.tiles_per_image or min(self.tiles_per_image) < 1:
-            raise ConfigError(
-                f"tile counts of the images are {list(self.tiles_per_image)}; each image needs at least 1"
-            )
         if self.images_per_step > len(self.tiles_per_image):
             raise ConfigError(
                 f"train.images_per_step is {self.images_per_step}, but there are {len(self.tiles_per_image)} training "
                 "images; give at most that many"
             )
-        if self.tiles_per_step is None:
-            return
         total = sum(self.tiles_per_image)
-        if self.tiles_per_step < 1:
-            raise ConfigError(f"train.tiles_per_step is {self.tiles_per_step}; give at least 1")
-        if self.tiles_per_step > total:
+        if self.tiles_per_step is not None and self.tiles_per_step > total:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step}, but the training images have {counted(total, 'tile')} "
                 f"in all; give at most {total}, or a finer tiling.grid"
@@ -133,8 +125,6 @@ def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T
     The most expensive tile first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best). Each
     rank keeps the step's order. The same on every rank.
     """
-    if size < 1:
-        raise ConfigError(f"size is {size} ranks; give at least 1")
     costs = [cost(tile) for tile in step]
     loads = [(0, rank) for rank in range(size)]  # a heap: the least loaded rank first
     shares: list[list[int]] = [[] for _ in range(size)]
