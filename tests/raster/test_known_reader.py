@@ -1,8 +1,10 @@
-"""A raster that one rank has looked at: opened by its first read, and then the raster itself."""
+"""Rasters that are opened by their first read, and reads that the system refuses for a while, or for good."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster import retrying
+from tiledseg.raster.reading.gdal_reader import GdalReader
 from tiledseg.raster.reading.reader import KnownReader, open_raster
 
 BOX = Box(Interval(-3, 9), Interval(4, 15))  # beyond the raster on two sides
@@ -55,3 +59,65 @@ def test_a_file_that_has_become_another_is_refused_before_a_pixel_of_it_counts(t
         write(path, 10, width, **more)
         with KnownReader(info, lambda: open_raster(str(path))) as reader, pytest.raises(ReadError, match=words):
             reader.read(Box.of_shape((2, 2)))
+
+
+WINDOW = Box(Interval(20, 44), Interval(3, 30))
+
+
+@pytest.fixture
+def pixels_CHW() -> Any:
+    return np.random.default_rng(3).integers(0, 256, (2, 48, 48)).astype(np.uint8)
+
+
+@pytest.fixture
+def path(tmp_path: Path, pixels_CHW: Any) -> Path:
+    write_raster(tmp_path / "a.tif", pixels_CHW, compress="deflate")
+    return tmp_path / "a.tif"
+
+
+@pytest.mark.parametrize("left", ["a part", "nothing"])
+def test_a_file_that_comes_back_is_read(
+    path: Path, pixels_CHW: Any, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """A raster is cut short, or gone, while it is open, and whole before the last try, as on a server that fails
+    over."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(retrying, "PAUSES", (0.1, 0.5, 2.0))
+    monkeypatch.setattr(retrying, "time", SimpleNamespace(sleep=pause))
+    with GdalReader(str(path)) as reader:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:500]) if left == "a part" else path.unlink()
+        found_CHW, valid_HW = reader.read(WINDOW)
+    assert np.array_equal(found_CHW, pixels_CHW[:, 20:44, 3:30])
+    assert valid_HW.all()
+    assert pauses == [0.1, 0.5, 2.0]
+
+
+def test_a_file_that_stays_cut_is_named_after_so_many_tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its window, what was said, and after so long."""
+    monkeypatch.setattr(retrying, "PAUSES", (0.05, 0.1))
+    began = time.monotonic()
+    with GdalReader(str(path)) as reader:
+        path.write_bytes(path.read_bytes()[:500])
+        with pytest.raises(RasterError, match=r"^cannot read rows 20:44, columns 3:30 of .*; tried 3 times: the file"):
+            reader.read(WINDOW)
+    assert time.monotonic() - began >= 0.15
+
+
+def test_what_is_wrong_of_itself_is_not_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def fail(reader: GdalReader, box: Box) -> Any:
+        tries.append(1)
+        raise ValueError("nonsense")
+
+    monkeypatch.setattr(GdalReader, "_read_inside", fail)
+    with GdalReader(str(path)) as reader, pytest.raises(RasterError, match="nonsense"):
+        reader.read(WINDOW)
+    assert len(tries) == 1

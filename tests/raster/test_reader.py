@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +20,27 @@ from numpy.typing import NDArray
 
 from tests.raster import range_server
 from tests.raster.range_server import running
-from tests.raster.tiff_tags import ROWS_PER_STRIP, TILE_LENGTH, TILE_WIDTH, change_tag
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reading.reader import open_raster
+
+ROWS_PER_STRIP, TILE_WIDTH, TILE_LENGTH = 278, 322, 323
+
+
+def change_tag(path: Path, tag: int, value: int) -> None:
+    """Set the (single) value of a tag in the first directory of a little-endian TIFF, and nothing else."""
+    data = bytearray(path.read_bytes())
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (entries,) = struct.unpack_from("<H", data, directory)
+    for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
+        if struct.unpack_from("<H", data, entry)[0] == tag:
+            kind, count = struct.unpack_from("<HI", data, entry + 2)
+            assert count == 1, f"tag {tag} has {count} values"
+            struct.pack_into({3: "<H", 4: "<I"}[kind], data, entry + 8, value)
+            path.write_bytes(data)
+            return
+    raise AssertionError(f"{path} has no tag {tag}")
+
 
 KINDS: dict[str, dict[str, Any]] = {
     "strips": {"driver": "GTiff"},
