@@ -64,18 +64,22 @@ def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: Raste
     views = views_of(request.views, tiling.raster)
     tilings = tilings_of(views, tiling)
     passes = parallel.over(tilings)
-    inside, cores = None, [tile.core for tile in tiling.tiles]
+    inside, cores = _area(request, info), [tile.core for tile in tiling.tiles]
     wanted = set(range(len(cores)))
-    if request.area is not None:
-        area = area_reader(request.area, info)
-        inside = lambda box: area.read(box)[0][0] == 1  # noqa: E731
-        if not parallel.spread.shares_images:  # ranks that share an image compute all of it together
-            wanted = {number for number, core in enumerate(cores) if inside(core).any()}
+    if inside is not None and not parallel.spread.shares_images:  # else ranks compute all of the image together
+        wanted = {number for number, core in enumerate(cores) if inside(core).any()}
     left = [core for number, core in enumerate(cores) if number not in wanted]
     parts = passes.mode.share([TileReference(0, number) for number in sorted(wanted)])
     if len(views) > 1:
         parts = parts_of_views(parts, views, tiling.footprint)
     return ImageShare(request, info, tilings, passes, parts, views, inside, tuple(left[mesh.rank :: mesh.size]))
+
+
+def _area(request: Request, info: RasterInfo) -> Inside | None:
+    if request.area is None:
+        return None
+    reader = area_reader(request.area, info)
+    return lambda box: reader.read(box)[0][0] == 1
 
 
 def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:

@@ -77,8 +77,9 @@ def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[
             raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
         geometries.append(None if geometry is None else json.dumps(geometry))
     numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
-    properties = [feature["properties"] if isinstance(feature.get("properties"), dict) else {} for feature in features]
-    name = document["name"] if isinstance(document.get("name"), str) else os.path.splitext(os.path.basename(path))[0]
+    properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
+    name = document.get("name")
+    name = name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]
     return name, _crs(path, document), geometries, numbers, properties
 
 

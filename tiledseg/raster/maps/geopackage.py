@@ -138,15 +138,12 @@ def write_polygons(
     import shapely
 
     names = np.array([record.name for record in legend], object)
-    to_ground, crs = None, None
-    if is_placed(info.transform):
-        a, b, c, d, e, f = tuple(info.transform)[:6]
-        to_ground = lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f])  # noqa: E731
-        crs = info.crs.to_wkt() if info.crs else None
+    a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
+    crs = info.crs.to_wkt() if info.crs and is_placed(info.transform) else None
 
     def append(outlines: NDArray[Any], numbers: NDArray[np.int32], more: bool) -> None:
         pixels = shapely.area(outlines).astype(np.int64)
-        placed = outlines if to_ground is None else shapely.transform(outlines, to_ground)
+        placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
         _append(file, shapely.to_wkb(placed), [numbers, names[numbers], pixels], crs, more)
 
     with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels

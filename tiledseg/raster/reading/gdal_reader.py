@@ -55,8 +55,9 @@ class GdalReader(RasterReader):
         nodata: float | None = None,
         references: bool = False,
     ) -> None:
-        opener = lambda: open_dataset(path, references)  # noqa: E731
-        self._handles: HandlePool[Any] = HandlePool(path, opener, lambda dataset: dataset.close())
+        self._handles: HandlePool[Any] = HandlePool(
+            path, lambda: open_dataset(path, references), lambda dataset: dataset.close()
+        )
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
             _check_header(path, dataset)
