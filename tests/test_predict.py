@@ -193,17 +193,6 @@ def test_the_map_lies_on_the_image_and_probabilities_agree_with_it(
     np.testing.assert_array_equal(shares_KHW[:, valid_HW].argmax(0), classes_HW[valid_HW])
 
 
-def test_a_checkpoint_of_a_run_can_be_named(
-    trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
-) -> None:
-    """The older one gives another map."""
-    newest, older = (trained / "checkpoints" / f"step-00000{step}" for step in (3, 2))
-    assert predict(newest, image, tmp_path / "newest.tif") == 0
-    assert (tmp_path / "newest.tif").read_bytes() == whole[0]
-    assert predict(older, image, tmp_path / "older.tif") == 0
-    assert (tmp_path / "older.tif").read_bytes() != whole[0]
-
-
 @pytest.mark.parametrize("what", ["shares_of", "publish"])
 def test_a_failure_leaves_the_old_map_and_nothing_else(
     trained: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -81,26 +81,6 @@ def test_an_epoch_covers_the_pixels_once_and_steps_come_from_any_position() -> N
     assert everything != list(windows(FOOTPRINTS["clipped"], seed=1).steps_from(Position(0, 0), 3))
 
 
-def test_windows_of_a_turned_raster_lie_in_what_it_shows() -> None:
-    for footprint in (FOOTPRINTS["clipped"], None):
-        sampler = windows(footprint, Augmentation(turn=90, reflect=(True, True)))
-        beyond = 0
-        for step in range(100):
-            for image, tile, draw in sampler.step(Position(0, step)):
-                if isinstance(tile, Tile):
-                    shape = draw.view.shape if draw and draw.view else SHAPES[image]
-                    assert Box.of_shape(shape).contains(tile.core)
-                    beyond += tile.core.col.stop > SHAPES[image][1] or tile.core.row.stop > SHAPES[image][0]
-                else:
-                    assert draw is not None
-                    assert draw.view is not None
-                    assert draw.source is not None
-                    places = draw.view.to_raster @ np.indices((20, 20)).astype(float)
-                    for at, side in zip(places, SHAPES[draw.source], strict=True):
-                        assert 0 <= at.min() <= at.max() < side
-        assert footprint is None or beyond > 0, "turned, a raster has columns where it had none"
-
-
 @pytest.mark.parametrize("footprint", [FOOTPRINTS["clipped"], None], ids=["exact", "small"])
 def test_a_window_is_rotated_about_its_middle(footprint: Footprint | None) -> None:
     """So it shows what it shows without a rotation, and none is turned out of its image."""

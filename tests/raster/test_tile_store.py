@@ -148,12 +148,6 @@ def test_a_chunk_is_some_rows_of_one_tile(
         np.testing.assert_array_equal(ours.read(box)[0], theirs.read(box)[0])
 
 
-def test_the_bytes_depend_on_the_rasters_alone(tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:
-    what = plan(*rasters)
-    assert digest(cut(tmp_path / "one.h5", what)) == digest(cut(tmp_path / "two.h5", what))
-    assert is_cut(str(tmp_path / "one.h5"), what)
-
-
 def test_stopped_at_any_write_it_leaves_no_store_and_the_next_run_cuts_a_whole_one(
     tmp_path: Path, rasters: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
