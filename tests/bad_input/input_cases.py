@@ -57,15 +57,9 @@ _STORES = (
     ),
     train("store-linked-to-another", f"{_STORE} ROOT/linked.h5", "linked.h5", "links", "cut it again"),
     train("store-of-an-older-version", f"{_STORE} ROOT/old.h5", "old.h5", "version 2", "remove it and cut it again"),
-    predict(
-        "store-of-a-changed-grid", "--image ROOT/regridded.h5", "regridded.h5", "holds tiles of (4,", "cut it again"
-    ),
-    _tile(
-        "store-of-a-changed-grid", "--images ROOT/regridded.h5#0", "regridded.h5", "holds tiles of (4,", "cut it again"
-    ),
-    _tile(
-        "output-is-an-edited-store", "--output ROOT/regridded.h5", "regridded.h5", "its grid was [2, 3]", "remove it"
-    ),
+    predict("store-of-a-changed-grid", "--image ROOT/regridded.h5", "regridded.h5", "tiles of (4,", "cut it again"),
+    _tile("store-of-a-changed-grid", "--images ROOT/regridded.h5#0", "regridded.h5", "tiles of (4,", "cut it again"),
+    _tile("output-is-an-edited-store", "--output ROOT/regridded.h5", "regridded.h5", "grid was [2, 3]", "remove it"),
     _evaluate("store-of-an-older-version", "--labels ROOT/old.h5", "old.h5", "version 2", "cut it again"),
 )
 
