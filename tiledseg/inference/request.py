@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tiledseg.config.map_formats import Packing
@@ -75,6 +76,21 @@ class Request:
     verify: bool = True
 
 
+_OTHER_FORMATS = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jp2",
+    ".gif",
+    ".bmp",
+    ".webp",
+    ".img",
+    ".vrt",
+    ".nc",
+    ".h5",
+    ".hdf5",
+    ".gpkg",
+)
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
 
 
@@ -215,6 +231,10 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
     area = [] if requests[0].area is None else [requests[0].area]
     check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
+        if output.key != "--polygons" and Path(output.path).suffix.lower() in _OTHER_FORMATS:
+            raise OutputError(
+                f"{output.key} is '{output.path}', but a GeoTIFF is written there; give a name that ends in .tif"
+            )
         for name in output.beside:
             check_unclaimed(name, output.path)
 

@@ -46,21 +46,6 @@ from tiledseg.system.run_lock import check_unclaimed, taken
 from tiledseg.system.writing import replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
-_OTHER_FORMATS = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".jp2",
-    ".gif",
-    ".bmp",
-    ".webp",
-    ".img",
-    ".vrt",
-    ".nc",
-    ".h5",
-    ".hdf5",
-    ".gpkg",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +128,7 @@ def _working_names(part: Path) -> tuple[Path, ...]:
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
-    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag. Raises
-    OutputError for a name of another format."""
-    if Path(path).suffix.lower() in _OTHER_FORMATS:
-        raise OutputError(f"{key} is '{path}', but a GeoTIFF is written there; give a name that ends in .tif")
+    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag."""
     output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
