@@ -71,9 +71,7 @@ def test_a_term_below_the_rounding_of_bfloat16_is_seen() -> None:
         verified(network, window(), ROOM)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scale"), [(torch.float32, 1e4), (torch.float32, 1e-3), (torch.bfloat16, 1.0), (torch.float64, 1e4)]
-)
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e4), (torch.bfloat16, 1.0)])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["batch", "group", "aligned", "dropout", "monai"])
 def test_rounding_is_never_refused(kind: str, training: bool, dtype: torch.dtype, scale: float) -> None:

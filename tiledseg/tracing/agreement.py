@@ -1,13 +1,8 @@
 """The check at the place of use: a traced graph gives on real data what its module gives, or the run ends.
 
-Two comparisons, all on copies that are let go, with the generators set back: no number of a run moves.
-
-- **A crop in float64**, in training with the backward pass: rounding is 1e-16 there, so that a term of 1e-8 is seen
-  whatever the dtype of the run.
-- **A whole window in its dtype**, whose size and pixels may take the module another way.
-
-A difference is rounding where the module's own output moves as much when its input moves by a few last digits. Dropout
-keeps all channels in both, and scales them: a graph drops channels, whatever the module drops.
+A crop is compared in float64, with gradients in training, and a whole window in its dtype; on copies, with the
+generators set back. A difference is rounding where the module's own output moves as much when its input moves by a few
+last digits. Dropout keeps all channels in both, and scales them.
 """
 
 from __future__ import annotations
@@ -30,28 +25,20 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Call, Made, where
 from tiledseg.tracing.compare import Gaps, advance, as_trained, copied, differences, gap, same_conditions
 from tiledseg.tracing.record import record
-from tiledseg.tracing.trace import is_unit
 
 SIDES = 64, 128, 256  # pixels of a crop: the first at which the module runs in float64
 EXACT = 1e-8  # of the largest value: of outputs and gradients in float64
 ROUNDINGS = 16.0  # of a dtype, of the largest value, whatever the network
 TRIES = 2048  # sizes looked at for a legal one
 _WIDE = torch.float64.itemsize
+Load = Callable[[], torch.Tensor | None]
 
 
 def verify_first(
-    network: GraphNetwork,
-    load: Callable[[], torch.Tensor | None],
-    mesh: Mesh,
-    precision: str,
-    most: int,
-    say: Callable[[str], None],
+    network: GraphNetwork, load: Load, mesh: Mesh, precision: str, most: int, say: Callable[[str], None]
 ) -> None:
-    """End the run where a traced network does not give what its module gives on the input that `load` reads. `most`:
-    bytes that it may take. Collective.
-
-    Rank 0 looks, the others wait for its one broadcast (`Mesh.on_root`), which carries an error too: nothing can wait
-    forever. Only the root calls `load` and `say`.
+    """End the run where a traced network does not give what its module gives on the input that `load` reads, in at most
+    `most` bytes. Collective: rank 0 looks, and the others wait for its one broadcast, which carries an error too.
     """
 
     def look() -> str:
@@ -67,10 +54,8 @@ def verify_first(
 
 
 def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None) -> str:
-    """Compare a traced network with its module on real input, in the mode in which it is; return the line for the log.
-
-    `memory`: bytes that may be taken, `most` of them by activations; of a larger input a part is looked at. Raises
-    ConfigError that names the first node that differs.
+    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of them activations.
+    Return the line for the log. Raise ConfigError that names the first node that differs.
     """
     begun, name = time.perf_counter(), type(network.recorded.module).__name__
     room = memory - 3 * sum(tensor.numel() * _WIDE for tensor in network.state_dict().values())
@@ -83,8 +68,7 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
     window_BCHW = _fitted(network, x_BCHW, room)
     while window_BCHW is not None:
         try:
-            _check_crop(network, plain, window_BCHW, room)
-            _check_window(network, plain, window_BCHW)
+            _check(network, plain, window_BCHW, room)
         except (RuntimeError, MemoryError) as error:
             if not is_exhausted(error):
                 raise
@@ -96,40 +80,35 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 
-def _check_crop(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
-    """Compare in float64, in training with gradients; in the dtype of the run where a module knows no float64."""
-    backward = network.training and torch.is_grad_enabled()
-    twin = copied(network, True)
+def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
+    """Compare on a crop in float64 (in the run's dtype where the module knows no float64), in training with gradients,
+    and on the whole window in the run's dtype."""
+    backward, epsilon, twin = network.training and torch.is_grad_enabled(), _epsilon(window_BCHW), copied(network, True)
+    looked = False
     for precise, side in itertools.product((True, False), SIDES):
         sizes = (range(min(side, most), most) for most in window_BCHW.shape[2:])
         least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
         crop_BCHW = _crop(window_BCHW, least)
-        if _bytes(network, crop_BCHW, _WIDE * (3 if backward else 1)) > room:
+        if looked or _bytes(network, crop_BCHW, _WIDE * (3 if backward else 1)) > room:
             continue
-        epsilon = torch.finfo(torch.float64 if precise else crop_BCHW.dtype).eps
-        relative = EXACT if precise else 1e4 * _epsilon(crop_BCHW)
+        relative, each = (EXACT, twin) if precise else (1e4 * epsilon, plain)
+        rounding = 16 * torch.finfo(torch.float64 if precise else crop_BCHW.dtype).eps
         try:
-            apart = differences(twin if precise else plain, crop_BCHW, relative, precise, backward, 16 * epsilon)
+            apart, looked = differences(each, crop_BCHW, relative, precise, backward, epsilon=rounding), True
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
             continue
-        return _refuse(network, crop_BCHW, apart, relative, precise)
-
-
-def _check_window(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor) -> None:
-    """Compare on a whole window, in the dtype of the run."""
-    epsilon = _epsilon(window_BCHW)
+        _refuse(network, crop_BCHW, apart, relative, precise)
     relative = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
     try:
         apart = differences(plain, window_BCHW, relative, epsilon=4 * epsilon)
     except Exception as error:
         if is_exhausted(error):
             raise
-        raise ConfigError(
-            f"{type(network.recorded.module).__name__} does not run on {_size(window_BCHW)} of the data: "
-            f"{type(error).__name__}: {first_line(error)}; mend it, or choose another size of tiles"
-        ) from error
+        what = f"{type(network.recorded.module).__name__} does not run on {_size(window_BCHW)} of the data"
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{what}: {said}; mend it, or choose another size of tiles") from error
     _refuse(network, window_BCHW, apart, relative, False)
 
 
@@ -142,11 +121,10 @@ def _refuse(network: GraphNetwork, x_BCHW: torch.Tensor, apart: Gaps, relative: 
     most, size = apart[name]
     place = _first_differing(network, x_BCHW, relative, precise) if outputs else "a backward pass of its own, after it"
     mode = " in training" if network.training else ""
-    raise ConfigError(
-        f"{type(network.recorded.module).__name__} computes{mode} what its graph does not, on {_size(x_BCHW)} of the "
-        f"data: {name} differs by {most:.1e} of {size:.1e}; first: {place}; write that in other words, or set verify "
-        "to false and answer for the numbers (docs/explanation/exactness.md)"
-    )
+    name_of = type(network.recorded.module).__name__
+    what = f"{name_of} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
+    remedy = "write that in other words, or set verify to false (docs/explanation/exactness.md)"
+    raise ConfigError(f"{what}: {name} differs by {most:.1e} of {size:.1e}; first: {place}; {remedy}")
 
 
 def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:
@@ -174,7 +152,7 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
                 places.append(f"node '{network.graph.nodes[node].name}' by {most:.1e} of {size:.1e}, {traced}")
 
     with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW.device, precise):
-        record(as_trained(module), x_BCHW.clone(), is_unit, watch=watch)
+        record(as_trained(module), x_BCHW.clone(), watch=watch)
     return places[0] if places else "what it returns, or leaves behind, of nodes that agree"
 
 

@@ -20,8 +20,7 @@ from tiledseg.tracing.state import drawn_from
 def known(network: Network, still: bool = False) -> Network:
     """Return the network with its graph: one that a function builds is built and traced for it.
 
-    Raises ConfigError, in one line, where the function cannot be imported, does not take the arguments, or returns no
-    module, or none that tiles leave as it is.
+    Raises ConfigError for a function that cannot be called, and for a module that tiles do not leave as it is.
     """
     if not isinstance(network, ForeignNetwork):
         return network

@@ -1,5 +1,4 @@
-"""The calls of a module in a run, and the comparison of runs: at several sizes and batches, with gradients, in
-training."""
+"""The calls of a module in a run, and the comparison of runs."""
 
 from __future__ import annotations
 
@@ -16,10 +15,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 _HERE = __file__.rsplit("/", 1)[0]
-NAMES = {  # torch takes NumPy's too
-    **dict.fromkeys(("input", "self"), ("input", "self", "tensor", "x", "a", "x1")),
-    **{"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")},
-}
+_FIRST = ("input", "self", "tensor", "x", "a", "x1")
+NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)  # torch takes NumPy's too
+NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
 PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 
@@ -33,38 +31,29 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed.
-
-    `from_weights`: it is one, or computed from some; `owner`: of a buffer, the module that has it and its name there;
-    `recipe`: function, arguments, keywords, and which part of the function's result the tensor is.
-    """
+    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed."""
 
     tensor: torch.Tensor
     name: str | None = None
-    from_weights: bool = False
-    owner: tuple[nn.Module, str] | None = None
-    recipe: tuple[Any, ...] | None = None
+    from_weights: bool = False  # it is one, or computed from some
+    owner: tuple[nn.Module, str] | None = None  # of a buffer: the module that has it, and its name there
+    recipe: tuple[Any, ...] | None = None  # function, arguments, keywords, and which part of its result
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the module `module`, or of torch's function `function`; a method's of a tensor if `is_method`.
-
-    `owner`: the path of the module that makes it, `at`: the file and line. Tensors among the arguments are `Made` or
-    `Given`. `shapes`: of the result. `training`: the mode of the module. `widest`: values of the largest tensor that
-    kernels made.
-    """
+    """One call of the module `module`, or of torch's function `function`."""
 
     function: str
     module: nn.Module | None
-    owner: str
-    at: str
-    arguments: tuple[Any, ...]
+    owner: str  # the path of the module that makes it
+    at: str  # file and line
+    arguments: tuple[Any, ...]  # `Made` or `Given` for each tensor
     keywords: Mapping[str, Any]
-    shapes: tuple[tuple[int, ...], ...]
-    is_method: bool
-    training: bool
-    widest: int
+    shapes: tuple[tuple[int, ...], ...]  # of the result
+    is_method: bool  # of a tensor
+    training: bool  # the module's mode
+    widest: int  # values of the largest tensor that kernels made
 
 
 @dataclass
@@ -178,9 +167,8 @@ def same(one: Any, other: Any) -> bool:
 def differing(one: Record, again: Record, how: str | None = None, other: Record | None = None) -> str | None:
     """Return what a module does otherwise in a second run, dropout apart; None where nothing.
 
-    `how`: the mode of a second run of the same size, "in training", "with gradients" or "at its next call". The calls
-    are then given the same numbers, and nothing else happens. `other`: a run at another size whose calls are those of
-    `one`: numbers that these two share are those of the second run, too.
+    `how`: the mode of a second run of the same size, whose numbers are the same. `other`: a run at another size:
+    numbers that `one` and it share are those of the second run, too.
     """
     mine, others = (PLAINLY[how], how) if how else (_in_words(one), _in_words(again))
     for call, second in zip(one.calls, again.calls, strict=False):

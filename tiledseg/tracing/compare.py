@@ -29,16 +29,14 @@ Gaps = dict[str, tuple[float, float]]  # the largest difference of a value, and 
 def values(
     twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
 ) -> Values:
-    """Return the outputs of the module, or of its graph, its state afterwards and, with `backward`, its gradients.
-
-    Buffers are set back. Dropout keeps all channels, and scales them: a graph drops channels alone.
-    """
+    """Return the outputs of the module, or of its graph, its state afterwards and, with `backward`, its gradients."""
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
     with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module, False):
         held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
         if of_module:
-            outputs = chosen(tensors_of(as_trained(twin)(held)), twin.recorded.wanted)
+            outputs = tensors_of(as_trained(twin)(held))
+            outputs = outputs if twin.recorded.wanted is None else [outputs[k] for k in twin.recorded.wanted]
         else:
             tensors = {0: held}
             advance(twin, tensors, 0, len(twin.graph))
@@ -56,33 +54,23 @@ def values(
     return made
 
 
-def differences(
-    twin: GraphNetwork,
-    x_BCHW: torch.Tensor,
-    relative: float,
-    precise: bool = False,
-    backward: bool = False,
-    epsilon: float = 0.0,
-) -> Gaps:
-    """Return the values that a module and its graph give differently, by more than `relative` of their size.
+def differences(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, *modes: bool, epsilon: float = 0.0) -> Gaps:
+    """Return the values that a module and its graph give differently, by more than `relative` of their size. `modes`:
+    precise, and backward.
 
-    `epsilon`: the rounding of the input, relative. A difference is no fault where the module's own value moves by a
-    tenth of it when the input moves by its rounding.
+    A difference is no fault where the module's own value moves by a tenth of it when the input moves by its rounding,
+    `epsilon`.
     """
-    x_BCHW = x_BCHW.double() if precise else x_BCHW
-    mine = values(twin, x_BCHW, False, precise, backward)  # before a module that writes its weights
-    theirs = values(twin, x_BCHW, True, precise, backward)
-    apart = _beyond(_gaps(mine, theirs), relative, {})
+    x_BCHW = x_BCHW.double() if modes[:1] == (True,) else x_BCHW
+    mine = values(twin, x_BCHW, False, *modes)  # before a module that writes its weights
+    theirs = values(twin, x_BCHW, True, *modes)
+    apart = _beyond({name: gap(mine[name], tensor) for name, tensor in theirs.items() if name in mine}, relative, {})
     if apart and epsilon:
         noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)
         moved_BCHW = x_BCHW + epsilon * (float(x_BCHW.abs().nan_to_num().max()) or 1.0) * noise_BCHW
-        moved = _gaps(values(twin, moved_BCHW, True, precise, backward), theirs)
-        apart = _beyond(apart, relative, {name: 10 * change for name, (change, _) in moved.items()})
+        moved = values(twin, moved_BCHW, True, *modes)
+        apart = _beyond(apart, relative, {name: 10 * gap(moved[name], theirs[name])[0] for name in apart})
     return apart
-
-
-def _gaps(mine: Values, theirs: Values) -> Gaps:
-    return {name: gap(mine[name], tensor) for name, tensor in theirs.items() if name in mine}
 
 
 def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
@@ -99,15 +87,10 @@ def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
 
 def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
     """Return the gaps above `relative` of the value's size, or of a ten thousandth of the largest of its kind."""
-    largest: dict[str, float] = {}
-    for name, (_, size) in apart.items():
-        kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), size)
-
-    def bound(name: str, size: float) -> float:
-        return relative * max(size, 1e-4 * largest[name.partition(" ")[0]]) + slack.get(name, 0.0)
-
-    return {name: (most, size) for name, (most, size) in apart.items() if not most <= bound(name, size)}
+    kinds = {name: name.partition(" ")[0] for name in apart}
+    largest = {kind: max(apart[name][1] for name in apart if kinds[name] == kind) for kind in set(kinds.values())}
+    bounds = {name: relative * max(size, 1e-4 * largest[kinds[name]]) for name, (_, size) in apart.items()}
+    return {name: pair for name, pair in apart.items() if not pair[0] <= bounds[name] + slack.get(name, 0.0)}
 
 
 def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
@@ -161,23 +144,28 @@ class _KeepAll(TorchFunctionMode):
 
 
 def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
-    """Raise ConfigError where a new graph does not give what its module gives for these images, small and large.
-
-    Where gradients of the two differ, a module in training is refused; the network of one in evaluation refuses to
-    give gradients (`GraphNetwork.own_gradients`).
+    """Raise ConfigError where a new graph does not give what its module gives for these images, small and large. Where
+    gradients alone differ, the network of a module in evaluation refuses to give any.
     """
     trains = network.recorded.module.training
     with in_mode(network, False):
         twin, precise = _in_double(network, probes[-1])
         dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
-            _check_outputs(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise)
+            try:
+                apart = differences(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise)
+            except Exception as error:  # a function that takes other things than it was thought to
+                what = f"the module's graph does not run: {type(error).__name__}: {first_line(error)}"
+                raise ConfigError(f"{what}; write that function in other words, and please report it") from error
+            for most, size in apart.values():
+                what = f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e}"
+                raise ConfigError(f"{what} for {tuple(x_BCHW.shape)}; write in other words what was not seen")
         for training in () if network.own_gradients else (False, True):
             if training and (still or network.untrained or not trains):
                 return
             twin.train(training)
             try:
-                apart = differences(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise, backward=True)
+                apart = differences(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise, True)
                 reason = f"{next(iter(apart))} is another than the graph's" if apart else None
             except RuntimeError as error:  # such as a function without a derivative
                 reason = f"it has no gradients: {first_line(error)}"
@@ -198,22 +186,6 @@ def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwor
     return network, False
 
 
-def _check_outputs(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> None:
-    try:
-        apart = differences(twin, x_BCHW, relative, precise)
-    except Exception as error:  # a function that takes other things than it was thought to
-        raise ConfigError(
-            f"the module's graph does not run: {type(error).__name__}: {first_line(error)}; write that function in "
-            "other words, and please report it"
-        ) from error
-    for most, size in apart.values():
-        raise ConfigError(
-            f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e} for "
-            f"{tuple(x_BCHW.shape)}: it pads, crops or resizes by the size, or does something that was not seen; write "
-            "it in other words"
-        )
-
-
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
     """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
     with in_mode(network, False):
@@ -224,8 +196,3 @@ def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
         with contextlib.suppress(Exception):  # sizes that do not join
             return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE))
         return False
-
-
-def chosen(outputs: Sequence[Any], indices: Sequence[int] | None) -> list[Any]:
-    """Return the outputs of these indices; all for None."""
-    return list(outputs) if indices is None else [outputs[index] for index in indices]

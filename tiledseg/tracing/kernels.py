@@ -1,8 +1,4 @@
-"""Memory that depends on the input, followed kernel by kernel below the recorder of calls.
-
-The recorder sees calls of torch's functions. Code that torch has compiled, `torch.vmap`, or a tensor made of a storage
-passes it by; kernels do not.
-"""
+"""Memory that depends on the input, followed kernel by kernel: compiled code passes the recorder of calls by."""
 
 from __future__ import annotations
 
@@ -37,9 +33,9 @@ class Kernels(TorchDispatchMode):
         self.widest = 0  # values of the largest tensor that was made since last asked
         self._most = WIDEST * x_BCHW[:, :1].numel()
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
-        self._older: set[int] = set()  # addresses of what was there before: weights, constants
+        self.older: set[int | None] = set()  # addresses of what was there before: weights, constants
         self._dependent: dict[int, int] = {}  # addresses: start and stop
-        self._written: list[torch.Tensor] = []
+        self.written: list[torch.Tensor] = []  # since it was last emptied
         self._meet(x_BCHW, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +46,7 @@ class Kernels(TorchDispatchMode):
             if reads and isinstance(args[0], FakeTensor):
                 return torch.ones((), dtype=args[0].dtype).item()
             before = {address(tensor) for tensor in taken}
-            self._older |= {start for start in before if start and start not in self._kept}
+            self.older |= {start for start in before if start and start not in self._kept}
             depends = not self._dependent.keys().isdisjoint(before)
             result = func(*args, **kwargs)
             self.draws |= torch.Tag.nondeterministic_seeded in func.tags
@@ -58,7 +54,7 @@ class Kernels(TorchDispatchMode):
             for place, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     written = _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
-                    self._written += [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
+                    self.written += [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
                     for tensor in written if depends else ():
                         self._meet(tensor, True)
             for tensor in _tensors(result):
@@ -76,19 +72,10 @@ class Kernels(TorchDispatchMode):
             if depends:
                 self._dependent[start] = start + storage.nbytes()
 
-    def is_older(self, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor's memory is older than the run, and not the input's."""
-        return address(tensor) in self._older
-
     def depends(self, tensor: torch.Tensor) -> bool:
         """Return True if the tensor lies in memory that depends on the input, whoever made it."""
         start = address(tensor)
         return start is None or any(begin <= start < stop for begin, stop in self._dependent.items())
-
-    def take_written(self) -> list[torch.Tensor]:
-        """Return the tensors written since the last call."""
-        written, self._written = self._written, []
-        return written
 
 
 def address(tensor: torch.Tensor) -> int | None:

@@ -1,7 +1,6 @@
 """The nodes of a graph made from two records of a module's calls, each with the module that computes it.
 
-Two runs at two sizes make the same calls, or the module is refused. A number that differs between them depends on the
-size; only those functions are taken for which that is known to be a factor, a crop, or another tensor's size.
+A number that differs between two sizes is refused, but where it is known to be a factor, a crop, or a tensor's size.
 """
 
 from __future__ import annotations
@@ -55,6 +54,9 @@ class Value:
     other_shape: tuple[int, ...]  # in the other run
 
 
+Inputs = Sequence[Value]
+
+
 @dataclass(frozen=True)
 class Step:
     """One call in both runs."""
@@ -103,15 +105,9 @@ class Step:
         return [self.made(self.lowering.add_module(self, module, value, what), layout)]
 
     def node(
-        self,
-        what: str,
-        layer: Layer,
-        module: nn.Module,
-        inputs: Sequence[Value],
-        layout: Layout = WHOLE,
-        cols: Layer | None = None,
+        self, what: str, layer: Layer, module: nn.Module, inputs: Inputs, layout: Layout = WHOLE, cols: Any = None
     ) -> list[Value]:
-        """Return the output of a new node."""
+        """Return the output of a new node; `cols`: its layer along columns, if that is another."""
         return [self.made(self.lowering.add(self, what, layer, module, inputs, cols), layout)]
 
     def as_called(self, name: str) -> str:
@@ -188,10 +184,8 @@ class Lowering:
             return self.values[argument]
         return tuple(map(self.resolved, argument)) if isinstance(argument, tuple) else argument
 
-    def add(
-        self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Sequence[Value], cols: Layer | None = None
-    ) -> str:
-        """Add a node, named after the module that calls and its function; `cols`: the layer along columns."""
+    def add(self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Inputs, cols: Any = None) -> str:
+        """Add a node, named after the module that calls and its function."""
         if any(value.node is None for value in inputs):
             raise UnknownError
         name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
@@ -215,9 +209,8 @@ class Lowering:
         if few and rows.tracks and self.still:
             module = StillBatchNorm.of(module)
         elif few and "batch" in (rows.statistics, cols.statistics):
-            self.untrained = self.untrained or (
-                f"{where(step.call)} learns from few means an image, in training those of a single one"
-            )
+            why = f"{where(step.call)} learns from few means an image, in training those of a single one"
+            self.untrained = self.untrained or why
         if not value.layout.one_pixel:
             return self.add(step, what, rows, module, (value,), cols)
         around = any(layer.output_size(1) != 1 for layer in (rows, cols))
@@ -235,12 +228,6 @@ class Recorded:
     wanted: Sequence[int] | None
     calls: tuple[str, ...]
     made: dict[Made, tuple[int, Layout]]
-
-    @staticmethod
-    def of(module: nn.Module, wanted: Sequence[int] | None, lowering: Lowering, graph: Graph) -> Recorded:
-        numbers = {node.name: k for k, node in enumerate(graph.nodes)}
-        made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
-        return Recorded(module, wanted, tuple(map(where, lowering.records[0].calls)), made)
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:

@@ -1,8 +1,4 @@
-"""Measures the memory that autograd keeps for a traced module's functions; the plan of memory reads it off the graph.
-
-No rule covers every function of torch. So each function of single pixels runs once, forward and backward, on a few
-pixels, and every storage is followed from birth to death.
-"""
+"""Measures the memory that autograd keeps for a traced module's functions: each runs once, on a few pixels."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ def with_measured_memory(graph: Graph, bands: int, modules: Sequence[nn.Module])
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Return True if as many pixels come out as go in, each of the one at its place, or of all."""
+    """Return True if as many pixels come out as go in, each of the one at its place."""
     one, layers = Interval(SIDE, SIDE + 1), (node.layer, node.cols or node.layer)
     try:
         same = all(layer.output_size(*(SIDE,) * layer.arity) == SIDE for layer in layers)
@@ -74,12 +70,9 @@ def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], 
     few, many = runs
     scale = SINGLE_BYTES / like.element_size() / (SIZES[1][0] * SIZES[1][1] - SIZES[0][0] * SIZES[0][1])
     gradients = zip(few.gradients, many.gradients, strict=True)
-    return replace(
-        few,
-        besides=(many.besides - few.besides) * scale,
-        gradients=tuple(None if a is None or b is None else (b - a) * scale for a, b in gradients),
-        transient=(many.transient - few.transient) * scale,
-    )
+    besides, transient = (many.besides - few.besides) * scale, (many.transient - few.transient) * scale
+    each = tuple(None if a is None or b is None else (b - a) * scale for a, b in gradients)
+    return replace(few, besides=besides, gradients=each, transient=transient)
 
 
 def _drawn(channels: int, flat: bool, size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
@@ -114,15 +107,9 @@ def _run(module: nn.Module, inputs: list[torch.Tensor]) -> Measured:
     bytes_of = {_key(g): g.untyped_storage().nbytes() for g in made if g is not None and _key(g) != first}
     transient = meter.peak - before - whole - sum(bytes_of.values())
     gradients = [None if g is None or _key(g) == first else float(bytes_of.pop(_key(g), 0)) for g in made]
-    return Measured(
-        kept_inputs=tuple(index for index, key in enumerate(own) if key in kept),
-        keeps_output=view_of is None and out in kept,
-        besides=sum(kept[key] for key in besides),
-        view_of=view_of,
-        flat=flat,
-        gradients=tuple(gradients),
-        transient=transient,
-    )
+    inside, keeps = tuple(index for index, key in enumerate(own) if key in kept), view_of is None and out in kept
+    more = sum(kept[key] for key in besides)
+    return Measured(inside, keeps, more, view_of, flat, tuple(gradients), transient)
 
 
 def _key(tensor: torch.Tensor) -> int:

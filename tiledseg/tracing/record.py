@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import OutputPlace
+from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.kernels import Kernels, address
 from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
@@ -30,20 +33,27 @@ READS_VALUES = NUMBERS | frozenset(_READS.split())
 # Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
-Watch = Callable[[list[Call], list[torch.Tensor]], None]
+# Modules that resize to a size, or by a factor: known at the call.
+RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Return True for a module that is one call: a layer by itself, whatever functions it calls."""
+    kind = type(module)
+    own = isinstance(module, BlockModule) and module.speaks_for_blocks()
+    special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
+    return own or (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
 
 
 class Recorder(TorchFunctionMode):
-    """A list of calls, which grows while it is entered. `is_unit`: True for a module that is one call."""
+    """A list of calls, which grows while it is entered."""
 
-    def __init__(
-        self, root: nn.Module, x_BCHW: torch.Tensor, is_unit: Callable[[nn.Module], bool], watch: Watch | None
-    ) -> None:
+    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any) -> None:
         super().__init__()
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
         self.kernels = Kernels(x_BCHW)
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
-        self._is_unit, self._watch = is_unit, watch
+        self._watch = watch
         self._paths = {module: name for name, module in root.named_modules()}
         self._owners = [""]
         self._inside = 0  # units
@@ -98,14 +108,14 @@ class Recorder(TorchFunctionMode):
 
     def call_module(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module in place of nn.Module.__call__."""
-        is_unit = not self._inside and module in self._paths and self._is_unit(module)
+        whole = not self._inside and module in self._paths and is_unit(module)
         self._owners.append(self._paths.get(module, f"{self._owners[-1]}.{type(module).__name__}".lstrip(".")))
-        self._inside += is_unit
+        self._inside += whole
         try:
-            return self._run(partial(call, module), module, args, kwargs) if is_unit else call(module, *args, **kwargs)
+            return self._run(partial(call, module), module, args, kwargs) if whole else call(module, *args, **kwargs)
         finally:
             self._owners.pop()
-            self._inside -= is_unit
+            self._inside -= whole
 
     def _run(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
         """Make one call, and write it down."""
@@ -179,10 +189,11 @@ class Recorder(TorchFunctionMode):
 
     def _settle(self, is_unit: bool = False) -> None:
         """Look at what kernels have written: state is a fault but a unit's, and what shares that memory is stale."""
-        for written in self.kernels.take_written():
+        all_written, self.kernels.written = self.kernels.written, []
+        for written in all_written:
             there = self._alive.get(address(written), [])
             constants = [value for t in there if isinstance(value := self._values[id(t)], Given)]
-            if self.kernels.is_older(written):
+            if address(written) in self.kernels.older:
                 name = next((f"'{value.name}'" for value in constants if value.name), "a tensor that it keeps")
                 if not is_unit and not name.endswith("num_batches_tracked'"):
                     self._fault(f"writes over {name}; no graph keeps what changes from call to call")
@@ -216,25 +227,19 @@ class Recorder(TorchFunctionMode):
 
 
 def record(
-    root: nn.Module,
-    x_BCHW: torch.Tensor,
-    is_unit: Callable[[nn.Module], bool],
-    gradients: bool = False,
-    watch: Watch | None = None,
-    fakes: FakeTensorMode | None = None,
-    first: bool | None = None,
+    root: nn.Module, x_BCHW: torch.Tensor, fakes: Any = None, watch: Any = None, gradients: Any = 0, first: Any = None
 ) -> Record:
     """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
-    `watch` takes the calls so far after each one, and its result's tensors. `fakes`: the mode of an input that has a
-    size alone, for which nothing is computed. `first`: a mode in which it is called once before, unrecorded.
+    `fakes`: the mode of an input without values; `watch`: a function that takes the calls so far after each one, and
+    its result's tensors; `first`: a mode in which `root` is called once before, unrecorded.
     """
-    recorder, call = Recorder(root, x_BCHW, is_unit, watch), nn.Module.__call__
+    recorder, call = Recorder(root, x_BCHW, watch), nn.Module.__call__
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(call, module, *args, **kwargs)
 
-    with torch.set_grad_enabled(gradients), _noted_draws(recorder.record), kept_state(root) as changes:
+    with torch.set_grad_enabled(bool(gradients)), _noted_draws(recorder.record), kept_state(root) as changes:
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())

@@ -29,8 +29,7 @@ SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 @dataclass
 class Changes:
-    """Changes that a call of a module has made: attributes by name, those that keep tensors aside, and buffers whose
-    values moved."""
+    """Changes by a call of a module: attributes by name, those that keep tensors aside, and buffers that moved."""
 
     attributes: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -132,13 +131,10 @@ def own_gradients(root: nn.Module) -> str | None:
     """Return the first hook that runs in a backward pass of `root`; None where there is none."""
     if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
         return "all modules have a hook of their backward pass (register_module_full_backward_hook)"
-    for path, module in root.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            return f"'{path or 'the module itself'}' has a hook of its backward pass"
-    for name, parameter in root.named_parameters():
-        if any(getattr(parameter, each, None) for each in HOOKS):
-            return f"parameter '{name}' has a hook, which each rank would run on its part of the gradient"
-    return None
+    modules = [path for path, m in root.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    hooked = [f"'{path or 'the module itself'}'" for path in modules]
+    hooked += [f"'{name}'" for name, p in root.named_parameters() if any(getattr(p, each, None) for each in HOOKS)]
+    return f"{hooked[0]} has a hook of its backward pass, which each rank would run on its part" if hooked else None
 
 
 class ModuleState:
@@ -159,10 +155,8 @@ class ModuleState:
         now = _description(self._module, self._kept)
         for path in {**self._description, **now}:
             if not is_same(self._description.get(path), now.get(path)):
-                raise ConfigError(
-                    f"'{path or 'the module itself'}' has changed since the module was traced (an attribute, a hook, a "
-                    "parameter or a submodule), and the graph is of before; trace it again"
-                )
+                what = f"'{path or 'the module itself'}' has changed since the module was traced"
+                raise ConfigError(f"{what} (an attribute, a hook, a parameter or a submodule); trace it again")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleState:
         """Return the state of a copy, which is compared with nothing."""

@@ -20,12 +20,9 @@ from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
-from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Made, Record, differing, values_in, where
-from tiledseg.tracing.compare import check_traced, chosen, holds_anywhere
+from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.kernels import PairsError
@@ -45,8 +42,6 @@ FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24,
 PAIRS = 1 << 24  # values of a tensor: smaller ones may grow as they like
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
-# Modules that resize to a size, or by a factor: known at the call.
-RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
@@ -72,9 +67,15 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
             return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
             refusals.append(error)
-    if isinstance(refusals[0], OtherSizeError) and refusals[0].__cause__:  # it has not run
-        raise ConfigError(f"{refusals[0]}; {source.remedy()}") from refusals[0].__cause__
-    raise refusals[0]
+    if not isinstance(refusals[0], OtherSizeError) or not refusals[0].__cause__:
+        raise refusals[0]
+    remedy = "give the bands that it takes, or mend it"  # it has not run
+    for side, fake in product(SQUARES, (True, False)):
+        with suppress(OtherSizeError):
+            source.run(2, (side, side), fake=fake)
+            remedy = f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
+            break
+    raise ConfigError(f"{refusals[0]}; {remedy}") from refusals[0].__cause__
 
 
 class OtherSizeError(ConfigError):
@@ -102,7 +103,7 @@ class ModuleRuns:
         fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         try:
             with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
-                return record(self.module, self.probe(batch, size, fakes), is_unit, fakes=fakes, **how)
+                return record(self.module, self.probe(batch, size, fakes), fakes, **how)
         except PairsError:
             raise
         except Exception as error:  # whatever the module raises
@@ -146,14 +147,6 @@ class ModuleRuns:
             rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
             with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
                 yield self.run(batch, (rows or size[0], cols or size[1]), fake=True)
-
-    def remedy(self) -> str:
-        """Return the remedy for a module that has run at none of the sizes."""
-        for side, fake in product(SQUARES, (True, False)):
-            with suppress(OtherSizeError):
-                self.run(2, (side, side), fake=fake)
-                return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
-        return "give the bands that it takes, or mend it"
 
 
 def _pairs(call: Call, batch: int) -> int:
@@ -201,7 +194,9 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     graph = graph if untrained else with_measured_memory(graph, source.bands, modules)
     network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
-    network.recorded = Recorded.of(module, indices, lowering, graph)
+    numbers = {node.name: k for k, node in enumerate(graph.nodes)}
+    made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
+    network.recorded = Recorded(module, indices, tuple(map(where, one.calls)), made)
     check_traced(network, [source.probe(each.batch, each.size) for each in (one, third)], still)
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size
@@ -261,21 +256,14 @@ def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[
     return None
 
 
-def is_unit(module: nn.Module) -> bool:
-    """Return True for a module that is a layer by itself, whatever functions it calls."""
-    kind = type(module)
-    own = isinstance(module, BlockModule) and module.speaks_for_blocks()
-    special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
-    return own or (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
-
-
 def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> list[Value]:
     """Return the values that the module returns; what no network can return is a fault."""
     returned, faults = list(values_in(one.returned)), lowering.faults
     if not returned or max(indices or (), default=0) >= len(returned):
         faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
         return []
-    values = [lowering.values.get(each) if isinstance(each, Made) else None for each in chosen(returned, indices)]
+    wanted = returned if indices is None else [returned[index] for index in indices]
+    values = [lowering.values.get(each) if isinstance(each, Made) else None for each in wanted]
     outputs = [value for value in values if value is not None]
     if len(outputs) < len(values):
         faults.append("the module returns a tensor that does not depend on its input; leave it away")

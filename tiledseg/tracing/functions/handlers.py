@@ -121,15 +121,13 @@ def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> l
 
 def _along_channels(step: Step) -> list[Value]:
     name = plain(step.call.function)
-    dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
+    if name == "layer_norm":
+        dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
+    else:
+        dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
     refuse(dim is None, "is given no dim; say dim=1")
     channel_dims(step.value(), dim)
     return called(step, name)
-
-
-def _layer_norm(step: Step) -> list[Value]:
-    channel_dims(step.value(), tuple(range(-len(step.argument(1, "normalized_shape")), 0)))
-    return called(step, "layer_norm")
 
 
 def _dropout(step: Step) -> list[Value]:
@@ -175,7 +173,6 @@ HANDLERS: dict[str, Handler] = {
     **VIEWS,
     "cat": _cat,
     "stack": _stack,
-    "layer_norm": _layer_norm,
-    **dict.fromkeys(ALONG_CHANNELS, _along_channels),
+    **dict.fromkeys((*ALONG_CHANNELS, "layer_norm"), _along_channels),
     **dict.fromkeys(_DROPOUTS.split(), _dropout),
 }

@@ -12,28 +12,13 @@ floor ceil round trunc frac fmod remainder logit erfc sinh cosh tan asin acos at
 logaddexp hypot xlogy isnan isfinite logical_xor bitwise_and bitwise_or bitwise_not copysign
 positive sgn"""
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
-RENAMED = {
-    "multiply": "mul",
-    "subtract": "sub",
-    "divide": "div",
-    "true_divide": "div",
-    "negative": "neg",
-    "absolute": "abs",
-    "clip": "clamp",
-    "special_expit": "sigmoid",
-    "concat": "cat",
-    "concatenate": "cat",
-    "_threshold": "threshold",
-    "data": "detach",
-    "__invert__": "bitwise_not",
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "logical_xor",
-}
+_RENAMED = """multiply:mul subtract:sub divide:div true_divide:div negative:neg absolute:abs clip:clamp
+special_expit:sigmoid concat:cat concatenate:cat _threshold:threshold data:detach __invert__:bitwise_not
+__and__:bitwise_and __or__:bitwise_or __xor__:logical_xor __add__:add __radd__:add __mul__:mul __rmul__:mul"""
+RENAMED = dict(pair.split(":") for pair in _RENAMED.split())
 REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
-ALONG_CHANNELS = frozenset(
-    ["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize", "glu"]
-)
+_ALONG = "softmax log_softmax softmin cumsum sort argsort flip normalize glu"
+ALONG_CHANNELS = frozenset(_ALONG.split())
 _SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
 SAME = frozenset(_SAME.split())
 UNKNOWN = "is not known to give the same on a part of the image as on all of it; use a function that is"
@@ -68,5 +53,4 @@ def plain(name: str) -> str:
         name = name[3:-2]
     elif name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
-    name = {"__add__": "add", "__radd__": "add", "__mul__": "mul", "__rmul__": "mul"}.get(name, name)
     return RENAMED.get(name, name)

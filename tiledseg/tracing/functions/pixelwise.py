@@ -1,7 +1,6 @@
 """Layouts, and a node for a call of single pixels.
 
-A tensor of the graph always is (batch, channels, height, width). Its author may see it in another layout: as channels
-last, as tokens, as one pixel. A layout is found for every view, or none is known, and the view is refused.
+A tensor of the graph always is (batch, channels, height, width); its author may see it in another layout.
 """
 
 from __future__ import annotations
@@ -91,12 +90,7 @@ def _renamed(layout: Layout, dims: list[list[tuple[str, int]]], sizes: dict[str,
 
 
 def pixelwise(
-    step: Step,
-    function: str,
-    arguments: Sequence[Any],
-    keywords: dict[str, Any],
-    layout: Layout | None = None,
-    broadcasts: bool = True,
+    step: Step, function: str, arguments: Sequence[Any], keywords: Any, layout: Any = None, broadcasts: bool = True
 ) -> list[Value]:
     """Lower a call of single pixels; `layout`: of its result, by default that of the inputs. `broadcasts`: True if its
     weights stand beside the tensor's dims."""
@@ -199,9 +193,6 @@ def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
     stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
     names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}
     one: tuple[str, ...] = () if stay else ("C0",)  # a single channel is left
-    left = tuple(
-        one if number in dims else tuple(names.get(atom, atom) for atom in dim)
-        for number, dim in enumerate(layout.dims)
-        if keep or number not in dims
-    )
+    pairs = [(number, dim) for number, dim in enumerate(layout.dims) if keep or number not in dims]
+    left = tuple(one if k in dims else tuple(names.get(atom, atom) for atom in dim) for k, dim in pairs)
     return replace(layout, dims=left, channels=tuple(size for _, size in stay) if len(stay) > 1 else ())

@@ -79,10 +79,8 @@ def _interpolate(step: Step) -> list[Value]:
 
 def ratios(step: Step, value: Value) -> tuple[float, float] | None:
     """Return how many times as large it becomes; None where that depends on the size."""
-    one, other = (
-        (after[2] / before[2], after[3] / before[3])
-        for before, after in ((value.shape, step.call.shapes[0]), (value.other_shape, step.other.shapes[0]))
-    )
+    runs = (value.shape, step.call.shapes[0]), (value.other_shape, step.other.shapes[0])
+    one, other = ((after[2] / before[2], after[3] / before[3]) for before, after in runs)
     return one if one == other else None
 
 

@@ -84,10 +84,8 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
         if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:
             return _thinned(step, value, dim, start, every)
     stop, other_stop = start + count * every, other_start + other_count * every
-    raise RefusalError(
-        f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}: not as much from each "
-        "end at every size; crop by fixed numbers"
-    )
+    what = f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}"
+    raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers")
 
 
 def _with_size(shape: Shape, dim: int, size: int) -> Shape:

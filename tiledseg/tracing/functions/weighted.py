@@ -57,17 +57,15 @@ def _einsum(step: Step) -> list[Value]:
     return called(step, "einsum", Layout(dims, (), values[0].layout.one_pixel))
 
 
-def _conv1d(step: Step) -> list[Value]:
-    """Lower a convolution along the channels of one pixel, which come last."""
+def _among_channels(step: Step) -> list[Value]:
+    """Lower a function of an image's channels, or a convolution along those of one pixel, which come last."""
+    if step.call.function != "conv1d":
+        step.full(0, "self")
+        return called(step, step.call.function)
     value = step.value()
     along = value.layout.one_pixel and is_channels(value.layout.dims[-1]) and step.call.shapes[0] == value.shape
     refuse(not along, "works along rows or columns as if they were one line; use conv2d")
     return called(step, "conv1d", value.layout)
-
-
-def _among_channels(step: Step) -> list[Value]:
-    step.full(0, "self")
-    return called(step, step.call.function)
 
 
 def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTranspose2d:
@@ -176,8 +174,7 @@ def _group_norm(step: Step) -> list[Value]:
 WEIGHTED: dict[str, Handler] = {
     **dict.fromkeys(("linear", "matmul", "__matmul__"), _linear),
     "einsum": _einsum,
-    "conv1d": _conv1d,
-    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
+    **dict.fromkeys(("conv1d", "channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
     "batch_norm": _batch_norm,
     "conv2d": partial(_convolution, nn.Conv2d),
     "conv_transpose2d": partial(_convolution, nn.ConvTranspose2d),

@@ -42,10 +42,8 @@ def _adaptive(step: Step) -> list[Value]:
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
     """Add a node for maxima. Their places have none: what is computed from these is refused."""
     one = step.only()
-    if value.layout.one_pixel:
-        made = one.passed(value, layout)
-    else:
-        made = one.node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
+    new = ("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
+    made = one.passed(value, layout) if value.layout.one_pixel else one.node(*new)
     return [*made, *(step.made(None, part=part) for part in range(1, len(step.call.shapes)))]
 
 
