@@ -126,7 +126,7 @@ FAULTS = (
         "blocks of ranks are cut beside the tiles' edges",
         "geometry/sharing/decomposition.py",
         "return range(block * tiles // parts, (block + 1) * tiles // parts)",
-        "return range(-(-block * tiles // parts), -(-(block + 1) * tiles // parts) - 1)",
+        "return range(-(-block * tiles // parts), -(-(block + 1) * tiles // parts))",
         "tests/geometry/test_decomposition.py",
     ),
     # Halo exchange and spatial layers.
