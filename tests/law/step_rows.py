@@ -237,9 +237,7 @@ ROWS: dict[str, Row] = {
             ("gated in three", gated("none", False), loss("edges"), 3),
         )
     },
-    "small preset, 1f1b": preset("small", "1f1b", "never"),
     "small preset, folded": preset("small", "folded", "always"),
-    "medium preset, gpipe": preset("medium-2", "gpipe", "except_last"),
     "large preset, 1f1b": preset("large", "1f1b", ["always", "never", "except_last", "never", "always", "never"]),
     # Blocks: of tiles, of whole images, and of what ranks share.
     "blocks of tiles": Row(Steps(small("pixel", "bilinear", (2, 2)), blocks=(2, 2), **loss("both")), (1, 2)),
