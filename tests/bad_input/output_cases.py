@@ -9,7 +9,7 @@ _TILE = "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2"
 _SCORE = "--prediction ROOT/second-labels.tif --labels ROOT/labels.tif"
 
 MAPS = (
-    predict("output-is-the-store", "--image ROOT/good.h5 --output ROOT/good.h5", "good.h5", "ends in .tif"),
+    predict("output-is-the-store", "--image ROOT/good.h5 --output ROOT/good.h5", "good.h5", "is the input", "another"),
     predict("output-is-a-link-to-the-input", "--output ROOT/link.tif", "link.tif", "is the input", "image.tif"),
     predict(
         "output-is-of-the-checkpoint",
