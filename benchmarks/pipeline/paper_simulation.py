@@ -11,9 +11,9 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagePrices, choose, stage
-from tiledseg.planning.step.cost import backward_passes, tile_walk
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, backward_passes, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 BY_HAND_STAGES = 6

@@ -14,7 +14,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.decomposition import context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.planning.modes.mode_cost import block_work
+from tiledseg.planning.cost_model.mode_cost import block_work
 from tiledseg.planning.step.halo_traffic import (
     SentBytes,
     input_tensor,

@@ -24,7 +24,7 @@ from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.modes import choose_mode
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.modes.mode_cost import (
+from tiledseg.planning.cost_model.mode_cost import (
     DEPTHS,
     ModeCost,
     Task,

@@ -19,7 +19,7 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.modes.mode_cost import fusion_word
+from tiledseg.planning.cost_model.mode_cost import fusion_word
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.memory import why_alone
 from tiledseg.planning.run.parallelism import Parallelism, parallelism

@@ -15,7 +15,7 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
-from tiledseg.planning.modes.mode_cost import check_blocks, settled
+from tiledseg.planning.cost_model.mode_cost import check_blocks, settled
 from tiledseg.planning.run.grid import check_tiles, choose_grid
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import choose_spread

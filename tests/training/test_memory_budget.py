@@ -16,7 +16,7 @@ from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.modes.mode_cost import Task, mode_cost
+from tiledseg.planning.cost_model.mode_cost import Task, mode_cost
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run

@@ -122,7 +122,7 @@ def _scaling(flags: Namespace) -> Answered:
         with replacing(flags.csv) as path:
             path.write_text(scaling_csv(part), encoding="utf-8")
     if plotter is not None:
-        plotter.write_scaling_plot(flags.plot, part, scaling_title(question, images, numbers))
+        plotter.write(flags.plot, plotter.draw_scaling(part, scaling_title(question, images, numbers)))
     return Answered({"scaling": part}, lambda: scaling_table(part))
 
 
@@ -150,7 +150,8 @@ def _check_plot(path: str) -> None:
 def _plot(path: str, question: Question, planned: Planned) -> None:
     if planned.tiling is None:
         raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
-    _plotter().write_plot(path, question, planned.tiling, planned.pipeline)
+    plotter = _plotter()
+    plotter.write(path, plotter.draw(question, planned.tiling, planned.pipeline))
 
 
 def _plotter() -> ModuleType:

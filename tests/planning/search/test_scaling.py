@@ -13,7 +13,9 @@ from tests.planning.search.test_search import SLOW_LINKS, question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.plan import main
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.search.best import parse_range, scaling, search
+from tiledseg.planning.search.candidates import FREE
 
 
 def test_numbers_double_up_to_the_last() -> None:
@@ -27,11 +29,14 @@ def test_other_words_are_refused(text: str) -> None:
         parse_range(text)
 
 
-def test_strong_scaling_is_the_best_of_each_number_and_weak_scaling_keeps_a_ranks_work() -> None:
+def test_strong_scaling_is_the_best_of_one_mode_and_weak_scaling_keeps_a_ranks_work() -> None:
     studies = scaling(question(1), (2, 4, 8), 1, 2)
     strong, weak = studies["strong"], studies["weak"]
+    mode = strong[0].priced.candidate.parallel.halo
     for point in strong:
-        best = search(question(point.ranks), 1).winner
+        alike = question(point.ranks, parallel=Parallelism(halo=mode))
+        best = search(alike, 1, free=FREE - {"halo", "stages"}).winner
+        assert point.priced.candidate.parallel.halo == mode, "an efficiency compares a mode with itself"
         assert point.priced.seconds == best.seconds
         assert point.images == 1
         ideal = 2 * strong[0].priced.seconds / point.ranks

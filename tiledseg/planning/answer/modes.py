@@ -11,7 +11,7 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.text import columns, figures_basis, milliseconds, size, wrapped
-from tiledseg.planning.modes.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
+from tiledseg.planning.cost_model.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes

@@ -48,18 +48,8 @@ def efficiency_curves(question: Question, tiling: Tiling) -> dict[str, list[floa
     return curves
 
 
-def write_plot(path: str, question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> None:
-    """Write the figure of a plan as a PNG, whole or not at all. Raises WriteError where the disk does not take it."""
-    _write(path, draw(question, tiling, staged))
-
-
-def write_scaling_plot(path: str, part: dict[str, Any], title: str) -> None:
-    """Write the figure of `scaling_part` as a PNG, whole or not at all. Raises WriteError where the disk does not take
-    it. `title`: the run."""
-    _write(path, draw_scaling(part, title))
-
-
-def _write(path: str, figure: Figure) -> None:
+def write(path: str, figure: Figure) -> None:
+    """Write a figure as a PNG, whole or not at all. Raises WriteError where the disk does not take it."""
     with replacing(path) as part:
         figure.savefig(part, format="png", dpi=120)
 

@@ -12,7 +12,7 @@ from tiledseg.errors import InputError
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.modes import ModePlans, mode_plans
 from tiledseg.planning.answer.text import duration, milliseconds, size, words
-from tiledseg.planning.modes.mode_cost import fusion_word, mode_words
+from tiledseg.planning.cost_model.mode_cost import fusion_word, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism

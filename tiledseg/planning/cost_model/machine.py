@@ -12,7 +12,6 @@ from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.step.halo_traffic import SentBytes
 
-FLOPS_PER_MULTIPLY_ADD = 2
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
 _BYTES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)}

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
-from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
-from tiledseg.planning.step.cost import backward_passes
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, backward_passes
 from tiledseg.planning.step.halo_traffic import SentBytes, inputs_by_node, tensors_of
 from tiledseg.planning.step.rank_steps import RankSteps
 from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes

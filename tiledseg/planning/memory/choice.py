@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
+from tiledseg.planning.cost_model.mode_cost import Task, held_besides, layer_ranks, settled
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
-from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
 from tiledseg.planning.step.cost import rank_walk, tile_walk
 from tiledseg.planning.walk.items import ASSUMED, BACKWARD, Speed, Walk, network_walk
 from tiledseg.planning.walk.step_memory import fixed_memory

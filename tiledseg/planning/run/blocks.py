@@ -12,7 +12,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.modes.mode_cost import fusion_word
+from tiledseg.planning.cost_model.mode_cost import fusion_word
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.tensor_limit import MOST_VALUES, check_countable
 

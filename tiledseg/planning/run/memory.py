@@ -10,7 +10,7 @@ from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.modes.mode_cost import Task
+from tiledseg.planning.cost_model.mode_cost import Task
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.question import RunQuestion

@@ -16,8 +16,8 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.cost_model.prices import Prices, StepTime
-from tiledseg.planning.modes.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, map_tiles
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, tiles_at_once

@@ -17,7 +17,7 @@ from typing import Any
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
-from tiledseg.planning.modes.mode_cost import fusion_word, mode_words
+from tiledseg.planning.cost_model.mode_cost import fusion_word, mode_words
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan

@@ -30,7 +30,7 @@ from tiledseg.planning.walk.items import Walk, network_walk
 from tiledseg.planning.walk.step_memory import ADAM_VALUES, step_activations
 from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
-_SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
+_SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 
@@ -174,25 +174,6 @@ class StagedPipeline:
         """Return the bytes that travel along a route, one way, for one micro-batch."""
         return 0 if self.pipeline.is_local(route) else self.case.prices.tensor_bytes(route.tensor)
 
-    @property
-    def period(self) -> float:
-        """Time from one micro-batch to the next in a long step: as the slowest rank computes, or sends."""
-        computing = [0.0] * self.pipeline.size
-        for rank, forward, backward in zip(self.pipeline.ranks, self.times.forward, self.times.backward, strict=True):
-            computing[rank] += forward + backward
-        return max(*computing, *self.messages)
-
-    @property
-    def messages(self) -> list[float]:
-        """Time of the messages of each rank for a micro-batch."""
-        sending = [0.0] * self.pipeline.size
-        for route in self.pipeline.routes:
-            if self.case.message and not self.pipeline.is_local(route):
-                ends = (route.source, route.target) if route.returns else (route.source,)
-                for end in ends:  # the tensor, and its gradient
-                    sending[self.pipeline.ranks[end]] += self.case.message(self.route_bytes(route))
-        return sending
-
     def timeline(self, transfers: bool = True) -> Timeline:
         """Simulate a step; without `transfers` messages take no time."""
         message = self.case.message if transfers else None
@@ -230,13 +211,7 @@ def choose(case: PipelineCase) -> StagedPipeline:
     else:
         balances = choose_balances(prices, len(case.ranks), tolerances)
     sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
-    more = case.micro_batches - sample.micro_batches
-
-    def step_time(balance: tuple[int, ...]) -> float:
-        staged = stage(sample, balance)
-        return staged.timeline().makespan + more * staged.period
-
-    return stage(case, min(dict.fromkeys(balances), key=step_time))
+    return stage(case, min(dict.fromkeys(balances), key=lambda balance: stage(sample, balance).timeline().makespan))
 
 
 def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:

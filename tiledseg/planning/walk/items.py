@@ -25,9 +25,8 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of, spread
-from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.step.backward_walk import gradients_by_node
-from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, LayerCost, loss_bytes
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, INDEX_BYTES, ForwardWalk, LayerCost, loss_bytes
 
 NEVER = 1e6  # seconds that mark a tensor which cannot be recomputed here: it is kept where a recomputed one needs it
 BACKWARD = 2  # seconds of a backward pass, in forward passes, about

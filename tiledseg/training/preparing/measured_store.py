@@ -9,8 +9,9 @@ from tiledseg.execution.precision import autocast
 from tiledseg.memory.file_store import disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates
 from tiledseg.memory.mover import HOST, TENSOR
-from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD, Machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory.store import Store, speed_of
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.walk.items import Speed
 
 _CHANNELS, _SIDE, _VALUE = 32, 128, 4
