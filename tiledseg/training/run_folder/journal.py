@@ -6,8 +6,10 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,6 +98,7 @@ class Journal:
             if self._events is None:  # with the first line: no step waits for TensorBoard's import
                 from torch.utils.tensorboard import SummaryWriter
 
+                threading.excepthook = partial(_on_thread_error, threading.excepthook)
                 self._events = SummaryWriter(str(self._folder / EVENTS), purge_step=self._step + 1)
             for tag, value in numbers.items():
                 self._events.add_scalar(tag, value, line["step"])
@@ -154,3 +157,10 @@ def plot_progress(folder: Path, title: str, loss: str) -> bool:
     with replacing(folder / PROGRESS) as part:
         part.write_bytes(data)
     return True
+
+
+def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
+    """Hide the traceback of TensorBoard's thread where the disk refuses a write: the writer's next call raises it."""
+    ours = type(arguments.thread).__module__.startswith("tensorboard.")
+    if not (ours and isinstance(arguments.exc_value, OSError)):
+        former(arguments)
