@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.rendezvous import arrival_timeout, await_all_ranks, first_reachable, gloo_interface, slurm_master
+from tiledseg.comm.rendezvous import await_all_ranks, first_reachable, gloo_interface, slurm_master
 from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
@@ -48,26 +48,6 @@ def test_ports_of_neighbouring_jobs_and_steps_differ() -> None:
 def test_slurm_without_what_is_needed(name: str) -> None:
     with pytest.raises(ConfigError, match="set MASTER_ADDR and MASTER_PORT"):
         slurm_master({key: value for key, value in STEP.items() if key != name}, TWO_NODES)
-
-
-def test_many_ranks_get_more_open_files() -> None:
-    """As far as the system's own limit goes; a higher limit stays. In a child, so that this process keeps its own."""
-    script = """
-import resource
-from tiledseg.system.open_files import allow_open_files
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-hard = 3000 if hard == resource.RLIM_INFINITY else min(hard, 3000)
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 256), hard))
-for size in (2, 100, 1536, 2):
-    allow_open_files(1024 + 4 * size)
-    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, {2: 1032, 100: 1424}.get(size, 10**6)), end=" ")
-"""
-    done = run_job([sys.executable, "-c", script])
-    assert done.out == "True True True False ", done.err
-
-
-def test_many_ranks_get_more_time() -> None:
-    assert arrival_timeout(1536) > arrival_timeout(1024) == arrival_timeout(2)
 
 
 def test_first_reachable_skips_names_that_do_not_resolve() -> None:

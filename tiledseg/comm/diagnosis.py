@@ -6,13 +6,13 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.errors import CommunicationError
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION
@@ -84,7 +84,8 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
     if torch.cuda.is_available():
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return versions | {"freed memory": _freed_memory()}
+    reason = why_not_kept(os.environ)
+    return versions | {"freed memory": "kept" if reason is None else f"given back: {reason}"}
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
@@ -97,11 +98,10 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
     for _ in range(repeats + 2):
         x = torch.full((count,), float(mesh.rank + 1), device=mesh.device)
         mesh.communicator.barrier()
-        _finish(mesh.device)
-        start = time.perf_counter()
-        mesh.communicator.all_reduce_sum(x).wait()
-        _finish(mesh.device)
-        seconds.append(time.perf_counter() - start)
+        watch = Stopwatch(mesh.device)
+        with watch.running():
+            mesh.communicator.all_reduce_sum(x).wait()
+        seconds.append(watch.seconds())
         expected = mesh.size * (mesh.size + 1) / 2
         if not bool((x == expected).all()):
             raise CommunicationError(f"the sum of {count} values over {mesh.size} ranks is {x.max()}, not {expected}")
@@ -124,17 +124,6 @@ def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
         if len(here) > 1 and all(report.cores == cores for report in here) and threads > cores:
             trouble.append(f"{host}: {len(here)} ranks run {threads} threads on {cores} cores: lower one of them")
     return trouble
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _freed_memory() -> str:
-    """Return the words for freed memory on this rank."""
-    reason = why_not_kept(os.environ)
-    return "kept" if reason is None else f"given back: {reason}"
 
 
 def _mpi4py() -> str:

@@ -11,8 +11,8 @@ import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
 
-_WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread")
 _GPU_WORDS = ("out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of CUDA, and of its libraries, NCCL among them
+_WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread", *_GPU_WORDS)
 _ASKED = re.compile(r"allocate (\d+) bytes|allocate ([\d.]+) ([KMG])iB")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -25,8 +25,7 @@ def is_exhausted(error: BaseException | None) -> bool:
         return False
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    words = _WORDS + _GPU_WORDS
-    return isinstance(error, MemoryError | RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError | RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:

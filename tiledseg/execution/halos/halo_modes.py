@@ -12,10 +12,8 @@ the rank owns. Training, validation and prediction use the pieces.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +25,7 @@ from tiledseg.execution.halos.part import MicroBatch, Part, Shared
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
-from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
+from tiledseg.geometry.sharing.decomposition import Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import exchange_block, layer_blocks
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.layers.block import tile_places
@@ -144,23 +142,7 @@ def _area(batch: Sequence[Part]) -> int:
     return sum(part.tile.context.area for part in batch)
 
 
-class SharedMode(ReadMode):
-    """Ranks own blocks of one image."""
-
-    def cores(self, image: int) -> dict[int, Box]:
-        """Return the pixels of an image that each rank of this replica and stage owns, by its number in the job."""
-        axes = self._mesh_axes()
-        places = product(range(axes.shape.rows), range(axes.shape.cols))
-        return {axes.rank_at(*place): self._block(image, *place).core for place in places}
-
-    @abstractmethod
-    def _mesh_axes(self) -> Axes: ...
-
-    @abstractmethod
-    def _block(self, image: int, row: int, col: int) -> Tile: ...
-
-
-class ExchangeMode(SharedMode):
+class ExchangeMode(ReadMode):
     """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
 
     def __init__(
@@ -187,9 +169,6 @@ class ExchangeMode(SharedMode):
         own = _images_of(step)[at.replica :: self._axes.shape.replicas]
         return tuple(Part(i, self._block(i, at.row, at.col), draw) for i, draw in own)
 
-    def _mesh_axes(self) -> Axes:
-        return self._axes
-
     def _block(self, image: int, row: int, col: int) -> Tile:
         return exchange_block(self._images[image], row, col)
 
@@ -197,28 +176,21 @@ class ExchangeMode(SharedMode):
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        yield from self.of_block(network_input(sample, self.mesh.device), sample.image, sample.tile.position)
-
-    def of_block(self, x_BCHW: torch.Tensor, image: int, at: tuple[int, int]) -> Iterator[torch.Tensor]:
-        """Yield the network's input for each tile of this rank's block, which stands at `at` in the mesh."""
+        image, at, x_BCHW = self._images[sample.image], sample.tile.position, network_input(sample, self.mesh.device)
+        rows, cols = image.context_windows()
+        window = Box(rows[at[0]], cols[at[1]]).shift(image.whole.row.start, image.whole.col.start)
         with torch.no_grad():
-            window_BCHW, window = self._exchange(x_BCHW, self._images[image], *at)
-        for tile in self._tiles(image, at):
-            rows, cols = tile.context.relative_to(window).slices
-            yield window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
+            window_BCHW = self._exchanger.exchange(x_BCHW, context_exchange(image, at))
+        for tile in self._tiles(sample.image, at):
+            slices = tile.context.relative_to(window).slices
+            yield window_BCHW[:, :, *slices].contiguous(memory_format=torch.channels_last)
 
     def _tiles(self, image: int, at: tuple[int, int]) -> Sequence[Tile]:
         tiles = self._images[image].tiles(*at)
         return tiles if self.batch == 1 else sorted(tiles, key=lambda tile: tile.context.shape)
 
-    def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
-        """Return the block with the halo of all its tiles, and where that lies in the raster."""
-        rows, cols = image.context_windows()
-        window = Box(rows[row], cols[col]).shift(image.whole.row.start, image.whole.col.start)
-        return self._exchanger.exchange(x_BCHW, context_exchange(image, (row, col))), window
 
-
-class LayerMode(SharedMode):
+class LayerMode(ReadMode):
     """All ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
 
     def __init__(
@@ -250,9 +222,6 @@ class LayerMode(SharedMode):
 
     def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._images[image].rows.edges, self._images[image].cols.edges
-
-    def _mesh_axes(self) -> Axes:
-        return self.spatial.axes
 
     def _block(self, image: int, row: int, col: int) -> Tile:
         return self._images[image].tile(row, col)

@@ -79,15 +79,10 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for strict JSON: NaN becomes None."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return {
-            "accuracy": _nullable(self.accuracy),
-            "mean_iou": _nullable(self.mean_iou),
-            "mean_f1": _nullable(self.mean_f1),
-            "iou": [_nullable(x) for x in self.iou],
-            "f1": [_nullable(x) for x in self.f1],
-            "precision": [_nullable(x) for x in self.precision],
-            "recall": [_nullable(x) for x in self.recall],
-            "pixels": self.pixels,
+            name: [_nullable(x) for x in value] if isinstance(value, list) else _nullable(value)
+            for name, value in values.items()
         }
 
 
@@ -128,4 +123,4 @@ def _mean(values: NDArray[np.float64], present: NDArray[np.bool_]) -> float:
 
 
 def _nullable(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return None if isinstance(value, float) and math.isnan(value) else value
