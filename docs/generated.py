@@ -1,11 +1,13 @@
-"""Write the reference of commands and keys from the code: pages hold a mark, which `conf.py` replaces by this text."""
+"""Write the reference from the code, and figures from benchmarks: `conf.py` replaces marks of pages by this text."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 from tiledseg.cli import COMMANDS
 from tiledseg.commands.key_help import GROUPS, KEYS, default, example, meaning, takes
@@ -47,3 +49,28 @@ def _help(name: str) -> str:
         check=True,
     )
     return done.stdout.rstrip()
+
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+_FIRST = {
+    "title": r"^# (.+)",
+    "sentence": r"^# .+\n\n((?:.+\n)+)",
+    "command": r"^(```\n(?:.*\n)+?```)$",
+    "table": r"^((?:\|.+\n)+)",
+}
+
+
+def figures() -> str:
+    """Return a section for each page of a benchmark: its title, first sentence, first command and first table."""
+    return "\n\n".join(_figure(page) for page in sorted(BENCHMARKS.glob("*/README.md")))
+
+
+def _figure(page: Path) -> str:
+    text, found = page.read_text(), {}
+    for part, pattern in _FIRST.items():
+        first = re.search(pattern, text, re.MULTILINE)
+        if first is None:
+            raise ValueError(f"{page}: no {part} for docs/figures.md; add one")
+        found[part] = first[1].strip()
+    source = f"Settings and more: `benchmarks/{page.parent.name}/README.md`."
+    return "## {title}\n{sentence}\n\n{command}\n\n{table}\n\n".format(**found) + source

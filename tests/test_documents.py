@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ from tiledseg.commands.key_help import GROUPS, KEYS
 from tiledseg.config.words import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("tutorials", "how-to", "reference", "explanation", "figures")
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+KINDS = ("tutorials", "how-to", "reference", "explanation")
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "figures.md"]
 PAGES += [page for kind in KINDS for page in sorted((ROOT / "docs" / kind).glob("*.md"))]
 LONGEST = 35  # words of a sentence
 EXCEPTIONS = 0.01  # share of sentences that may be longer
@@ -71,6 +72,16 @@ def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
     files = {"run.yaml", "train.tif", "model.safetensors", "optimizer.safetensors"}
     assert named - set(KEYS) - files - set(MOVED) == set()
     assert set(re.findall(r"(?:`|-n \d+ )tiledseg ([a-z]+)", text)) <= set(COMMANDS)
+
+
+def test_pages_of_benchmarks_are_short_and_have_what_the_page_of_figures_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    figures = importlib.import_module("generated").figures()
+    pages = sorted((ROOT / "benchmarks").glob("*/README.md"))
+    assert [line for line in figures.splitlines() if line.startswith("## ")] == [
+        page.read_text().splitlines()[0].replace("# ", "## ") for page in pages
+    ]
+    assert [str(page) for page in pages if len(page.read_text().splitlines()) > 60] == []
 
 
 def test_pages_are_short() -> None:

@@ -1,9 +1,9 @@
-"""The tables of the READMEs, made of the battery's lines; where there are none they say what has not been measured.
+"""The table of the README, made of the battery's lines; where there are none it says what has not been measured.
 
     python -m benchmarks.gpu.report [FOLDER] [--write]
 
 FOLDER holds the lines of a run (without it: those that are kept beside this program). `--write` keeps them, and puts
-the table between its marks in each page that has one.
+the table between its marks in README.md.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from benchmarks.gpu.figures import FIGURES, Figure, Lines
 from benchmarks.gpu.lines import FILE, read_lines
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 MEASURED = HERE / "measured"  # the lines of the run that the pages tell of; not there before a GPU has made some
-PAGES = (HERE / "README.md", ROOT / "docs/figures/gpu.md")
+PAGES = (HERE / "README.md",)
 BEGIN, END = "<!-- figures of a GPU: by benchmarks.gpu.report -->", "<!-- end of figures -->"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=MEASURED)
-    parser.add_argument("--write", action="store_true", help="keep the lines, and put the table into the pages")
+    parser.add_argument("--write", action="store_true", help="keep the lines, and put the table into README.md")
     options = parser.parse_args()
     lines = read_lines(options.folder)
     if options.folder != MEASURED and not lines:

@@ -3,8 +3,7 @@
     python -m benchmarks.naip_trees --data FOLDER --out FOLDER [--rows NAME ...] [--seeds 3] [--steps 552]
     python -m benchmarks.naip_trees --data FOLDER --out FOLDER --maps | --report
 
-FOLDER of --data holds the four files of the NAIP mosaics (`cities.py` names them; docs/figures/results.md says whose
-they are).
+FOLDER of --data holds the four files of the NAIP mosaics (`cities.py` names them; README.md says whose they are).
 They are not in this repository: where they are not, the program says so and ends with 3.
 
 The first form trains what is not yet in --out, seed after seed, each row of `rows.yaml` for the same number of steps,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from benchmarks.planned_peaks import main
-from benchmarks.planned_resident import OFF, Case, in_its_own_process
+from benchmarks.planned_memory.peaks import main
+from benchmarks.planned_memory.resident import OFF, Case, in_its_own_process
 
 REBUILDS = Case(3, 8, "instance", "transposed", share=0.3, side=1024)
 

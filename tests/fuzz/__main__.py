@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="one case alone, of all kinds or of --kind")
     parser.add_argument("--kind", choices=tuple(KINDS), help="cases of one kind only")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--page", type=Path, help="docs/figures/reliability.md, whose table this run becomes")
+    parser.add_argument("--page", type=Path, help="benchmarks/faults/README.md, whose table this run becomes")
     flags = parser.parse_args()
     kinds = (flags.kind,) if flags.kind else tuple(KINDS)
     again = f"python -m tests.fuzz --seed {flags.seed}" + (f" --kind '{flags.kind}'" if flags.kind else "")

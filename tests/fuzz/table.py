@@ -1,4 +1,4 @@
-"""The table of a run: cases by kind and outcome, for people and for docs/figures/reliability.md."""
+"""The table of a run: cases by kind and outcome, for people and for benchmarks/faults/README.md."""
 
 from __future__ import annotations
 

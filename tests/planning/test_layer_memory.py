@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.planned_peaks_of_ranks import errors, part
+from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.spread import UNETS, Run, open_run_axes, spread
 from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
@@ -104,7 +104,7 @@ PEAKS = [
     ("unet", "fusion", "share"), [pytest.param(*each, marks=pytest.mark.ranks(2, 4)) for each in PEAKS]
 )
 def test_what_is_rebuilt_is_counted(axes: Axes, unet: UNet, fusion: int, share: float) -> None:
-    """Within 2 %, on the rank that is off most; more settings: benchmarks/planned_peaks_of_ranks.py."""
+    """Within 2 %, on the rank that is off most; more settings: benchmarks/planned_memory/peaks_of_ranks.py."""
     ((_, error),) = errors(part(unet, axes, fusion), (share,))
     assert abs(error) < 0.02
 

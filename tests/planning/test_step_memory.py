@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from benchmarks.planned_peaks import allocator_peak
+from benchmarks.planned_memory.peaks import allocator_peak
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.planned_peaks import allocator_peak
+from benchmarks.planned_memory.peaks import allocator_peak
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.planning.step.cost import LayerCost, unfolded_bytes
 

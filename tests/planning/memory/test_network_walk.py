@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.planned_peaks import CONTEXT, allocated_peak, walk_of
+from benchmarks.planned_memory.peaks import CONTEXT, allocated_peak, walk_of
 from tiledseg.architecture.network import NORMS, Network
 from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.unet import UNet

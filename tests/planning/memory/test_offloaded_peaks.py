@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.planned_peaks import in_channels_last, module_by, step, weights_of
+from benchmarks.planned_memory.peaks import in_channels_last, module_by, step, weights_of
 from tests.memory.stores import ROOM
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all

@@ -1,6 +1,6 @@
 """Planned peaks of training steps in which some is computed once more, beside what PyTorch allocates.
 
-    python -m benchmarks.planned_peaks
+    python -m benchmarks.planned_memory.peaks
 
 U-Nets of 2 to 4 levels, all norms, all upsamplings, at budgets between what is there whatever is chosen and all that is
 kept. Bytes are those that PyTorch's allocator reports to its profiler: each one that a kernel takes for itself is among

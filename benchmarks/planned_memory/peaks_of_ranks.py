@@ -1,9 +1,9 @@
 """Planned peaks of ranks that share an image, layer by layer, some of which is computed once more, beside what PyTorch
 allocates.
 
-    mpirun -n 4 python -m benchmarks.planned_peaks_of_ranks
+    mpirun -n 4 python -m benchmarks.planned_memory.peaks_of_ranks
 
-As `planned_peaks`: U-Nets of 2 and 3 levels, all norms, all upsamplings, thin halos and wider ones, at budgets between
+As `peaks`: U-Nets of 2 and 3 levels, all norms, all upsamplings, thin halos and wider ones, at budgets between
 what is there whatever is chosen and all that is kept. Each rank compares its own peak with its own plan.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.planned_peaks import (
+from benchmarks.planned_memory.peaks import (
     budget_at,
     in_channels_last,
     module_by,

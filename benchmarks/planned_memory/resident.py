@@ -1,7 +1,7 @@
 """Planned peaks of training steps beside what the process holds in memory, as the system counts it.
 
-    python -m benchmarks.planned_resident            # freed memory goes back, as in runs under a budget
-    python -m benchmarks.planned_resident --kept     # it is kept, as in all others (`tiledseg.system.freed_memory`)
+    python -m benchmarks.planned_memory.resident            # freed memory goes back, as in runs under a budget
+    python -m benchmarks.planned_memory.resident --kept     # it is kept, as in all others (`system.freed_memory`)
 
 U-Nets of 3 and 4 levels, three norms, two upsamplings, with all kept and at budgets between, each in a process of its
 own: it takes a step on a small context, by which libraries and threads are there, notes what it holds, and takes two
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
+from benchmarks.planned_memory.peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
@@ -88,7 +88,7 @@ def cases(levels: Sequence[int], norms: Sequence[str], side: int) -> list[Case]:
 
 
 def in_its_own_process(case: Case, words: Sequence[str]) -> dict[str, int]:
-    command = [sys.executable, "-m", "benchmarks.planned_resident", "--case", json.dumps(vars(case)), *words]
+    command = [sys.executable, "-m", "benchmarks.planned_memory.resident", "--case", json.dumps(vars(case)), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
     found: dict[str, int] = json.loads(done.stdout)
     return found
