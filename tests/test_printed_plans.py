@@ -11,7 +11,7 @@ import pytest
 from tiledseg.plan import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("how-to/find-settings.md", "reference/plan-output.md", "explanation/planning.md")
+PAGES = ("how-to/find-settings.md", "how-to/out-of-memory.md", "reference/plan-output.md", "explanation/planning.md")
 BATCH_JOBS = (DOCS / "how-to/batch-jobs.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""A training run whose ranks live on several hosts, started as `docs/how-to/several-hosts.md` says."""
+"""A training run whose ranks live on several hosts, started as `docs/how-to/mpi-and-nccl.md` says."""
 
 from __future__ import annotations
 

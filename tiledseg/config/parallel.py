@@ -43,7 +43,7 @@ class ParallelConfig:
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
             (default: 600)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
-            fusion auto and auto choose (docs/how-to/machine-profile.md)
+            fusion auto and auto choose (docs/how-to/find-settings.md)
         auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
             `--parallel auto` names tiling.grid and all of this group that are not given (docs/how-to/find-settings.md)
     """
