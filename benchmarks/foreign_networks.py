@@ -2,7 +2,7 @@
 
     python -m benchmarks.foreign_networks [many]
 
-writes the table of docs/reference/foreign-networks.md; `many`: of segmentation-models-pytorch, timm and more of MONAI,
+writes the table of benchmarks/foreign-networks.md; `many`: of segmentation-models-pytorch, timm and more of MONAI,
 which takes an hour. `tests/tracing/test_foreign.py` holds each to the law, the many where
 `FOREIGN_NETWORKS=many`. Packages that are not installed are left out: `pip install --no-deps -r
 benchmarks/foreign-packages.txt`, none of which needs more than numpy and torch for these networks. Where others cannot

@@ -22,7 +22,10 @@ html_title = f"tiledseg {VERSION}"
 html_show_copyright = False
 myst_heading_anchors = 3
 default_role = "code"  # docstrings write `names` as Markdown does
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 60  # longer ones have a line a parameter
 autodoc_member_order = "bysource"
 suppress_warnings = ["myst.header"]  # pages begin at any level of heading
 
