@@ -95,7 +95,7 @@ MODULE = torch.nn.Conv2d(3, 5, 3, padding=1)
 WRONG: dict[str, Callable[[], Any]] = {
     "mesh is 2; give": lambda: tiledseg.parallelize(MODULE, 2),  # type: ignore[arg-type]
     "mesh is (1, 1, 1); give": lambda: tiledseg.parallelize(MODULE, (1, 1, 1)),  # type: ignore[arg-type]
-    "fusion is 0; give at least 1": lambda: tiledseg.parallelize(MODULE, (1, 1), fusion=0),
+    "fusion is 0; give a whole number, at least 1": lambda: tiledseg.parallelize(MODULE, (1, 1), fusion=0),
     "bands is 3; give": lambda: tiledseg.halo(MODULE, bands="3"),  # type: ignore[arg-type]
     "levels is [3]; give a whole number, not list": lambda: tiledseg.halo("unet", levels=[3]),
     "bands is True; give": lambda: tiledseg.trace(MODULE, True),

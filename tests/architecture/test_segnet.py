@@ -43,7 +43,7 @@ def test_the_output_is_as_large_as_the_image(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 6])
 def test_a_depth_that_vgg_16_has_not_is_refused(depth: int) -> None:
-    with pytest.raises(ConfigError, match=rf"model.levels is {depth}; give (1 to 5|at least 1)"):
+    with pytest.raises(ConfigError, match=rf"model.levels is {depth}; give (1 to 5|a whole number, at least 1)"):
         SegNet(depth)
 
 

@@ -110,9 +110,11 @@ def test_nothing_holds_what_is_copied_or_stopped(tmp_path: Path, held: threading
         running.wait()
         assert ends[0]() is None
         held.clear()
-        threading.Timer(0.05, held.set).start()
+        later = threading.Timer(0.05, held.set)
+        later.start()
         writes = [store.send(drawn(MEBI)).copying for _ in range(4)]
     store.close()
+    later.join()
     assert all(write.done() for write in writes)
 
 

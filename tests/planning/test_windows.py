@@ -107,7 +107,7 @@ def test_plan_says_what_a_window_costs(capsys: pytest.CaptureFixture[str]) -> No
     for kind in ("exact", "none"):
         assert part[kind]["bytes"] == training_memory(graph, bands, tuple(part[kind]["context"]), 4).total
     assert part["epoch"] == -(-150 * 230 // 1024)
-    assert main([*flags, "--window", "32"]) == 0
+    assert main([*flags, "--window", "32", "--show", "windows"]) == 0
     assert "windows: drawn anywhere" in capsys.readouterr().out
     assert main([*flags, "--window", "151"]) == 2
     assert "--window is 151, but the raster has 150 px" in capsys.readouterr().err

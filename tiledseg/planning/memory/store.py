@@ -14,7 +14,8 @@ from tiledseg.planning.walk.items import Speed, Walk
 
 STAYING = 3  # tensors as large as the largest that leaves: half of them on their way out, half on their way in
 LEAST = 1 << 20  # bytes of the smallest tensor that is offloaded: of less, the calls would count
-WAITED = 0.35  # share of a copy's seconds that a step waits for: about the most measured (benchmarks/large_model_support)
+# Share of a copy's seconds that a step waits for: about the most measured (benchmarks/large_model_support).
+WAITED = 0.35
 
 
 @dataclass(frozen=True)

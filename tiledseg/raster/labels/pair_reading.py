@@ -220,6 +220,6 @@ def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> Polygon
     from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
 
     if not is_vector(path):
-        raise ConfigError(f"{key} is {shown(path)}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
+        raise ConfigError(f"{key} is {path}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
     polygons = read_polygons(path, image)
     return PolygonReader(path, image, polygons, [1] * len(polygons.numbers), 0)

@@ -169,7 +169,7 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
             )
         return tuple(data)
     outside = [band for band in bands if not 1 <= band <= dataset.count]
-    if outside or not bands:
+    if outside or len(bands) == 0:
         what = f"band {outside[0]}" if outside else "an empty list of bands"
         raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
     if len(set(bands)) < len(bands):
