@@ -29,7 +29,8 @@ class MemoryConfig:
             more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
         recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
             demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
-            activations), or all (convolutions too, but for skips and the ends of levels)
+            activations), or all (convolutions too, but for skips and the ends of levels); the words of stages, such as
+            always, stand for parallel.recompute
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
