@@ -10,7 +10,7 @@ from typing import NoReturn
 from tiledseg.commands import entry
 
 COMMANDS = {
-    "plan": "halo, efficiency, memory, halo modes, pipeline and cluster, before any job",
+    "plan": "memory, tiles, halo mode, GPUs and time, before any job",
     "scene": "write a synthetic satellite scene and its labels",
     "tile": "cut rasters into an HDF5 tile store",
     "train": "train a network; alone, or under mpirun, srun, jsrun, torchrun",
@@ -48,7 +48,7 @@ def _without_command(words: Sequence[str]) -> None:
     parser = Parser(
         prog="tiledseg",
         usage="tiledseg COMMAND [OPTION ...]",
-        description="Train segmentation networks on images too large for one GPU, and map rasters with them.",
+        description="Train segmentation networks on images too large for one GPU, and map rasters.",
         epilog="\n".join(
             ["commands (each takes --help):", *(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())]
         ),

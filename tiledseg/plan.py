@@ -81,7 +81,11 @@ def _check_alone(flags: Namespace, parser: Parser) -> None:
 
 def _parser() -> Parser:
     default = ModelConfig()
-    parser = Parser(prog="tiledseg plan", description="Calculates halos, efficiency, memory and cluster of a tiling.")
+    parser = Parser(
+        prog="tiledseg plan",
+        usage="tiledseg plan --size N [flags]",
+        description="Says whether a network fits, on which tiles, in which halo mode, on how many GPUs and how fast.",
+    )
     raster = parser.add_argument_group("raster and grid")
     raster.add_argument("--size", nargs="+", type=int, metavar="N", help="side, or height and width (px)")
     raster.add_argument(

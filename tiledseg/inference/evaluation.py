@@ -96,15 +96,16 @@ def shown_classes(
 ) -> tuple[ClassRecord, ...]:
     """Return a record for each of `count` classes.
 
-    A class without a name or a colour in `label_map` has those of the labels' file, or else of the prediction's: names
-    in the tags CLASS_0, CLASS_1, ..., colours in the colour table.
+    A class without a name or a colour in `label_map` has the name of the labels' file (tags CLASS_0, CLASS_1, ...), or
+    else of the prediction's, and the colour of the prediction's colour table, or else of the labels'.
     """
     legend = label_map or LabelMap.from_config(max(count, 2))
     in_map = _in_file(prediction, {k: k for k in range(count)})
     in_labels = _in_file(labels, dict(legend.resolve(labels).pairs))
-    names, colours = {**in_map[0], **in_labels[0]}, {**in_map[1], **in_labels[1]}
-    records = []
-    for number, (record, default) in enumerate(zip(legend.classes[:count], default_classes(count), strict=True)):
+    defaults, records = default_classes(count), []
+    own_colours = {k: colour for k, colour in in_map[1].items() if colour != defaults[k].colour}
+    names, colours = {**in_map[0], **in_labels[0]}, {**in_labels[1], **own_colours}
+    for number, (record, default) in enumerate(zip(legend.classes[:count], defaults, strict=True)):
         name = names.get(number, record.name) if record.name == default.name else record.name
         colour = colours.get(number, record.colour) if record.colour == default.colour else record.colour
         records.append(ClassRecord(name, colour))

@@ -191,7 +191,8 @@ def few_steps(preparation: Preparation) -> str:
         return ""
     return (
         f"the run has {counted(an_epoch * epochs, 'step')} in all ({an_epoch} an epoch), which teach a network little; "
-        f"give train.epochs {-(-FEWEST_STEPS // an_epoch)} or more, or smaller steps (train.tiles_per_step)"
+        f"give train.epochs {-(-FEWEST_STEPS // an_epoch)} or more, or smaller steps (tiling.grid, "
+        "train.tiles_per_step)"
     )
 
 
@@ -204,11 +205,10 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
     halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"
     lines.append(f"{counted(len(preparation.training.images), 'image')}, {cut}{halo}")
     if preparation.chosen:
+        tiles = counted(sum(map(len, preparation.training.tilings)), "tile")
         lines.append(
-            f"steps as nobody says others: {question.tiles_per_step} of "
-            f"{counted(sum(map(len, preparation.training.tilings)), 'tile')}, {preparation.sampler.steps_per_epoch} an "
-            f"epoch, {counted(preparation.epochs, 'epoch')} (tiling.grid, train.tiles_per_step, train.epochs: "
-            "docs/reference/training.md)"
+            f"default steps: {question.tiles_per_step} of {tiles} each, {preparation.sampler.steps_per_epoch} an "
+            f"epoch, {counted(preparation.epochs, 'epoch')} (docs/reference/training.md)"
         )
     if plan.spread.shares_images:
         lines.append(f"halo mode {plan.spread.in_words}")

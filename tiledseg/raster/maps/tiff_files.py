@@ -286,8 +286,8 @@ def style_path(path: Path) -> Path:
     return path.with_suffix(".qml")
 
 
-def write_style(path: Path, classes: Sequence[ClassRecord]) -> None:
-    """Write QGIS's style of a class map: a colour and a name for each number."""
+def style_of(classes: Sequence[ClassRecord]) -> bytes:
+    """Return QGIS's style of a class map, as XML: a colour and a name for each number."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
     pipe = Xml.SubElement(root, "pipe")
     renderer = Xml.SubElement(pipe, "rasterrenderer", type="paletted", band="1", opacity="1", alphaBand="-1")
@@ -295,4 +295,4 @@ def write_style(path: Path, classes: Sequence[ClassRecord]) -> None:
     for number, one in enumerate(classes):
         colour = in_hex(one.colour)
         Xml.SubElement(palette, "paletteEntry", value=str(number), label=one.name, color=colour, alpha="255")
-    Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    return Xml.tostring(root, encoding="utf-8", xml_declaration=True)

@@ -38,8 +38,8 @@ from tiledseg.raster.maps.tiff_files import (
     packed_name,
     packing_names,
     remove,
+    style_of,
     style_path,
-    write_style,
 )
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import check_unclaimed, taken
@@ -76,9 +76,10 @@ class RasterLayout:
 
     @property
     def style(self) -> Path | None:
-        """Return the style that is written beside a class map; None where somebody's own is there, which stays."""
+        """Return the style that is written beside a class map; None where another one is there, which stays."""
         place = style_path(self.path)
-        return place if self.legend and not place.exists() else None
+        other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
+        return place if self.legend and not other else None
 
 
 def lay_out(
@@ -252,7 +253,7 @@ def publish(layout: RasterLayout) -> None:
         os.replace(layout.whole, layout.path)
         if layout.style is not None:
             with replacing(layout.style) as style:
-                write_style(style, layout.legend)
+                Path(style).write_bytes(style_of(layout.legend))
     if layout.packing.second_file:
         discard(layout)
 
