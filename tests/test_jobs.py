@@ -98,6 +98,31 @@ def test_a_script_trains_as_it_was_planned(
         assert word in text
 
 
+def test_a_job_takes_no_more_nodes_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mesh of 17 x 15 ranks on 64 nodes of 4 GPUs: the nodes are full, and one rank is idle."""
+    text = emitted(
+        capsys,
+        *[
+            "--search",
+            "--size",
+            "10000",
+            "--machine",
+            "a100",
+            "--gpus",
+            "256",
+            "--gpus-per-node",
+            "4",
+            "--emit",
+            "slurm",
+        ],
+    )
+    nodes, ranks = (int(re.findall(rf"--{word}=(\d+)", text)[0]) for word in ("nodes", "ntasks-per-node"))
+    rows, cols = map(int, re.findall(r"--parallel.mesh '\[(\d+),(\d+)\]'", text)[0])
+    assert nodes <= 64
+    assert nodes * ranks >= rows * cols
+    assert ("--parallel.idle_ranks true" in text) == (nodes * ranks > rows * cols)
+
+
 @pytest.mark.parametrize(
     ("system", "flags", "nodes", "per_node"),
     [
@@ -127,6 +152,11 @@ def test_nodes_are_those_of_the_machine_and_ranks_those_of_the_plan(
     ("flags", "message"),
     [
         (["--site", "summit"], "--site is summit, but --emit is not given"),
+        (
+            ["--emit", "slurm", "--site", "perlmutter", "--gpus-per-node", "7"],
+            "nodes of perlmutter have 4 GPUs; give",
+        ),
+        (["--machine", "a100", "--gpus-per-node", "9"], "nodes of --machine a100 have 8 GPUs; give at most 8"),
         (["--emit", "slurm", "--site", "summit"], "--site is 'summit', but --emit slurm knows generic, frontier, perl"),
         (["--emit", "slurm", "--time", "2h"], "--time is '2h'; give hours and minutes"),
         (["--emit", "lsf", "--format", "json"], "--emit lsf prints a script and --format json a plan"),

@@ -6,6 +6,7 @@ from tests.bad_input.case import resume, train
 
 FLAGS = (
     train("unknown-flag", "--data.colour 3", "data.colour", "--help"),
+    train("misspelt-flag", "--model.base_chanels 4", "model.base_chanels", "did you mean --model.base_channels?"),
     train("unknown-group-flag", "--optimiser.lr 1", "optimiser.lr", "--help"),
     train("flag-without-value", "--train.epochs", "train.epochs", "--help"),
     train("wrong-type", "--model.levels many", "model.levels", "many", "whole number"),

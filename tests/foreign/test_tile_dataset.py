@@ -193,3 +193,29 @@ def test_networks_that_must_know_where_a_tile_lies_are_refused(files: tuple[list
     network = nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True))
     with pytest.raises(ConfigError, match="align_corners"):
         tiledseg.TileDataset(*files, halo=tiledseg.halo(network, bands=2), grid=2)
+
+
+class Squeezed(nn.Module):
+    """A module whose outputs depend on the mean of the whole image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW: torch.Tensor = self.conv(x_BCHW)
+        return y_BCHW * y_BCHW.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "network", [Squeezed(), nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8))], ids=["mean", "group"]
+)
+def test_what_sees_the_whole_image_is_named_and_takes_no_tiles(
+    files: tuple[list[str], list[str]], network: nn.Module
+) -> None:
+    halo = tiledseg.halo(network, bands=2)
+    assert halo.whole_image
+    with pytest.raises(ConfigError, match=f"'{halo.whole_image[0]}' takes values of the whole image"):
+        tiledseg.TileDataset(files[0], files[1], grid=2, halo=halo)
+    assert len(tiledseg.TileDataset(files[0], files[1], grid=2, halo=8)) == 8
+    assert not tiledseg.halo(nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)), bands=2).whole_image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import socket
@@ -28,7 +29,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError in one line that names the command."""
+        """Raise ConfigError in one line that names the command, and the flag that is most like an unknown one."""
+        if message.startswith("unrecognized arguments: --"):
+            flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+            like = difflib.get_close_matches(flag, self._option_string_actions, 1, 0.8)
+            message += f"; did you mean {like[0]}?" if like else ""
         raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]

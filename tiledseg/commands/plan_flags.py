@@ -220,7 +220,13 @@ def _machine(flags: Namespace) -> Machine:
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
     machine = find_machine(flags.machine).with_figures(**given)
-    return replace(machine, ranks_per_host=flags.gpus_per_node or machine.ranks_per_host)
+    most, given_gpus = machine.ranks_per_host, flags.gpus_per_node or machine.ranks_per_host
+    if given_gpus > most:
+        raise ConfigError(
+            f"--gpus-per-node is {given_gpus}, but nodes of --machine {flags.machine} have {most} GPUs; give at most "
+            f"{most}, or a profile with host.ranks"
+        )
+    return replace(machine, ranks_per_host=given_gpus)
 
 
 def _model(flags: Namespace) -> ModelConfig:

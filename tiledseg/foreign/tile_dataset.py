@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import data
 
+from tiledseg.comm.launch import detect
 from tiledseg.config.kinds import checked
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
@@ -83,6 +84,9 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         if isinstance(halo, Halo) and halo.asks_place:
             what = "the network resizes with align_corners=True, by weights of the place in the whole image"
             raise ConfigError(f"{what}; train it by model.build or parallelize, or set align_corners=False")
+        if isinstance(halo, Halo) and halo.whole_image:
+            what = f"'{halo.whole_image[0]}' takes values of the whole image, and a tile has its own alone"
+            raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")
         if labels is None:
             keys = ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index")
             unused = (label_layer, label_attribute, background, warp, classes, ignore_index)
@@ -206,10 +210,10 @@ class TileSampler(data.Sampler[int]):
     epoch, and B tiles a step are the same ones for every number of ranks that divides B: those of `tiledseg train` with
     that seed and `train.tiles_per_step` B.
 
-    `rank` and `size`: those of torch's process group where there is one, else 0 of 1. `uneven` decides where `size`
-    does not divide the number of tiles: `refuse` raises ConfigError. `drop` leaves out the last few of an epoch, others
-    each time. `differ` gives some ranks a tile more (a loop that communicates at every step then waits forever, without
-    torch's Join).
+    `rank` and `size`: those of torch's process group where there is one, else of the launcher. `uneven` decides where
+    `size` does not divide the number of tiles: `refuse` raises ConfigError. `drop` leaves out the last few of an
+    epoch, others each time. `differ` gives some ranks a tile more (a loop that communicates at every step then waits
+    forever, without torch's Join).
 
     Raises ConfigError for a rank that there is not, and where ranks would get unevenly many tiles.
     """
@@ -224,8 +228,9 @@ class TileSampler(data.Sampler[int]):
         uneven: str = "refuse",
     ) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        self.rank = rank if rank is not None else dist.get_rank() if joined else 0
-        self.size = size if size is not None else dist.get_world_size() if joined else 1
+        launch = detect(os.environ)
+        place = (dist.get_rank(), dist.get_world_size()) if joined else (launch.rank, launch.size)
+        self.rank, self.size = place[0] if rank is None else rank, place[1] if size is None else size
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"rank is {self.rank} of {self.size}; ranks count from 0, and are fewer than size")
         if type(seed) is not int:

@@ -10,6 +10,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.run.norms import measuring
 
 
 @dataclass(frozen=True)
@@ -19,22 +20,26 @@ class Halo:
     Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
     fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and
     `minimum_sides` have (before, after). `footprint` is what cuts tiles. `asks_place`: the network must know where in
-    the image a tile lies, as ours do, and a module that is called on tiles by themselves does not.
+    the image a tile lies, as ours do, and a module that is called on tiles by themselves does not. `whole_image`: names
+    of the nodes that take a mean, a maximum or statistics of the whole image in evaluation too, which no halo covers.
     """
 
     minimum_sides: tuple[int, int]
     footprint: Footprint
     asks_place: bool = False
+    whole_image: tuple[str, ...] = ()
 
     @staticmethod
     def of(graph: Graph) -> Halo:
         """Return the halo of a graph. Raise GeometryError where no exact tile exists."""
         asks = any(layer.asks_place for layer in graph.layers)
-        return Halo(minimum_halo(graph), network_footprint(graph), asks)
+        whole_image = tuple(node.name for node in measuring(graph, trains=False))
+        return Halo(minimum_halo(graph), network_footprint(graph), asks, whole_image)
 
     def __repr__(self) -> str:
         sides = f"minimum_sides={self.minimum_sides}, sides={self.sides}"
-        return f"Halo(minimum={self.minimum}, halo={self.halo}, alignment={self.alignment}, {sides})"
+        besides = f", whole_image={self.whole_image}" if self.whole_image else ""
+        return f"Halo(minimum={self.minimum}, halo={self.halo}, alignment={self.alignment}, {sides}{besides})"
 
     @property
     def minimum(self) -> int:

@@ -117,21 +117,36 @@ def searched_job(question: Question, images_per_step: int, priced: Priced, site:
     keys |= {"memory.store": '"$local"'} if memory and "store" not in memory else {}
     keys |= {} if priced.plan.rebuilt is None else {"memory.budget": priced.limit}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images_per_step}
-    words = f", {images_per_step} images a step: {priced.candidate.in_words}."
-    return _job(priced.ranks, question, site, minutes, _flags(keys), words)
+    words = f", {counted(images_per_step, 'image')} a step: {priced.candidate.in_words}."
+    parallel = priced.candidate.parallel
+    may_idle = parallel.mesh is not None or parallel.stages > 1
+    return _job(priced.ranks, question, site, minutes, _flags(keys), words, may_idle)
 
 
-def _job(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], words: str) -> Job:
-    """Return the job of so many ranks, no more and no fewer: nodes have as many each, at most their GPUs."""
-    most = min(_node_gpus(question, site), ranks)
+def _job(
+    ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], words: str, may_idle: bool = False
+) -> Job:
+    """Return the job of so many ranks, as many on each node, at most its GPUs. Where this takes more nodes than there
+    are and ranks may idle, nodes are full, and some ranks too many."""
+    gpus = _node_gpus(question, site)
+    most = min(gpus, ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
-    nodes = ranks // per_node
-    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{words}"
-    return Job(nodes, per_node, minutes, flags, title)
+    nodes, idle = ranks // per_node, ""
+    if may_idle and nodes > -(-(question.gpus or ranks) // gpus):
+        nodes, per_node = -(-ranks // most), most
+        idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
+    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
+    rehearsal = f"tiledseg doctor --rehearse -n {nodes * per_node} --gpus-per-node {per_node} --config run.yaml"
+    return Job(
+        nodes, per_node, minutes, flags, f"{title}\n#\n# Rehearsal without GPUs: {rehearsal} \\\n#   {' '.join(flags)}"
+    )
 
 
 def _node_gpus(question: Question, site: Site) -> int:
     """Return the GPUs of a node: as set, of the site, or of the machine."""
+    if site.gpus and (question.gpus_per_node or 0) > site.gpus:
+        have = f"nodes of {site.name} have {site.gpus} GPUs"
+        raise ConfigError(f"--gpus-per-node is {question.gpus_per_node}, but {have}; give at most {site.gpus}")
     return question.gpus_per_node or site.gpus or question.node_gpus
 
 

@@ -150,12 +150,15 @@ def input_files(every: Sequence[PairFiles], area: str | None) -> tuple[str, ...]
 
 
 def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
-    """Return the warnings on files: their own, and one of those whose layout is slow to read by these tilings."""
-    notes = [note for info in infos for note in info.notes]
+    """Return the warnings on files: their own, and those whose layout is slow to read by these tilings. Files that
+    differ in their names alone share a line."""
+    alike: dict[str, list[str]] = {}
+    for info in infos:
+        for note in info.notes:
+            alike.setdefault(note.removeprefix(info.path), []).append(note)
     slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
-    if len(slow) > 1:
-        slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
-    return notes + slow
+    groups = [*alike.values(), *([slow] if slow else [])]
+    return [group[0] + (f" (and {len(group) - 1} more files)" if len(group) > 1 else "") for group in groups]
 
 
 def split_of(
