@@ -375,5 +375,5 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) 
     assert str(local / "data/image.tif") in (tiny_run / "srun/config.yaml").read_text()
     assert states["wrong"]["ExitCode"] == "2:0"
     assert re.findall(r"^error: .*$", (tiny_run / "wrong.log").read_text(), re.MULTILINE) == [
-        "error: optimizer.lr is -1.0; give a number above 0, 1e+06 at most"
+        "error: optimizer.lr is -1.0; give a number above 0, at most 1e+06"
     ]
