@@ -24,7 +24,7 @@ _run_on_mesh = train.run_on_mesh
 
 
 def _measured(body: Callable[[Mesh], int | None], *settings: Any) -> int:
-    """What the command calls to run its body, whose first step now ends it. torch must not be imported before this."""
+    """Run a command's body up to its first step, which ends it. torch must not be imported before this."""
 
     def until_first_step(mesh: Mesh) -> int | None:
         met = time.process_time()

@@ -184,7 +184,7 @@ def named(path: Path, pixels: np.ndarray, names: Sequence[str]) -> str:
 def test_a_class_that_has_two_numbers_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:
-    """By the names in both files, or those that are given; its values in the order of the map are the remedy."""
+    """Refuse by the names in both files, or the given ones; `values` in the map's order are the remedy."""
     labels = named(tmp_path / "b.tif", truth, ["field", "road"])
     files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
     same = ["--classes", '[{"name": "field"}, {"name": "road"}, {"name": "c"}, {"name": "d"}]']

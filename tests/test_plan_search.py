@@ -54,7 +54,7 @@ def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixt
 def test_tensors_that_leave_for_the_host_are_keys_of_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the way there is quick: in the table, in JSON, in the script."""
+    """Show offload where the way there is quick: in the table, in JSON, in the script."""
     shipped = Path(find_machine.__code__.co_filename).parent / "machines/h100.yaml"
     profile = yaml.safe_load(shipped.read_text())
     profile["figures"]["stores"]["host"] = {"written": 1e15, "read": 1e15}

@@ -130,7 +130,7 @@ def test_polygons_are_those_of_the_whole_map(
 
 
 def test_small_polygons_are_left_out(folder: Path, plain: NDArray[np.uint8], tmp_path: Path) -> None:
-    """By pixels, or by square metres: a pixel has a quarter of one. An older file is replaced."""
+    """Leave out areas by pixels, or by square metres: a pixel has a quarter of one. An older file is replaced."""
     gpkg = tmp_path / "classes.gpkg"
     expected = [shapely.geometry.shape(s).area for s, _ in shapes(plain, plain != 255, connectivity=4)]
     for area, pixels in (("12px", 12), ("3.1", 13), ("1e9", 4e9)):

@@ -1,4 +1,4 @@
-"""What a map's format costs: one map of a large scene by `tiledseg predict`, in each format, taken by turns.
+"""Measure the cost of a map's format: one map of a large scene by `tiledseg predict`, in each format, by turns.
 
 `python -m benchmarks.maps --size 4096 --ranks 2`: the plain file that the ranks write is the measure. A line of JSON
 has the seconds of each format, by the clock and of the processors (which say more where others use the machine), with
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 class Taken(NamedTuple):
-    """By one map: seconds by the clock and of the processors, and the bytes of its files."""
+    """The cost of one map: seconds by the clock and of the processors, and the bytes of its files."""
 
     seconds: float
     processor_seconds: float
@@ -74,13 +74,13 @@ def _map(root: Path, name: str, options: argparse.Namespace) -> Taken:
 
 
 def _processor_seconds() -> float:
-    """Of all processes that have been waited for."""
+    """Return the seconds of all processes that have been waited for."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def _summary(taken: Mapping[str, Sequence[Taken]]) -> dict[str, object]:
-    """By format; a ratio is the median of those of the turns, each of one map to the plain one of its turn."""
+    """Sum up by format; a ratio is the median of those of the turns, each of one map to the plain one of its turn."""
     found: dict[str, object] = {"bytes": {name: turns[-1].bytes for name, turns in taken.items()}}
     for what in ("seconds", "processor_seconds"):
         found[what] = {name: [getattr(turn, what) for turn in turns] for name, turns in taken.items()}

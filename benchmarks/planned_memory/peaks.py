@@ -116,7 +116,7 @@ def budget_at(walk: Walk, share: float) -> int:
 
 
 def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
-    """Those whose budget anything fits."""
+    """Yield the cases whose budget anything fits."""
     found = walk_of(network, context=LARGE)
     for share in shares:
         chosen = Greedy(found).choose(budget_at(found, share))

@@ -92,8 +92,8 @@ def part(unet: UNet, axes: Axes, fusion: int) -> Rank:
 
 
 def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Of each share of the way between the least and all the planned peak over what is allocated, less one, on the rank
-    that is off most. By the choice of the first rank, as one plan is for all. Collective."""
+    """Yield, for each share of the way between the least and all, the planned peak over the allocated one, less one, on
+    the rank that is off most. The first rank chooses, as one plan is for all. Collective."""
     ranks, walk = rank.axes.image, rank.walk
     for share in shares:
         chosen = Greedy(walk).choose(budget_at(walk, share))

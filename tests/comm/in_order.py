@@ -55,7 +55,7 @@ class Order(Enum):
 
 
 class Board:
-    """What the ranks of an in-order mesh know of each other: numbers and words in files that all have mapped."""
+    """The numbers and words that ranks of an in-order mesh share, in files that all have mapped."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -69,7 +69,7 @@ class Board:
         return self._mapped(name, np.int64, shape)
 
     def say(self, words: str) -> None:
-        """What this rank is at."""
+        """The operation that this rank is at."""
         row = np.zeros(_ROW_BYTES, np.uint8)
         text = words.encode()[:_ROW_BYTES]
         row[: len(text)] = np.frombuffer(text, np.uint8)
@@ -225,7 +225,7 @@ class Device:
         return None
 
     def _next(self) -> Operation | None:
-        """What the worker takes up now: the oldest, or late, where any will do, the head of the awaited queue."""
+        """Return the operation to take up now: the oldest, or late, where any will do, the awaited queue's head."""
         if self._order is Order.QUEUE or not self._late or not self._posted:
             return next(iter(self._posted), None)
         if self._host == "computes":

@@ -134,7 +134,7 @@ def test_outputs_belong_to_a_rank_that_holds_what_they_read(partition: Partition
 @law
 @given(exchanges())
 def test_each_window_is_covered_once_by_parts_of_their_owners(planned: Exchanges) -> None:
-    """What one receives is what the other sends; where each wants its own, nothing travels."""
+    """One receives what the other sends; where each wants its own, nothing travels."""
     partition, wanted, sides = planned
     for index, (side, window) in enumerate(zip(sides, wanted, strict=True)):
         covered = [position for part in (side.kept, *(t.part for t in side.receives)) for position in positions(part)]

@@ -97,7 +97,7 @@ def run(config: Config, mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def losses(lines: list[dict[str, Any]]) -> list[float]:
-    """Of the steps among a run's metrics."""
+    """Return the losses of the steps among a run's metrics."""
     return [line["loss"] for line in lines if "loss" in line]
 
 
@@ -159,5 +159,5 @@ def check_same_checkpoint(found: Path, wanted: Path, bound: float) -> None:
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
-    """Of every validation, but for the loss, which is a sum of fractions, and the time."""
+    """Return the figures of every validation, but for the loss, which is a sum of fractions, and the time."""
     return [{k: v for k, v in each.items() if k not in ("loss", "seconds")} for each in read_validations(folder)]

@@ -106,7 +106,7 @@ class Steps:
 
 @dataclass
 class Run:
-    """What steps gave; of stages, what this rank holds."""
+    """The figures of steps; of stages, those of this rank."""
 
     losses: list[float | None]
     validation: float
@@ -200,7 +200,7 @@ def by_one_rank(steps: Steps) -> Run:
 
 @lru_cache(maxsize=2)
 def expected(steps: Steps) -> Run:
-    """By torch where that can be; the tests of one `steps` follow each other."""
+    """Return the steps by torch where that can be; the tests of one `steps` follow each other."""
     if steps.units or (steps.objective is not None and steps.formula is None):
         return by_one_rank(steps)
     return by_torch(steps)

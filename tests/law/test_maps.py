@@ -35,7 +35,7 @@ VIEWS = {
 
 
 class Row(NamedTuple):
-    """What is asked of a map, how ranks share it, and the numbers of ranks that show something of their own."""
+    """A map's flags, how ranks share it, and the numbers of ranks that show something of their own."""
 
     ranks: tuple[int, ...]
     how: dict[str, Any]

@@ -162,7 +162,7 @@ def test_a_network_learns_the_same_by_the_own_adjoint(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("options", [(2,), (3, 2, 1), ((3, 2), 1, (1, 0), (2, 1)), (2, 2, 0, 1)])
 def test_max_pooling_is_torchs(options: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype) -> None:
-    """Of values many of which are equal, too."""
+    """Values may be equal, too."""
     draw = torch.Generator().manual_seed(0)
     x_BCHW = torch.randint(-3, 3, (2, 5, 12, 14), generator=draw).to(dtype).contiguous(memory_format=layout)
     found = []

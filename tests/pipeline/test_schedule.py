@@ -187,7 +187,7 @@ TIMES = st.lists(st.floats(0, 10, allow_subnormal=False), min_size=13, max_size=
 
 
 def makespan(stages: int, micro_batches: int, times: ChunkTimes, order_for: ChunkTimes | None) -> float:
-    """Of a folded pipeline."""
+    """Check a folded pipeline."""
     made = program("folded", chained(chunk_ranks("folded", stages)), micro_batches, order_for)
     return simulate(made, *times[:2], lambda route: times.sending[route.source] if times.sending else 0.0).makespan
 

@@ -40,7 +40,7 @@ def normalization(reader: RasterReader) -> Normalization:
 
 
 def test_statistics_that_no_float64_holds(tmp_path: Path) -> None:
-    """Of a block, and of blocks that are each constant, and 2e200 apart."""
+    """Take a block, and blocks that are each constant and 2e200 apart."""
     for value in (1e308, -1e308, 1e200):
         with pytest.raises(RasterError, match=r"band 2 of .*a.tif, rows 0:32, columns 0:32, holds values so large"):
             normalization(raster(tmp_path / "a.tif", [value, value, -value, 1.0]))

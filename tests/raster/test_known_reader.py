@@ -47,7 +47,7 @@ def test_nothing_is_opened_before_the_first_read_which_gives_the_rasters_own_pix
 
 
 def test_a_file_that_has_become_another_is_refused_before_a_pixel_of_it_counts(tmp_path: Path) -> None:
-    """By its shape, or its size: as a rank reads whose node has a folder of its own under the same name."""
+    """Tell another file by its shape or its size. A rank reads one whose node has a folder of its own of that name."""
     path = tmp_path / "a.tif"
     for width, more, words in (
         (13, {}, "was 10 x 12 px, 2 bands of uint8 when the run began and is 10 x 13 px"),

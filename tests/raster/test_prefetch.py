@@ -45,7 +45,7 @@ def test_loads_overlap() -> None:
 
 
 def test_an_error_surfaces_at_its_place() -> None:
-    """Of a load, and of the items: behind the loads before it."""
+    """An error of a load, or of the items, comes behind the loads before it."""
 
     def load(item: int) -> int:
         if item == 3:
@@ -66,7 +66,7 @@ def test_an_error_surfaces_at_its_place() -> None:
 
 
 def test_closing_early_drops_what_has_not_begun_and_ends_the_threads() -> None:
-    """Of the fifty that are under way all would take five seconds. An iterator that is dropped is closed."""
+    """All of the fifty that are under way would take five seconds. An iterator that is dropped is closed."""
     begun = []
 
     def load(item: int) -> int:

@@ -156,7 +156,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody asked the guard of outputs, it is refused all the same."""
+    """Refuse an output that no guard has looked at."""
     (tmp_path / "file").write_bytes(b"x")
     for path in (tmp_path / "missing" / "a.tif", tmp_path / "file" / "a.tif"):
         with pytest.raises(OutputError, match=r"cannot write .*a\.tif"):

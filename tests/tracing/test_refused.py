@@ -232,7 +232,7 @@ ATTENTIONS: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_over_pixels_is_refused_by_name_in_little_memory(name: str) -> None:
-    """By runs without values: at 160 x 224 pixels each tensor of pairs would take 5 GB and more."""
+    """Refuse by runs without values: at 160 x 224 pixels each tensor of pairs would take 5 GB and more."""
     begun = time.perf_counter()
     with (
         AllocationMeter([]) as meter,

@@ -77,7 +77,7 @@ def test_tiles_have_the_sums_and_gradients_of_the_raster(radius: int) -> None:
 
 
 def phi_KHW(labels_HW: NDArray[np.uint8], radius: int) -> NDArray[np.float64]:
-    """Of the whole raster, by scipy, class by class as the published code computes it."""
+    """Compute the term of the whole raster by scipy, class by class as the published code computes it."""
     edt = ndimage.distance_transform_edt
     found = []
     for k in range(K):

@@ -16,7 +16,7 @@ from typing import TypeVar
 from tiledseg.comm.launch import Launch
 from tiledseg.errors import CommunicationError, TiledsegError
 from tiledseg.system.console import flush, say
-from tiledseg.system.signals import Stopped, ending
+from tiledseg.system.signals import Stopped, ending, largest_code_counts
 
 E = TypeVar("E", bound=TiledsegError)
 
@@ -31,8 +31,7 @@ _TURN_SECONDS = 1.5
 _LAST_TURN_SECONDS = 3.0
 _PASS_ON_SECONDS = 0.3
 _LINGER_SECONDS = 1.0
-_HEAD_START_SECONDS = 3.0
-_RETURN_LARGEST_CODE = ("slurm", "jsrun")
+_IMPORT_SECONDS = 3.0  # by which a rank may come later to the same error
 
 
 def exit_code(error: BaseException) -> int:
@@ -135,16 +134,15 @@ def _wait(seconds: float) -> str:
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
     """Report an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
 
-    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. srun
-    and jsrun return the largest code of all ranks, and TERM gives 143 to a rank that still imports: rank 0 leaves a
-    little later there, so that the others have come as far.
+    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. Where
+    the largest code counts, rank 0 leaves a little later: TERM would give 143 to ranks that still import.
     """
     ending(exit_code(error))
     if launch.is_root:
         report(error)
         if launch.size > 1:
             wait_until_read()
-            time.sleep(_HEAD_START_SECONDS if launch.launcher in _RETURN_LARGEST_CODE else 0.0)
+            time.sleep(_IMPORT_SECONDS if largest_code_counts() else 0.0)
         return
     _wait_to_be_ended(exit_code(error))
     if not isinstance(error, (KeyboardInterrupt, Stopped)):
@@ -155,7 +153,7 @@ def _wait_to_be_ended(code: int) -> None:
     """Wait for the launcher's signal and leave with `code`, not with the signal's: srun returns the largest code."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-    time.sleep(GRACE_SECONDS + _HEAD_START_SECONDS)
+    time.sleep(GRACE_SECONDS + _IMPORT_SECONDS)
 
 
 def speaker(launch: Launch, host: str) -> str:

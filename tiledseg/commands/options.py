@@ -181,26 +181,26 @@ def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
     values = {group: dict(keys) if isinstance(keys, Mapping) else keys for group, keys in values.items()}
-    if values.get("parallel") == AUTO:
+    searched = values.get("parallel") == AUTO
+    if searched:
         values["parallel"] = {}
-        _give_to_stages(values)
-        values["parallel"]["auto"] = _left_to_find({k: v for k, v in values.items() if isinstance(v, Mapping)})
     refuse_moved(_names(values), "the configuration has")
     known = {name: [field.name for field in fields(kind)] for name, kind in GROUPS.items()}
     check_keys("the configuration", values, known)
     _give_to_stages(values)
+    if searched:
+        values["parallel"]["auto"] = _left_to_find(values)
     return _config(values)
 
 
-def _give_to_stages(values: dict[str, Any]) -> None:
+def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
     """Move words of whole stages from `memory.recompute` to `parallel.recompute`, which must not say something else."""
-    memory, parallel = values.get("memory"), values.setdefault("parallel", {})
-    words = memory.get("recompute") if isinstance(memory, Mapping) else None
-    if not isinstance(memory, dict) or not (isinstance(words, list) or words in RECOMPUTE):
+    memory, parallel = values.get("memory", {}), values.setdefault("parallel", {})
+    words = memory.get("recompute")
+    if not (isinstance(words, list) or words in RECOMPUTE):
         return
     if parallel.setdefault("recompute", words) != words:
-        said = f"parallel.recompute is {shown(parallel['recompute'])}"
-        refuse("memory.recompute", words, said, "leave one of them out")
+        refuse("memory.recompute", words, f"parallel.recompute is {shown(parallel['recompute'])}", "leave one out")
     del memory["recompute"]
 
 

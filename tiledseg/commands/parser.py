@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import socket
@@ -31,6 +30,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError in one line that names the command, and the flag that is most like an unknown one."""
         if message.startswith("unrecognized arguments: --"):
+            import difflib
+
             flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
             like = difflib.get_close_matches(flag, self._option_string_actions, 1, 0.8)
             message += f"; did you mean {like[0]}?" if like else ""

@@ -47,8 +47,12 @@ class _State:
 
 def exit_code_of(number: int) -> int:
     """Return the exit code of a process that a signal has stopped before there was anything to keep."""
-    several = any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_LARGEST)
-    return _ENDED_BY_TERM if number == signal.SIGTERM and several else STOPPED
+    return _ENDED_BY_TERM if number == signal.SIGTERM and largest_code_counts() else STOPPED
+
+
+def largest_code_counts() -> bool:
+    """Return True for several ranks of srun or jsrun, which end the others by TERM and return the largest code."""
+    return any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_LARGEST)
 
 
 def listen() -> None:

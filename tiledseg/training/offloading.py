@@ -114,9 +114,8 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
             raise
         planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
         what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
-        raise MemoryLimitError(
-            f"{what}use {_remedy(question, planned or plan.memory)} ({first_line(error)})"
-        ) from error
+        remedy = _remedy(question, planned or plan.memory)
+        raise MemoryLimitError(f"{what}use {remedy} ({first_line(error)})") from error
 
 
 def _remedy(question: RunQuestion, planned: int) -> str:

@@ -70,7 +70,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     ranks without one. `groups`, `peers`: of a rank. `sums`, `summed`: of norms and gradients, and their
     bytes. `fails`: reasons why the job would end; `warnings`: what it would waste.
 
-    Raises InputError where a rank's own set-up is refused. A balance that waits for times is by multiply-adds.
+    Raises InputError where a rank's own set-up is refused.
     """
     begun = time.perf_counter()
     if preparation.plan.spread.mesh.stages > 1 and preparation.plan.pipeline is None:

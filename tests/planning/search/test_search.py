@@ -64,7 +64,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_dozen_has_about_the_best_of_all(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a smaller space, planned setting by setting, the best takes at most 2 % less; all are counted."""
+    """Plan a smaller space setting by setting: the best takes at most 2 % less, and all are counted."""
     for name, value in {"ROWS": (1, 2, 3), "TILES_A_RANK": (1, 2), "MESHES": 2, "SCHEDULES": ("1f1b",)}.items():
         monkeypatch.setattr(candidates, name, value)
     asked, host = CASES[case], 2 if case in ("slow links", "little memory") else 1
@@ -228,7 +228,7 @@ def test_tensors_leave_where_the_disk_is_quicker_than_computing_once_more() -> N
 
 
 def test_a_gpus_tensors_leave_for_its_hosts_memory() -> None:
-    """Where the profile knows the way there, and the user has not said what is computed once more; what stays of them
+    """The profile knows the way there, and the user has not said what is computed once more; what stays of them
     counts."""
     profile = replace(find_machine("h100"), host_store=CopyRates(1e15, 1e15))
     asked = with_stores(replace(tight(QUICK), machine=profile, store=None))

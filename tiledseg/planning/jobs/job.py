@@ -118,8 +118,7 @@ def searched_job(question: Question, images_per_step: int, priced: Priced, site:
     keys |= {} if priced.plan.rebuilt is None else {"memory.budget": priced.limit}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images_per_step}
     words = f", {counted(images_per_step, 'image')} a step: {priced.candidate.in_words}."
-    parallel = priced.candidate.parallel
-    may_idle = parallel.mesh is not None or parallel.stages > 1
+    may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
     return _job(priced.ranks, question, site, minutes, _flags(keys), words, may_idle)
 
 
@@ -136,10 +135,7 @@ def _job(
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
     title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
-    rehearsal = f"tiledseg doctor --rehearse -n {nodes * per_node} --gpus-per-node {per_node} --config run.yaml"
-    return Job(
-        nodes, per_node, minutes, flags, f"{title}\n#\n# Rehearsal without GPUs: {rehearsal} \\\n#   {' '.join(flags)}"
-    )
+    return Job(nodes, per_node, minutes, flags, title)
 
 
 def _node_gpus(question: Question, site: Site) -> int:
@@ -213,15 +209,17 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
 def batch_script(site: Site, job: Job) -> str:
     """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
     slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
+    ranks = f"-n {job.nodes * job.per_node} --gpus-per-node {job.per_node}"
     words = {name: str(getattr(job, name)) for name in ("title", "nodes", "per_node", "minutes")}
     words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
         "time": f"{hours:02}:{minutes:02}:00" if slurm else f"{hours}:{minutes:02}",
+        "rehearsal": f"tiledseg doctor --rehearse {ranks} --config run.yaml \\\n#   {' '.join(job.flags)}",
         "flags": "\n".join(f"    {each}" for each in job.flags),
         "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
         "exports": "\n".join(f"export {each}" for each in site.exports),
         "handed_on": " ".join([_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
-    text = _template(site.system)
+    text = _template(site.system).replace("@run@\n", _template("run"))
     if not slurm:
         text = text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
         lines = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']

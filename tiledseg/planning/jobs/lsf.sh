@@ -1,6 +1,8 @@
 #!/bin/bash
 # @title@
 #
+# Rehearsal without GPUs: @rehearsal@
+#
 #   bsub -P PROJECT FILE
 #
 # jobs/README.md has the variables TILEDSEG_*; keys of the configuration go to the end of the line that trains.
@@ -37,45 +39,17 @@ export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$(($(date +%s) + 60 * ${TILEDSEG_
 
 @launch@
 
+# USR2 comes five minutes before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75, at
+# which LSF submits the job again (-Q 75). After TERM (bkill) it does not.
+signal=USR2 job="${LSB_JOBID:-}" task="${LSB_JOBINDEX:-0}"
+
 # Staging: an archive with an environment (conda-pack, venv-pack) and a folder of rasters onto the nodes' own disks.
 if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     on_nodes mkdir -p "$local/environment"
     on_nodes tar -xf "$TILEDSEG_ENVIRONMENT" -C "$local/environment"
     python="$local/environment/bin/python"
 fi
-if [[ -n "${TILEDSEG_DATA:-}" ]]; then
-    on_nodes mkdir -p "$local/data"
-    on_nodes cp -ru "$TILEDSEG_DATA/." "$local/data/"
-    staged="tiledseg-$LSB_JOBID.yaml"
-    sed "s|${TILEDSEG_DATA%/}/|$local/data/|g" "$config" >"$staged"
-    config="$staged"
-fi
-
-# A sweep: with -J "tiledseg[1-N]", line number N of this file has flags of its own, --run.output among them.
-flags=()
-if [[ -n "${TILEDSEG_SWEEP:-}" ]]; then
-    read -ra flags <<<"$(sed -n "${LSB_JOBINDEX}p" "$TILEDSEG_SWEEP")"
-    if ((!${#flags[@]})); then
-        echo "error: $TILEDSEG_SWEEP has no flags in line $LSB_JOBINDEX; give the array as many tasks as it has lines" >&2
-        exit 2
-    fi
-fi
-
-# USR2 comes five minutes before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75, at
-# which LSF submits the job again (-Q 75). After TERM (bkill) it does not.
-signalled=0 stopped=0 cancelled=0 child=
-trap 'signalled=1 stopped=1; [[ -z "$child" ]] || kill -s USR2 "$child" || true' USR2
-trap 'signalled=1 stopped=1 cancelled=1; [[ -z "$child" ]] || kill -s TERM "$child" || true' TERM
-run() {
-    ((!stopped)) || return 75
-    "${launch[@]}" "$@" &
-    child=$!
-    code=0
-    while wait "$child" || code=$?; ((signalled)); do
-        signalled=0 code=0
-    done
-    return "$code"
-}
+@run@
 
 code=0
 if [[ "${TILEDSEG_DOCTOR:-1}" == 1 ]]; then

@@ -1,6 +1,8 @@
 #!/bin/bash
 # @title@
 #
+# Rehearsal without GPUs: @rehearsal@
+#
 #   sbatch FILE [--group.key value ...]
 #
 # Keys of the configuration may follow, the last one counts. jobs/README.md has the variables TILEDSEG_*.
@@ -55,6 +57,10 @@ on_nodes() {
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
 }
 
+# USR1 comes to this shell before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75.
+# TERM (scancel) does the same, but then nothing is submitted again.
+signal=USR1 job="$SLURM_JOB_ID" task="${SLURM_ARRAY_TASK_ID:-0}"
+
 # Staging: an archive with an environment (conda-pack, venv-pack) and a folder of rasters onto the nodes' own disks.
 if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     on_nodes mkdir -p "$local/environment"
@@ -62,39 +68,7 @@ if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     on_nodes tar -xf "$local/environment.archive" -C "$local/environment"
     python="$local/environment/bin/python"
 fi
-if [[ -n "${TILEDSEG_DATA:-}" ]]; then
-    on_nodes mkdir -p "$local/data"
-    on_nodes cp -ru "$TILEDSEG_DATA/." "$local/data/"
-    staged="tiledseg-$SLURM_JOB_ID.yaml"
-    sed "s|${TILEDSEG_DATA%/}/|$local/data/|g" "$config" >"$staged"
-    config="$staged"
-fi
-
-# A sweep: with --array=1-N, line number N of this file has flags of its own, --run.output among them.
-flags=()
-if [[ -n "${TILEDSEG_SWEEP:-}" ]]; then
-    read -ra flags <<<"$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$TILEDSEG_SWEEP")"
-    if ((!${#flags[@]})); then
-        echo "error: $TILEDSEG_SWEEP has no flags in line $SLURM_ARRAY_TASK_ID; give the array as many tasks as it has lines" >&2
-        exit 2
-    fi
-fi
-
-# USR1 comes to this shell before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75.
-# TERM (scancel) does the same, but then nothing is submitted again.
-signalled=0 stopped=0 cancelled=0 child=
-trap 'signalled=1 stopped=1; [[ -z "$child" ]] || kill -s USR1 "$child" || true' USR1
-trap 'signalled=1 stopped=1 cancelled=1; [[ -z "$child" ]] || kill -s TERM "$child" || true' TERM
-run() {
-    ((!stopped)) || return 75
-    "${launch[@]}" "$@" &
-    child=$!
-    code=0
-    while wait "$child" || code=$?; ((signalled)); do
-        signalled=0 code=0
-    done
-    return "$code"
-}
+@run@
 
 code=0
 if [[ "${TILEDSEG_DOCTOR:-1}" == 1 && "${SLURM_RESTART_COUNT:-0}" == 0 ]]; then
