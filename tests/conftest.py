@@ -86,8 +86,8 @@ def kernels_as_they_come() -> None:
 @pytest.fixture(autouse=True)
 def no_pauses_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that tests have damaged are tried as often as any, but at once."""
-    if "tiledseg.raster.retrying" in sys.modules:
-        monkeypatch.setattr(sys.modules["tiledseg.raster.retrying"], "PAUSES", (0.0, 0.0, 0.0))
+    if "tiledseg.raster.mirrored_reader" in sys.modules:
+        monkeypatch.setattr(sys.modules["tiledseg.raster.mirrored_reader"], "PAUSES", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.raster.test_writer import Info
 from tests.small_files import write_raster
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.raster.maps.writer import lay_out, publish
+from tiledseg.raster.map_writer import lay_out, publish
 from tiledseg.system.outputs import temporary
 from tiledseg.system.run_lock import check_unclaimed, claimed
 from tiledseg.tile import main as tile

@@ -11,7 +11,7 @@ import pytest
 from tests.comm.launching import ROOT, clean_environment
 from tests.crash.runs import Material
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.raster.tile_store.store import is_tile_store
+from tiledseg.raster.tile_store import is_tile_store
 
 FULL = "error: cannot write standard output: No space left on device; make room, then run the command again\n"
 CLOSED = "error: cannot write standard output: it is closed; send it to a file, or to /dev/null\n"

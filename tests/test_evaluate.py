@@ -17,7 +17,7 @@ from tiledseg.evaluate import main
 from tiledseg.execution.scores.metrics import confusion_matrix, scores
 from tiledseg.inference import evaluation
 from tiledseg.inference.evaluation import compare, thumbnail
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
 SHAPE = 60, 130

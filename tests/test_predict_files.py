@@ -73,7 +73,7 @@ def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> N
     """In a process of its own: PROJ looks for them once."""
     code = (
         "from affine import Affine; from tiledseg.raster.info import RasterInfo; "
-        "from tiledseg.raster.georeferencing import code_notes; "
+        "from tiledseg.raster.info import code_notes; "
         "print(code_notes([RasterInfo('image.tif', 1, 1, 1, 'uint8', transform=Affine(2, 0, 0, 0, 2, 0))]))"
     )
     lines = [f"unset PROJ_DATA ({tmp_path})", "image.tif loses its CRS's EPSG code", "PROJ does not find its data"]
@@ -114,7 +114,7 @@ def test_polygons_are_those_of_the_whole_map(
     folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As rasterio outlines the written map, on the ground; 50 polygons at a time."""
-    monkeypatch.setattr("tiledseg.raster.maps.geopackage._FEATURES_AT_ONCE", 50)
+    monkeypatch.setattr("tiledseg.raster.geopackage._FEATURES_AT_ONCE", 50)
     gpkg = tmp_path / "classes.gpkg"
     assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg)) == 0
     meta, found, numbers, names, pixels = read_polygons(gpkg)

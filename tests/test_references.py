@@ -13,7 +13,7 @@ from tests.raster.referring import vrt
 from tests.small_files import write_raster, write_yaml
 from tiledseg.evaluate import main as evaluate
 from tiledseg.predict import main as predict
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
 

@@ -24,7 +24,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
 from tiledseg.raster import remote
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import RemoteName
 from tiledseg.train import main as train
 

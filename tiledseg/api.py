@@ -77,8 +77,8 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import as_config, parse_config, to_yaml
+    from tiledseg.raster.labels.classes import class_files, read_classes
     from tiledseg.training.start import start
-    from tiledseg.user_files.classes import class_files, read_classes
 
     files = [str(config)] if isinstance(config, (str, Path)) else []
     if files:
@@ -146,7 +146,7 @@ def predict_raster(
     from tiledseg.inference.views import CHOICES
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
-    from tiledseg.units.widths import ACTIVATION_BYTES
+    from tiledseg.units import ACTIVATION_BYTES
 
     words = (
         ("precision", precision, ACTIVATION_BYTES),
@@ -201,7 +201,7 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
     from tiledseg.inference.trained import Trained, find_named
     from tiledseg.raster.finding import EVERY, expand_sources
-    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     def bands() -> int:
@@ -245,10 +245,10 @@ def evaluate_map(
     """
     from tiledseg.execution.scores.metrics import scores
     from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
+    from tiledseg.raster.labels.classes import read_classes
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.pair_reading import LabelReading, check_used
-    from tiledseg.raster.reading.reader import open_raster
-    from tiledseg.user_files.classes import read_classes
+    from tiledseg.raster.reader import open_raster
 
     label_map = None if classes is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
     reading = LabelReading(label_map, references, label_layer, label_attribute, background, warp, key="{}")

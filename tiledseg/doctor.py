@@ -60,10 +60,10 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     """Rehearse a job, and return 1 where it would fail on its ranks. A bad configuration is bad input."""
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.cost_model.machine import Machine
+    from tiledseg.raster.labels.classes import read_classes
     from tiledseg.training.preparing.preparation import prepare
     from tiledseg.training.rehearsal import in_words, rehearse
-    from tiledseg.units.quantities import parse_bytes
-    from tiledseg.user_files.classes import read_classes
+    from tiledseg.units import parse_bytes
     from tiledseg.user_files.machine import machine_of
 
     for name, value in (("-n", arguments.ranks), ("--gpus-per-node", arguments.gpus_per_node)):

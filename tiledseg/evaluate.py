@@ -32,12 +32,12 @@ from tiledseg.inference.evaluation import (
 )
 from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
+from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
-from tiledseg.user_files.classes import read_classes
 
 
 def build_parser() -> Parser:

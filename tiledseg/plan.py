@@ -22,7 +22,7 @@ from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.job import SYSTEMS
 from tiledseg.system.console import answer
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -184,7 +184,7 @@ def check_own(options: Namespace) -> None:
 def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization]:
     """Return the network that --build makes, and the normalisation of its input."""
     from tiledseg.raster.finding import EVERY, expand_sources
-    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     classes, references, build = config.data.classes, config.data.references, config.model.build

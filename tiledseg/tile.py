@@ -23,14 +23,14 @@ from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs
-from tiledseg.user_files.classes import read_classes
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.tile_store.writer import StorePlan
+    from tiledseg.raster.tile_store_writer import StorePlan
 
 
 PLAIN = (
@@ -103,7 +103,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, check_used
     from tiledseg.raster.remote import is_vector
-    from tiledseg.raster.tile_store.writer import StorePlan
+    from tiledseg.raster.tile_store_writer import StorePlan
     from tiledseg.tracing.build import known
 
     data, keys, images = config.data, ("--images", "--labels"), as_list(config.data.images)
@@ -133,7 +133,7 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on rank 0: HDF5 files have one writer."""
-    from tiledseg.raster.tile_store.writer import is_cut, store_output
+    from tiledseg.raster.tile_store_writer import is_cut, store_output
 
     def cut() -> str:
         plan, reading = plan_store(config, not inputs, classes_given)
@@ -156,9 +156,8 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -> None:
     from tiledseg.execution.progress import StepProgress
     from tiledseg.raster.finding import as_list, left_out
-    from tiledseg.raster.georeferencing import code_notes
-    from tiledseg.raster.info import reference_notes
-    from tiledseg.raster.tile_store.writer import write_store
+    from tiledseg.raster.info import code_notes, reference_notes
+    from tiledseg.raster.tile_store_writer import write_store
 
     images, labels = plan.images, plan.labels or ()
     if config.run.verbosity:

@@ -17,8 +17,8 @@ from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh, without_collections
 from tiledseg.commands.options import config_files, parse_config, to_yaml
 from tiledseg.commands.parser import run
+from tiledseg.raster.labels.classes import class_files, read_classes
 from tiledseg.system.freed_memory import keep_freed_memory
-from tiledseg.user_files.classes import class_files, read_classes
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh

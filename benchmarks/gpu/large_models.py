@@ -35,7 +35,7 @@ from tiledseg.planning.run.memory import offload_by
 from tiledseg.training.losses.objective import cross_entropy_sums
 from tiledseg.training.offloading import hooks_of
 from tiledseg.training.preparing.measured_store import measured_store
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 MOST_ON_HOST = 16 << 30
 NORMS = "none", "batch"

@@ -15,7 +15,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 STEP_SIDE = 256  # the largest image is looked for in these steps, pixels
 

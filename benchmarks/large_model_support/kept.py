@@ -20,7 +20,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.items import Speed
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

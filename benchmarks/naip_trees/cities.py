@@ -10,7 +10,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart
 
 LEARNT, OTHER = "santa_monica_2020", "long_beach_2020"
 BANDS = (1, 2, 3, 4)

@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.tile_store.writer import StorePlan, is_cut, write_store
+from tiledseg.raster.mirrored_reader import prefetch
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.tile_store_writer import StorePlan, is_cut, write_store
 from tiledseg.scene import main as scene
 
 HALO = 96

@@ -37,7 +37,7 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     from tiledseg.planning.run.parallelism import parallelism
     from tiledseg.planning.run.spread import choose_spread
     from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.samples.dataset import Dataset
     from tiledseg.raster.samples.sampling import TileReference
     from tiledseg.raster.statistics import Normalization

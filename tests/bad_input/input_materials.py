@@ -14,7 +14,7 @@ from affine import Affine
 from tests.bad_input.materials import SIDE
 from tests.raster.referring import raw_vrt, tile_map, vrt
 from tests.small_files import write_raster
-from tiledseg.raster.tile_store.store import checksum
+from tiledseg.raster.tile_store import checksum
 
 _NO_SERVER = "127.0.0.1:9"
 

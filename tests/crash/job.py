@@ -69,7 +69,7 @@ def _in_save(meet: Callable[[], None]) -> None:
 
 def _in_map(meet: Callable[[], None]) -> None:
     """Before a tile's pixels are written."""
-    from tiledseg.raster.maps.writer import RasterWriter
+    from tiledseg.raster.map_writer import RasterWriter
 
     write = RasterWriter.write
     RasterWriter.write = lambda *arguments: (meet(), write(*arguments))[1]  # type: ignore[assignment, method-assign]

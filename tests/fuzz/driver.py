@@ -55,7 +55,7 @@ def warm_up() -> None:
         __import__(name)
     parse: Any = __import__("tiledseg.commands.options", fromlist=["parse_config"]).parse_config
     parse([], "tiledseg train", "Train a segmentation network on tiles.")  # as `train` does: its parser is kept
-    retrying: Any = __import__("tiledseg.raster.retrying", fromlist=["PAUSES"])
+    retrying: Any = __import__("tiledseg.raster.mirrored_reader", fromlist=["PAUSES"])
     retrying.PAUSES = (0.0,) * len(retrying.PAUSES)  # damaged files are tried as often, but at once
     for extra in ("torch.utils.tensorboard", "matplotlib.figure"):
         try:

@@ -20,7 +20,7 @@ from tests.law.runs import check_same_run, run, summary
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import parse_config
 from tiledseg.config.run import Config
-from tiledseg.user_files.classes import read_classes
+from tiledseg.raster.labels.classes import read_classes
 
 pytestmark = [
     pytest.mark.usefixtures("small_views", "without_plots"),

@@ -25,9 +25,8 @@ from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
-from tiledseg.raster.samples.drawn_steps import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import Position, TileReference
+from tiledseg.raster.samples.sampling import DrawnWindows, Position, TileReference
 from tiledseg.tracing.build import known, network_modules
 
 pytestmark = pytest.mark.usefixtures("without_plots")

@@ -20,7 +20,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.step.halo_traffic import SentBytes
-from tiledseg.units.quantities import parse_bytes
+from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
 
 MEASURED: dict[str, Any] = {

@@ -36,7 +36,7 @@ from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
 from tiledseg.training.steps.step import Stepper, StepRules
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 
 def measured_peak(network: GraphNetwork, context: tuple[int, int]) -> int:

@@ -20,7 +20,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.question import Question
 from tiledseg.training.preparing.preparation import prepare
-from tiledseg.units.widths import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
+from tiledseg.units import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
 
 MODEL = ModelConfig(levels=3, base_channels=8)
 MEMORY = 5 << 20

@@ -10,9 +10,8 @@ import pytest
 
 from tiledseg.errors import ConfigError, LabelError
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.user_files.classes import read_classes
 
 ROADS = [
     {"name": "road", "colour": "#804080", "values": [7, 8]},

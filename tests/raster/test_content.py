@@ -17,10 +17,9 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
-from tiledseg.raster.samples.drawn_steps import DrawnWindows
+from tiledseg.raster.samples.content import ByContent, Content, count_units, square_units, tile_units
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import Position, Sampler
+from tiledseg.raster.samples.sampling import ContentSampler, DrawnWindows, Position, Sampler
 
 FOOTPRINT = Footprint(4, 8, 8)
 SHAPES = ((72, 56), (40, 48))

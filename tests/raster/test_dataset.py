@@ -13,8 +13,8 @@ from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.reading.reader import RasterReader, open_raster
+from tiledseg.raster.mirrored_reader import prefetch
+from tiledseg.raster.reader import RasterReader, open_raster
 from tiledseg.raster.samples import dataset as dataset_module
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization

@@ -12,9 +12,8 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
-from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import Position, Sampler
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position, Sampler
 
 SHAPES = ((60, 75), (40, 30))
 FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 10, mirror=True)}

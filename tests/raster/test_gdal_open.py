@@ -18,7 +18,7 @@ from tests.raster.referring import overview_elsewhere, raw_vrt, tile_map, vrt
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 
 SIDE = 8
 WHOLE = Box.of_shape((SIDE, SIDE))
@@ -159,7 +159,7 @@ def test_anything_unforeseen_is_one_line(image: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(type(reader), "_read_inside", lambda *_: [][1])
         with pytest.raises(RasterError, match=r"cannot read rows 0:8, columns 0:8 of .*image.tif: IndexError: list"):
             reader.read(WHOLE)
-    monkeypatch.setattr("tiledseg.raster.reading.gdal_reader.source_files", lambda *_: 1 // 0)
+    monkeypatch.setattr("tiledseg.raster.gdal_reader.source_files", lambda *_: 1 // 0)
     with pytest.raises(RasterError, match=r"cannot open .*image.tif: ZeroDivisionError: .*copy it again"):
         open_raster(str(image))
 
@@ -187,7 +187,7 @@ def test_headers_of_no_raster(
     profile = {"driver": "GTiff", "count": 1, "dtype": "uint8", "sparse_ok": True, **options}
     with rasterio.open(tmp_path / "a.tif", "w", height=side, width=side, **profile):
         pass
-    monkeypatch.setattr("tiledseg.raster.reading.gdal_reader.memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("tiledseg.raster.gdal_reader.memory_bytes", lambda: 1 << 30)
     with pytest.raises(RasterError, match=words):
         open_raster(str(tmp_path / "a.tif"))
     if "count" in options:

@@ -16,9 +16,9 @@ from rasterio.features import rasterize
 
 from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
+from tiledseg.raster import geopackage
+from tiledseg.raster.geopackage import begin, discard_polygons, pixels_of, publish_polygons, write_polygons
 from tiledseg.raster.labels.classes import default_classes
-from tiledseg.raster.maps import geopackage
-from tiledseg.raster.maps.geopackage import begin, discard_polygons, pixels_of, publish_polygons, write_polygons
 
 LEGEND = default_classes(4)
 

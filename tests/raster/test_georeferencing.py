@@ -16,8 +16,8 @@ from rasterio.rpc import RPC
 from tests.raster.test_tile_store import cut, plan
 from tests.small_files import UTM
 from tiledseg.errors import RasterError
-from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, publish
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.map_writer import RasterLayout, discard, lay_out, publish
+from tiledseg.raster.reader import open_raster
 
 POINTS = [
     GroundControlPoint(row, col, 5e5 + col / 3, 4e6 - row / 7, 3.25)

@@ -8,9 +8,8 @@ from affine import Affine
 from rasterio.crs import CRS
 
 from tiledseg.errors import ConfigError
-from tiledseg.raster.georeferencing import along
-from tiledseg.raster.info import RasterInfo
-from tiledseg.units.quantities import Length, blocks_of, parse_length
+from tiledseg.raster.info import RasterInfo, along
+from tiledseg.units import Length, blocks_of, parse_length
 
 PLACES = {
     "north above": Affine(0.5, 0, 7e5, 0, -0.5, 5e6),

@@ -14,7 +14,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization, finish, measure, statistics_blocks
 

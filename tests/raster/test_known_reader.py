@@ -13,9 +13,9 @@ import pytest
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster import retrying
-from tiledseg.raster.reading.gdal_reader import GdalReader
-from tiledseg.raster.reading.reader import KnownReader, open_raster
+from tiledseg.raster import mirrored_reader
+from tiledseg.raster.gdal_reader import GdalReader
+from tiledseg.raster.reader import KnownReader, open_raster
 
 BOX = Box(Interval(-3, 9), Interval(4, 15))  # beyond the raster on two sides
 
@@ -88,8 +88,8 @@ def test_a_file_that_comes_back_is_read(
         if len(pauses) == 3:
             path.write_bytes(whole)
 
-    monkeypatch.setattr(retrying, "PAUSES", (0.1, 0.5, 2.0))
-    monkeypatch.setattr(retrying, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(mirrored_reader, "PAUSES", (0.1, 0.5, 2.0))
+    monkeypatch.setattr(mirrored_reader, "time", SimpleNamespace(sleep=pause))
     with GdalReader(str(path)) as reader:
         whole = path.read_bytes()
         path.write_bytes(whole[:500]) if left == "a part" else path.unlink()
@@ -101,7 +101,7 @@ def test_a_file_that_comes_back_is_read(
 
 def test_a_file_that_stays_cut_is_named_after_so_many_tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its window, what was said, and after so long."""
-    monkeypatch.setattr(retrying, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(mirrored_reader, "PAUSES", (0.05, 0.1))
     began = time.monotonic()
     with GdalReader(str(path)) as reader:
         path.write_bytes(path.read_bytes()[:500])

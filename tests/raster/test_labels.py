@@ -25,7 +25,7 @@ from tiledseg.raster.labels.label_map import (
     median_frequency_weights,
     read_labels,
 )
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.uint32]
 

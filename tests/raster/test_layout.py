@@ -9,7 +9,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.samples.layout import layout_warning, read_amplification
+from tiledseg.raster.samples.dataset import layout_warning, read_amplification
 
 INFO = RasterInfo("big.tif", 10000, 10000, 4, "uint8", block_shape=(512, 512), driver="GTiff")
 TILING = make_tiling(INFO.shape, (8, 8), Footprint(16, 96, 96))

@@ -30,9 +30,9 @@ from tiledseg.config.map_formats import (
 )
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
+from tiledseg.raster import tiff_files
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.maps import tiff_files
-from tiledseg.raster.maps.writer import discard, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import discard, lay_out, pack_layout, publish, raster_output
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
 WAYS = [Packing(*pair) for pair in itertools.product(FORMATS, COMPRESSIONS)]

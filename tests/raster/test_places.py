@@ -23,7 +23,7 @@ from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import View, view_reader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.draws import draw_view
 
 H, W = 23, 17

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.mirrored_reader import prefetch
 
 
 def alive() -> list[threading.Thread]:

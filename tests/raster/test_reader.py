@@ -22,7 +22,7 @@ from tests.raster import range_server
 from tests.raster.range_server import running
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 
 ROWS_PER_STRIP, TILE_WIDTH, TILE_LENGTH = 278, 322, 323
 

@@ -10,7 +10,7 @@ import pytest
 from tests.raster.referring import vrt
 from tests.small_files import write_raster
 from tiledseg.evaluate import main as evaluate
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut
+from tiledseg.raster.samples.content import SpatialSplit, SplitCut
 
 SHAPES = (37, 52), (40, 24), (30, 30)
 

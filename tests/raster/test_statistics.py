@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tiledseg.errors import RasterError
 from tiledseg.raster import statistics
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization, finish, measure, partial_sums, statistics_blocks
 
 law = settings(derandomize=True, max_examples=40, deadline=None)

@@ -15,10 +15,10 @@ import pytest
 from tests.raster.test_tile_store import cut, plan
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
-from tiledseg.raster import retrying
+from tiledseg.raster import mirrored_reader
 from tiledseg.raster.finding import expand_sources
-from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.tile_store.store import checksum
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.tile_store import checksum
 
 RASTER = "images/00000"
 Edit = Callable[[h5py.File], Any]
@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(retrying, "PAUSES", ())
+    monkeypatch.setattr(mirrored_reader, "PAUSES", ())
     shutil.copy(whole, tmp_path / "other.h5")
     return Path(shutil.copy(whole, tmp_path / "tiles.h5"))
 

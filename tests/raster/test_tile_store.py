@@ -22,14 +22,13 @@ from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.raster import tile_store_writer
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.reading.reader import open_raster
-from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.raster.samples.layout import layout_warning
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
-from tiledseg.raster.tile_store import writer as tile_store_writer
-from tiledseg.raster.tile_store.writer import StorePlan, is_cut, store_output, write_store
+from tiledseg.raster.tile_store_writer import StorePlan, is_cut, store_output, write_store
 from tiledseg.system.outputs import check_outputs
 
 SHAPES = ((150, 170), (90, 200))
@@ -187,7 +186,7 @@ def test_killed_after_some_writes_it_leaves_no_store(tmp_path: Path, rasters: tu
     path = tmp_path / "tiles.h5"
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv.pop()); left = [int(sys.argv.pop())]; write = os.write\n"
-        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster.tile_store import writer as w\n"
+        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster import tile_store_writer as w\n"
         "def dying(*words):\n"
         "    left[0] -= 1\n"
         "    left[0] or os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -17,9 +17,9 @@ from rasterio.crs import CRS
 
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster import map_writer as writer
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.maps import writer
-from tiledseg.raster.maps.writer import RasterLayout, RasterWriter, discard, lay_out, publish
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter, discard, lay_out, publish
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)

@@ -8,7 +8,7 @@ import rasterio
 
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.synthetic import scene_files
 from tiledseg.synthetic.scene import BANDS, Scene
 from tiledseg.synthetic.scene_files import write_scene

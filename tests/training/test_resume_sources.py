@@ -17,7 +17,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
-from tiledseg.raster.reading.identity import identify
+from tiledseg.raster.reader import identify
 
 
 @pytest.fixture(scope="module")

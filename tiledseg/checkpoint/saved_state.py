@@ -19,7 +19,7 @@ from tiledseg.config.run import Config, TilingConfig
 from tiledseg.config.words import without_moved
 from tiledseg.raster.labels.classes import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.reading.identity import Identity
+from tiledseg.raster.reader import Identity
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 

@@ -21,7 +21,7 @@ from tiledseg.comm.transports.mpi import MPI_LAUNCHERS, ask_mpi, initialised, lo
 from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError, InputError
 from tiledseg.system.console import end, flush
-from tiledseg.system.open_files import allow_open_files, check_parent
+from tiledseg.system.files import allow_open_files, check_parent
 from tiledseg.system.signals import ending, swallowed
 
 if TYPE_CHECKING:

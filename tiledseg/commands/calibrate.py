@@ -45,7 +45,7 @@ from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
 from tiledseg.training.offloading import first_touch
 from tiledseg.training.start import start
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from
 from tiledseg.version import VERSION
 

@@ -15,7 +15,7 @@ from tiledseg.comm.failure import exit_code, report_before_mesh
 from tiledseg.comm.launch import SERIAL, Launch, detect
 from tiledseg.errors import ConfigError
 from tiledseg.system.console import answer, answering, keep_descriptors, say
-from tiledseg.system.open_files import allow_open_files
+from tiledseg.system.files import allow_open_files
 from tiledseg.system.signals import Stopped, ending, listening, swallowed
 
 

@@ -24,7 +24,7 @@ from tiledseg.planning.question import Question, check_exact
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
-from tiledseg.units.quantities import parse_bytes
+from tiledseg.units import parse_bytes
 
 _SEARCHED = (
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tiledseg.config.checks import AUTO, LARGEST_HALO, check_values, number, one_of, refuse, shown
 from tiledseg.errors import ConfigError
-from tiledseg.units.quantities import Length, parse_length
+from tiledseg.units import Length, parse_length
 
 IMAGENET = "imagenet"
 ClassEntry = str | int | bool | None | list[str | int | None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tiledseg.config.checks import AUTO, check_values, number, refuse, rows_cols, shown, word
 from tiledseg.config.words import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
-from tiledseg.units.quantities import MOST_BYTES, parse_bytes
+from tiledseg.units import MOST_BYTES, parse_bytes
 
 NONE = "none"
 RECOMPUTE = (AUTO, NONE, "compact", "all")

@@ -9,7 +9,7 @@ from tiledseg.config.augmentation import augmentation
 from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, refuse, word
 from tiledseg.config.words import check_best, read_loss
 from tiledseg.errors import ConfigError
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 MEDIAN_FREQUENCY = "median_frequency"
 

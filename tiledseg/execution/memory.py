@@ -12,7 +12,7 @@ from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.system.freed_memory import why_not_kept
-from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
+from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 
 _SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
 # A host's memory that is kept when it is freed lies in pieces: 1.13 to 1.22 times as much, measured (decision 0012).

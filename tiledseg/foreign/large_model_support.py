@@ -13,7 +13,7 @@ from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import HOST, Mover
 from tiledseg.memory.offload import Offload, mover_to
 from tiledseg.memory.recomputing import Recomputing
-from tiledseg.units.quantities import parse_bytes
+from tiledseg.units import parse_bytes
 
 _NO_LIMIT = 1 << 62
 

@@ -23,14 +23,14 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.finding import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
-from tiledseg.user_files.classes import read_classes
 
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")

@@ -16,8 +16,7 @@ from tiledseg.raster.labels.classes import ClassRecord, default_classes, in_hex
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
-from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.reporting.pictures import as_picture, class_picture
 from tiledseg.system.writing import replacing
 

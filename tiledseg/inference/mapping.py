@@ -26,9 +26,9 @@ from tiledseg.inference.views import parts_of_views, shares_of, tilings_of, view
 from tiledseg.models.sending import asked_back
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.pair_reading import Inside, area_reader
-from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter
 from tiledseg.raster.places import View, view_reader
-from tiledseg.raster.reading.reader import KnownReader, RasterReader, open_raster
+from tiledseg.raster.reader import KnownReader, RasterReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization

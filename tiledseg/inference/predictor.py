@@ -26,9 +26,7 @@ from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_wi
 from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, notes, plan_maps
 from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.maps.geopackage import (
+from tiledseg.raster.geopackage import (
     PolygonFile,
     begin,
     discard_polygons,
@@ -37,8 +35,10 @@ from tiledseg.raster.maps.geopackage import (
     publish_polygons,
     write_polygons,
 )
-from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, pack_layout, publish
-from tiledseg.raster.reading.identity import identify, written_since
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.map_writer import RasterLayout, discard, lay_out, pack_layout, publish
+from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.system.run_lock import claimed
 from tiledseg.user_files.machine import SOME_CPU

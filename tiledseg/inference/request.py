@@ -19,17 +19,16 @@ from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.raster.finding import EVERY, expand_sources
-from tiledseg.raster.georeferencing import code_notes
-from tiledseg.raster.info import RasterInfo, reference_notes
+from tiledseg.raster.geopackage import pixels_of, polygons_output
+from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
-from tiledseg.raster.maps.geopackage import pixels_of, polygons_output
-from tiledseg.raster.maps.writer import raster_output
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.map_writer import raster_output
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import is_bucket_folder
-from tiledseg.raster.samples.layout import check_cut
+from tiledseg.raster.samples.dataset import check_cut
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.tile_store.store import parse_store_name
+from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_outputs
 from tiledseg.system.run_lock import check_unclaimed

@@ -18,7 +18,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
-from tiledseg.raster.maps.writer import SIDECARS
+from tiledseg.raster.map_writer import SIDECARS
 from tiledseg.raster.remote import (
     RemoteName,
     check_obstore,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from tiledseg.units.widths import norm_rows
+from tiledseg.units import norm_rows
 
 Slices = tuple[slice, ...]
 

@@ -13,8 +13,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.units.quantities import MOST_BYTES
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 Shape = tuple[int, int]
 

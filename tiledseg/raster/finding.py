@@ -31,7 +31,7 @@ from tiledseg.raster.remote import (
     parse_s3,
 )
 from tiledseg.raster.text_files import csv_rows, parse_features, read_list
-from tiledseg.raster.tile_store.store import is_tile_store, parse_store_name, store_images
+from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.console import counted
 from tiledseg.system.files import irregular_kind
 

@@ -1,16 +1,29 @@
-"""Information on a raster that needs no pixel: size, bands, place on the ground."""
+"""Information on a raster that needs no pixel: size, bands, and its place on the ground, as maps and tile stores
+that are made from it keep it.
+
+A raster is placed by a transform (kept exactly, rotated or not), by control points in a CRS of their own, by rational
+polynomial coefficients, or by nothing."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tiledseg.errors import RasterError
+from affine import Affine
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+from rasterio.errors import CRSError
+from rasterio.rpc import RPC
+
+from tiledseg.config.checks import shown
+from tiledseg.errors import ConfigError, RasterError, first_line
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.remote import is_named
+from tiledseg.units import Length
 
 Point = tuple[float, float, float, float, float]
 
@@ -97,3 +110,101 @@ class RasterInfo:
 def reference_notes(infos: Iterable[RasterInfo]) -> list[str]:
     """Return the lines on rasters that name further files, in the order of `infos`."""
     return [info.references for info in infos if info.references]
+
+
+_CODE = re.compile(
+    r"(?:urn:(?:x-)?ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?([A-Za-z]\w*)(?:[:/][\w.]*)?[:/](\w+)", re.I
+)
+_AUTHORITY = re.compile(r'\b(?:AUTHORITY|ID)\["([^"]*)",\s*"?([^"\]]*)')
+
+
+def named_crs(path: str, text: str) -> CRS:
+    """Return the CRS of an authority's code or of WKT. GDAL's own reading of a text may open a file or a URL."""
+    code = _CODE.fullmatch(text.strip())
+    if code is None and "[" not in text:
+        raise RasterError(f"{path} has the CRS {shown(text)!r}; name it by an authority's code, as EPSG:4326")
+    if code is None:
+        return checked_crs(path, CRS.from_wkt(text))
+    authority, number = code.groups()
+    return CRS.from_authority(*(("EPSG", "4326") if number == "CRS84" else (authority.upper(), number)))
+
+
+def checked_crs(path: str, crs: CRS | None) -> CRS | None:
+    """Return a file's CRS. Raises RasterError where an authority in it is a URL: GDAL asks it when it transforms."""
+    odd = [":".join(pair) for pair in _AUTHORITY.findall(crs.to_wkt() if crs else "") if set("/:") & set("".join(pair))]
+    if odd:
+        raise RasterError(f"{path} has a CRS of the authority {odd[0]!r}, a URL; give another (gdal_edit.py -a_srs)")
+    return crs
+
+
+def code_notes(infos: Iterable[RasterInfo]) -> list[str]:
+    """Return a line where PROJ lacks its database: a CRS is then written without its EPSG code, or not at all."""
+    first = next((info.path for info in infos if info.crs or is_placed(info.transform)), None)
+    try:
+        CRS.from_epsg(4326)
+    except CRSError as error:
+        wrong = [f"unset {name} ({os.environ[name]})" for name in ("PROJ_DATA", "PROJ_LIB") if name in os.environ]
+        lost = f"what is made of {first} loses its CRS's EPSG code; {' and '.join(wrong) or 'install rasterio anew'}"
+        return [f"PROJ does not find its data ({first_line(error)}): {lost}"] if first else []
+    return []
+
+
+def is_placed(transform: Any) -> bool:
+    """Return True if there is a transform other than the identity, which is what a raster without one reports."""
+    return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
+
+
+def whole_turn(crs: CRS) -> float | None:
+    """Return the units of a CRS around the world; None for a CRS that is not of longitudes."""
+    return math.tau / crs.units_factor[1] if crs.is_geographic else None
+
+
+def placement(info: RasterInfo) -> dict[str, Any]:
+    """Return the arguments of `rasterio.open` that make a file lie where `info` does."""
+    arguments: dict[str, Any] = {"crs": info.crs}
+    ground = info.ground or GroundControl()
+    if is_placed(info.transform):
+        arguments["transform"] = info.transform
+    elif ground.points:
+        arguments["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
+        arguments["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
+    if ground.coefficients:
+        arguments["rpcs"] = RPC.from_gdal(dict(ground.coefficients))
+    return arguments
+
+
+def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
+    """Return one line for each part of where `info` lies that the written `dataset` has not kept."""
+    ours, theirs = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
+    pairs = [
+        ("CRS", info.crs or None, dataset.crs or None),
+        ("transform", tuple(info.transform or Affine.identity())[:6], tuple(dataset.transform)[:6]),
+        ("ground control points", ours.points, theirs.points),
+        ("CRS of its control points", ours.crs and CRS.from_wkt(ours.crs), theirs.crs and CRS.from_wkt(theirs.crs)),
+        ("rational polynomial coefficients", _polynomials(ours), _polynomials(theirs)),
+    ]
+    return tuple(f"the map does not keep the {what} of {info.path}" for what, one, other in pairs if one != other)
+
+
+def _polynomials(ground: GroundControl) -> dict[str, Any]:
+    """Return the coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
+    if not ground.coefficients:
+        return {}
+    numbers: dict[str, Any] = RPC.from_gdal(dict(ground.coefficients)).to_dict()
+    return {name: value for name, value in numbers.items() if not name.startswith("err_")}
+
+
+def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:
+    """Return `length` in pixels of the raster, across its rows and across its columns: of a rotated or sheared one, at
+    right angles to them. Raises ConfigError, naming `key`, for metres of a raster that has none."""
+    if not length.metres:
+        return length.number, length.number
+    if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:
+        raise ConfigError(
+            f"{key} is {length}, but {info.path} has no metres (it is in degrees, or not placed); give it in pixels, "
+            "as 512 px, or reproject the images"
+        )
+    metres = length.number / info.crs.linear_units_factor[1]
+    a, b, _, d, e, _ = tuple(info.transform)[:6]
+    area = abs(a * e - b * d)
+    return metres * math.hypot(a, d) / area, metres * math.hypot(b, e) / area

@@ -1,22 +1,78 @@
-"""The one interface of every raster: pixels and validity of any box, mirrored beyond the raster's border."""
+"""The one interface of every raster: pixels and validity of any box, mirrored beyond the raster's border, tried again
+where a file server refuses a read, and loaded ahead of the consumer."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rasterio.errors import RasterioError
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, TiledsegError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.retrying import tried
+
+DAMAGED = "the file may be truncated or damaged: copy it again"
+
+
+@contextmanager
+def reading(what: str, remedy: str = DAMAGED) -> Iterator[None]:
+    """Turn any exception of the body into a RasterError "cannot `what`: reason; `remedy`", the first as its cause.
+
+    Errors raised on purpose pass as they are. `what` names the file: "read rows 0:9 of a.tif". Libraries that parse
+    a stranger's bytes raise what their authors did not foresee; a wrong file must still be one line.
+    """
+    try:
+        yield
+    except TiledsegError:
+        raise
+    except Exception as error:
+        raise RasterError(f"cannot {what}: {reason(error)}; {remedy}") from error
+
+
+def reason(error: Exception) -> str:
+    """Return the error's own words on one line: GDAL's, which rasterio keeps in the cause; other errors with their
+    class."""
+    cause = error.__cause__ or error
+    text = " ".join(str(getattr(cause, "errmsg", None) or cause).split())[:300]
+    if isinstance(error, (OSError, RasterioError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+T = TypeVar("T")
+
+PAUSES = (0.1, 0.5, 2.0)
+"""Seconds before the second, third and fourth try. A file that is damaged is named after their sum."""
+
+
+def tried(what: str, read: Callable[[], T], let_go: Callable[[], object]) -> T:
+    """Return `read()`, tried again after each of the pauses where the system or GDAL refuses it, and after `let_go()`,
+    which closes handles that may be stale. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any
+    other error at once.
+
+    The law: what is read is read whole in one try.
+    """
+    with reading(what):
+        for pause in PAUSES:
+            try:
+                return read()
+            except (OSError, RasterioError, RasterError):  # the last: a file that is not there when it is opened anew
+                time.sleep(pause)
+                let_go()
+        with reading(what, f"tried {1 + len(PAUSES)} times: {DAMAGED}"):
+            return read()
+
 
 H = TypeVar("H")
 
@@ -78,7 +134,7 @@ class RasterReader(ABC):
 
         Where the box passes the border, pixels and validity are mirrored as by numpy's pad mode 'symmetric' (the edge
         pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, one that
-        no memory holds, and where the file cannot be read for whatever reason, tried again and again (`retrying`).
+        no memory holds, and where the file cannot be read for whatever reason, tried again and again (`tried`).
         """
         if box.area == 0:
             raise RasterError(f"{self.info.path}: empty box {box.shape}; give at least one pixel")
@@ -130,3 +186,36 @@ def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
 def memory_bytes() -> int:
     """Return the bytes of memory of the whole machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+S = TypeVar("S")
+
+
+def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: int) -> Iterator[S]:
+    """Yield `load(item)` for each item, in the order of `items`, with up to `depth` loads running or waiting.
+
+    `items` is drawn in the consumer's thread and never more than `depth` ahead, so it may be endless. An exception of
+    `load`, or of `items` itself, is raised at its own place: everything before it is yielded first. Threads start at
+    the first `next` and are joined when the iterator ends, is closed, or is dropped; loads not yet begun are then
+    dropped, one that runs is waited for. `threads` 0 loads in the consumer's thread.
+    """
+    if threads == 0:
+        yield from map(load, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    drawn, waiting = iter(items), deque[Future[S]]()
+    failure: BaseException | None = None
+    try:
+        while True:
+            while failure is None and len(waiting) < depth:
+                try:
+                    waiting.append(pool.submit(load, next(drawn)))
+                except Exception as error:  # StopIteration too; raised after the loads that are under way
+                    failure = error
+            if not waiting:
+                break
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    if failure is not None and not isinstance(failure, StopIteration):
+        raise failure

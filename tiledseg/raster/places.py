@@ -18,8 +18,7 @@ from rasterio.warp import transform as transform_points
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.georeferencing import is_placed, whole_turn
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, is_placed, whole_turn
 from tiledseg.raster.mirrored_reader import RasterReader
 
 Places = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from rasterio.crs import CRS
-
 from tiledseg.config.checks import shown
 from tiledseg.errors import InputError, RasterError
-from tiledseg.raster.georeferencing import named_crs
 from tiledseg.system.files import read_text
 
 _KIND = "FeatureCollection"
@@ -64,32 +60,3 @@ def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str
     if not isinstance(features, list):
         raise RasterError(f"{path} is no FeatureCollection; give a GeoJSON with features")
     return [feature if isinstance(feature, dict) else {} for feature in features], document
-
-
-def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[int], list[dict[str, Any]]]:
-    """Return the layer's name, the CRS, and of each feature its geometry as GeoJSON (None: it has none), its number and
-    its properties."""
-    features, document = parse_features(path, read_list(path))
-    geometries = []
-    for at, feature in enumerate(features):
-        geometry = feature.get("geometry")
-        if "crs" in feature or (isinstance(geometry, dict) and "crs" in geometry):
-            raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
-        geometries.append(None if geometry is None else json.dumps(geometry))
-    numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
-    properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
-    name = document.get("name")
-    name = name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]
-    return name, _crs(path, document), geometries, numbers, properties
-
-
-def _crs(path: str, document: dict[str, Any]) -> CRS | None:
-    """Return the CRS that is named; without one that of the standard. A link is not followed."""
-    if document.get("crs", ...) is None:
-        return None
-    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})
-    properties = named.get("properties") if isinstance(named, dict) else None
-    name = properties.get("name") if isinstance(properties, dict) else None
-    if not isinstance(name, str):
-        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
-    return named_crs(path, name)

@@ -18,7 +18,7 @@ from tiledseg.config.kinds import checked
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.maps.tiff_files import libtiff_errors
+from tiledseg.raster.tiff_files import libtiff_errors
 from tiledseg.synthetic.land import CLASS_COLOURS, CLASSES, IGNORED, METRES
 from tiledseg.synthetic.scene import BANDS, NODATA, Scene
 from tiledseg.system.outputs import check_outputs, whole

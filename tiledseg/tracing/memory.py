@@ -19,7 +19,7 @@ from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.state import in_mode
-from tiledseg.units.widths import SINGLE_BYTES
+from tiledseg.units import SINGLE_BYTES
 
 SIDE = 16
 OWN_NORMS = BatchNorm, GroupNorm, InstanceNorm  # they say it themselves: a few rows at a time, whatever the size

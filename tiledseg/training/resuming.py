@@ -17,7 +17,7 @@ from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, S
 from tiledseg.config.checks import shown
 from tiledseg.config.words import read_loss, read_policy
 from tiledseg.errors import CheckpointError
-from tiledseg.raster.reading.identity import Identity, identify, written_since
+from tiledseg.raster.reader import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet

@@ -15,9 +15,8 @@ from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import survey, survey_content
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.content import Content, ContentSampler, square_units, tile_units
-from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
-from tiledseg.raster.samples.sampling import Sampler
+from tiledseg.raster.samples.content import Content, square_units, tile_units
+from tiledseg.raster.samples.sampling import ContentSampler, DrawnTiles, DrawnWindows, Sampler
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.losses.choose_objective import weighted
 from tiledseg.training.preparing.first_weights import imagenet

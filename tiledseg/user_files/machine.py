@@ -23,7 +23,7 @@ from typing import Any
 from tiledseg.config.checks import Range, shown
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import CopyRates, Link, Machine
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.yaml_text import read_yaml
 
 SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick

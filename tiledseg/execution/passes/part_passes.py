@@ -21,7 +21,7 @@ from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.notes import still_statistics
-from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
 
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on

@@ -19,7 +19,7 @@ from math import prod
 from typing import ClassVar
 
 from tiledseg.geometry.box import Interval
-from tiledseg.units.widths import SINGLE_BYTES
+from tiledseg.units import SINGLE_BYTES
 
 Shape = tuple[int, int, int]  # (channels, height, width)
 

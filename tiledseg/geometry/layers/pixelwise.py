@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.units.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
+from tiledseg.units import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
 # Functions whose output nothing is differentiated through; truths take one byte each.
 TRUTHS = frozenset(

@@ -36,7 +36,7 @@ from tiledseg.planning.step.halo_traffic import (
 from tiledseg.planning.step.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import block_memory, training_memory
-from tiledseg.units.widths import DOUBLE_BYTES
+from tiledseg.units import DOUBLE_BYTES
 
 DEPTHS = (1, 2, 4, 8, WHOLE)  # of fusion; depths between them change little
 

@@ -14,7 +14,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, backward_passes
 from tiledseg.planning.step.halo_traffic import SentBytes, inputs_by_node, tensors_of
 from tiledseg.planning.step.rank_steps import RankSteps
-from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`
 _GRADIENT, _UPDATE = 20, 76  # bytes a weight: its gradient added to a float64 sum, and a step of AdamW

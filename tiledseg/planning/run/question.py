@@ -15,7 +15,7 @@ from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.units.widths import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store

@@ -28,7 +28,7 @@ from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.step.cost import ForwardWalk, copied
 from tiledseg.planning.walk.items import Walk, network_walk
 from tiledseg.planning.walk.step_memory import ADAM_VALUES, step_activations
-from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 _SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.step.cost import LayerCost, loss_bytes, loss_peak, unfolded_bytes
-from tiledseg.units.widths import wide_bytes
+from tiledseg.units import wide_bytes
 
 
 class Gradients(NamedTuple):

@@ -31,7 +31,7 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import output_size, tensor_channels
 from tiledseg.planning.step.halo_traffic import given_back_in_place, received
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
-from tiledseg.units.widths import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
 FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.losses.edge_objective`

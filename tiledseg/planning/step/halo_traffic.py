@@ -17,7 +17,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition
 from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
-from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
 from tiledseg.planning.walk.items import BACKWARD, Speed
 from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
-from tiledseg.units.widths import norm_work_bytes
+from tiledseg.units import norm_work_bytes
 
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
 

@@ -16,7 +16,7 @@ from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.step.backward_walk import backward_peak
 from tiledseg.planning.step.cost import ForwardWalk, copied, loss_bytes, rank_walk, tile_walk
 from tiledseg.planning.step.rank_steps import RankSteps
-from tiledseg.units.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
 

@@ -4,8 +4,8 @@
 - a number: classes 0 to K - 1, which are the labels' values;
 - a list of records `{name, colour, value or values}`, in the order of the classes. A record with `ignored: true` is no
   class: its values are left out. Where no record has values, labels of one band hold the classes' numbers, and labels
-  of three bands their colours.
-"""
+  of three bands their colours;
+- the name of a CSV file that holds such records."""
 
 from __future__ import annotations
 
@@ -227,3 +227,27 @@ def _file_value(row: Mapping[str, str], path: str) -> str:
     if not value:
         raise ConfigError(f"{path}: {row['name']} has no value and no colour; give one of them")
     return value
+
+
+_ENDING = ".csv"
+
+
+def read_classes(classes: Any, key: str = "data.classes") -> Any:
+    """Return the classes, read where a file is named: a run does not depend on the file any more. `key` is what
+    messages name.
+
+    Raises ConfigError, naming the file, where it holds no classes.
+    """
+    if not isinstance(classes, str):
+        return classes
+    if not classes.lower().endswith(_ENDING):
+        raise ConfigError(
+            f"{key} is '{classes}'; give a number, a list of records, or a file that ends with {_ENDING} and has a "
+            "header such as name,r,g,b,class"
+        )
+    return read_class_file(classes)
+
+
+def class_files(classes: Any) -> list[str]:
+    """Return the file that is named, for a list of all that a run reads."""
+    return [classes] if isinstance(classes, str) else []

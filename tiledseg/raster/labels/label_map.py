@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.georeferencing import is_placed
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassEntry, Classes, ClassRecord, default_classes, pack, read_entries
 from tiledseg.raster.mirrored_reader import RasterReader
 

@@ -18,7 +18,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import warped_reader
-from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.statistics import check_alike
 

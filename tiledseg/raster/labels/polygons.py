@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -23,13 +24,12 @@ from rasterio.features import rasterize
 from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
+from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.geometry.box import Box
-from tiledseg.raster.georeferencing import is_placed, named_crs, whole_turn
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.retrying import reading
-from tiledseg.raster.text_files import read_geometries
+from tiledseg.raster.info import RasterInfo, is_placed, named_crs, whole_turn
+from tiledseg.raster.mirrored_reader import RasterReader, reading
+from tiledseg.raster.text_files import parse_features, read_list
 from tiledseg.system.files import irregular_kind
 
 _BEGINS = {
@@ -131,7 +131,7 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     """Read features in the order of the file, with the numbers that its author gave."""
     import shapely
 
-    name, named, geometries, numbers, properties = read_geometries(path)
+    name, named, geometries, numbers, properties = _geometries(path)
     _check_layer(path, layer, [name])
     crs = _checked(path, named, attribute, list(dict.fromkeys(field for each in properties for field in each)))
     shapes = shapely.force_2d(shapely.from_geojson(np.array(geometries, object)))
@@ -141,6 +141,35 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     values = np.empty(len(properties), object)
     values[:] = [each.get(attribute or "") for each in properties]
     return crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near]
+
+
+def _geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[int], list[dict[str, Any]]]:
+    """Return the layer's name, the CRS, and of each feature its geometry as GeoJSON (None: it has none), its number and
+    its properties."""
+    features, document = parse_features(path, read_list(path))
+    geometries = []
+    for at, feature in enumerate(features):
+        geometry = feature.get("geometry")
+        if "crs" in feature or (isinstance(geometry, dict) and "crs" in geometry):
+            raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
+        geometries.append(None if geometry is None else json.dumps(geometry))
+    numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
+    properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
+    name = document.get("name")
+    name = name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]
+    return name, _crs_of_json(path, document), geometries, numbers, properties
+
+
+def _crs_of_json(path: str, document: dict[str, Any]) -> CRS | None:
+    """Return the CRS that is named; without one that of the standard. A link is not followed."""
+    if document.get("crs", ...) is None:
+        return None
+    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})
+    properties = named.get("properties") if isinstance(named, dict) else None
+    name = properties.get("name") if isinstance(properties, dict) else None
+    if not isinstance(name, str):
+        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
+    return named_crs(path, name)
 
 
 def _check_layer(path: str, layer: str | None, names: list[str]) -> None:

@@ -1,13 +1,16 @@
-"""The classes in the labels of the training images, region by region, and tiles and windows that are drawn by them.
+"""The parts of the training images that are drawn, or left out.
 
-A region is a tile's core, or a small square of an image. Draws depend on counts and random numbers alone, so every
-rank makes the same.
-"""
+By content: the classes in the labels, region by region, where a region is a tile's core, or a small square of an image.
+Draws depend on counts and random numbers alone, so every rank makes the same.
+
+By place: images are cut into blocks. Some blocks, drawn by a seed alone, are validated on; the others are trained on,
+but for what lies within a gap of a block that is validated on: it counts nowhere. With a gap of the network's halo no
+output that is validated depends on a pixel that is trained on, nor the other way round."""
 
 from __future__ import annotations
 
 import functools
-import math
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.sampling import Sampler, Step, Steps, TileReference, epoch_generator, shuffled
 
 READ_AT_ONCE = 8  # squares along each side
 
@@ -118,45 +120,82 @@ class Content:
         return [np.cumsum(counts_R) for counts_R in (self.counts.sum(1), *self.counts.T) if counts_R.any()]
 
 
-@dataclass(frozen=True, eq=False)
-class ContentSampler(Steps):
-    """The steps of `sampler`, of a number of tiles each, but with the tiles that `content` draws.
+MOST_BLOCKS = 4096
+"""Of an image, along rows and along columns."""
 
-    An epoch has as many tiles as are drawn at all. A share of them, the balance, is drawn by class, the same tile
-    maybe more than once; in the place of the others stand the tiles of a shuffled list. With a share of 0 each of these
-    occurs once an epoch. Raises ConfigError where a step takes more tiles than there are.
-    """
 
-    sampler: Sampler
-    content: Content
+@dataclass(frozen=True)
+class SplitPart:
+    """The pixels of an image that count: those within `boxes`, or where `outside`, those farther than `gap` pixels
+    (along rows, along columns) from each of them, diagonals included."""
 
-    def __post_init__(self) -> None:
-        tiles = len(self.content.drawn)
-        if self._size > tiles:
-            raise ConfigError(
-                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {tiles} of "
-                f"{len(self.content.regions)} tiles; give at most {tiles}, or a finer tiling.grid"
+    boxes: tuple[Box, ...]
+    outside: bool = False
+    gap: tuple[int, int] = (0, 0)
+
+    def inside(self, box: Box) -> NDArray[np.bool_]:
+        """Return True for the pixels of `box` that count, (height, width)."""
+        found_HW = np.full(box.shape, self.outside)
+        for one in self.boxes:
+            around = self.gap if self.outside else (0, 0)
+            rows, cols = (
+                slice(max(side.start - gap - whole.start, 0), max(side.stop + gap - whole.start, 0))
+                for side, whole, gap in zip((one.row, one.col), (box.row, box.col), around, strict=True)
             )
+            found_HW[rows, cols] = not self.outside
+        return found_HW
 
-    @property
-    def seed(self) -> int:
-        return self.sampler.seed
 
-    @property
-    def _size(self) -> int:
-        assert self.sampler.tiles_per_step is not None, "checked with the configuration"
-        return self.sampler.tiles_per_step
+@dataclass(frozen=True)
+class SplitCut:
+    """A cut of an image of `shape` (height, width): into so many `blocks`, with a `gap` in pixels, each along rows
+    and columns."""
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(len(self.content.drawn) / self._size)
+    shape: tuple[int, int]
+    blocks: tuple[int, int]
+    gap: tuple[int, int]
 
-    def steps(self, epoch: int) -> list[Step]:
-        generator = epoch_generator(self.seed, epoch)
-        numbers = [
-            self.content.by_class(generator) if generator.random() < self.content.choice.balance else number
-            for number in shuffled(self.content.drawn, generator)
-        ]
-        regions = [self.content.regions[number] for number in numbers]
-        tiles = [TileReference(region.image, region.tile) for region in regions if region.tile is not None]
-        return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
+    def boxes(self) -> list[Box]:
+        """Return the blocks. Raises ConfigError where there are more than pixels, or far too many."""
+        (height, width), (rows, cols) = self.shape, self.blocks
+        if rows > height or cols > width:
+            raise ConfigError(
+                f"data.split is {list(self.blocks)} blocks, but an image is {height} x {width} px; give fewer"
+            )
+        if max(self.blocks) > MOST_BLOCKS:
+            raise ConfigError(
+                f"data.split makes {rows} x {cols} blocks of an image; give a side that makes {MOST_BLOCKS} along each "
+                "at most"
+            )
+        return [Box(row, col) for row in _cuts(height, rows) for col in _cuts(width, cols)]
+
+
+@dataclass(frozen=True)
+class SpatialSplit:
+    """A spatial split. `cuts`: of each image. `share`: of all blocks, validated on."""
+
+    cuts: tuple[SplitCut, ...]
+    share: float
+    seed: int
+
+    def parts(self) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...]]:
+        """Return (trained on, validated on), each a part of every image.
+
+        Raises ConfigError where an image has fewer pixels than blocks.
+        """
+        every = [(image, block) for image, cut in enumerate(self.cuts) for block in cut.boxes()]
+        if len(every) < 2:
+            raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")
+        count = min(max(round(self.share * len(every)), 1), len(every) - 1)
+        order = sorted(range(len(every)), key=self._drawn)
+        held_out = [every[at] for at in sorted(order[:count])]
+        validated = [tuple(block for of, block in held_out if of == image) for image in range(len(self.cuts))]
+        trained = tuple(SplitPart(boxes, True, cut.gap) for boxes, cut in zip(validated, self.cuts, strict=True))
+        return trained, tuple(SplitPart(boxes) for boxes in validated)
+
+    def _drawn(self, number: int) -> bytes:
+        return hashlib.sha256(f"tiledseg.split {self.seed} {number}".encode()).digest()
+
+
+def _cuts(size: int, parts: int) -> list[Interval]:
+    return [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]

@@ -1,25 +1,31 @@
-"""The tiles of each step, and of each rank: integers in, integers out.
+"""The tiles of each step with what each draws, and the tiles of each rank: integers in, integers out.
 
 The order depends on (seed, epoch) alone: every rank computes all of it, with no communication, and any number of ranks
 sees the same steps. Random numbers: `random.Random` seeded with the first 8 bytes of SHA-256 of
 "tiledseg.sampling <seed> <epoch>"; the shuffle is Fisher-Yates over `Random.random()`, the one method whose sequence
-Python promises to keep.
-"""
+Python promises to keep. Draws depend on (seed, epoch, image), and the tile where each has its own, or on (seed, epoch,
+step) for windows: never on ranks, nor on what was drawn before."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import heapq
+import itertools
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.tiling import Tile
-from tiledseg.raster.samples.draws import Draw
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tile, Tiling, window_tile
+from tiledseg.raster.places import View
+from tiledseg.raster.samples.content import Content
+from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
 from tiledseg.system.console import counted
 
 
@@ -147,3 +153,190 @@ def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
         other = int(generator.random() * (last + 1))
         result[last], result[other] = result[other], result[last]
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class ContentSampler(Steps):
+    """The steps of `sampler`, of a number of tiles each, but with the tiles that `content` draws.
+
+    An epoch has as many tiles as are drawn at all. A share of them, the balance, is drawn by class, the same tile
+    maybe more than once; in the place of the others stand the tiles of a shuffled list. With a share of 0 each of these
+    occurs once an epoch. Raises ConfigError where a step takes more tiles than there are.
+    """
+
+    sampler: Sampler
+    content: Content
+
+    def __post_init__(self) -> None:
+        tiles = len(self.content.drawn)
+        if self._size > tiles:
+            raise ConfigError(
+                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {tiles} of "
+                f"{len(self.content.regions)} tiles; give at most {tiles}, or a finer tiling.grid"
+            )
+
+    @property
+    def seed(self) -> int:
+        return self.sampler.seed
+
+    @property
+    def _size(self) -> int:
+        assert self.sampler.tiles_per_step is not None, "checked with the configuration"
+        return self.sampler.tiles_per_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(len(self.content.drawn) / self._size)
+
+    def steps(self, epoch: int) -> list[Step]:
+        generator = epoch_generator(self.seed, epoch)
+        numbers = [
+            self.content.by_class(generator) if generator.random() < self.content.choice.balance else number
+            for number in shuffled(self.content.drawn, generator)
+        ]
+        regions = [self.content.regions[number] for number in numbers]
+        tiles = [TileReference(region.image, region.tile) for region in regions if region.tile is not None]
+        return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
+
+
+@dataclass(frozen=True)
+class DrawnTiles(Steps):
+    """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
+
+    Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
+    the changed raster in which the centre of the drawn one stands. `turned`: the images that have another shape after a
+    quarter turn; so shown the k-th of them is an image of its own, the k-th after all others, with as many tiles.
+    """
+
+    sampler: Sampler | ContentSampler
+    drawer: Drawer
+    each: str
+    tilings: tuple[Tiling, ...] = ()
+    turned: tuple[int, ...] = ()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        for step in self.sampler.steps(epoch):
+            yield step if self.drawer.is_idle else self._drawn(step, epoch)
+
+    def _drawn(self, step: Step, epoch: int) -> Step:
+        draws: dict[str, Draw | None] = {}
+        result = []
+        for reference in step:
+            tile = f" {reference.tile}" if self.each == "tile" else ""
+            words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {reference.image}{tile}"
+            if words not in draws:
+                draws[words] = self.drawer.draw(words, reference.image)
+            result.append(self._shown(reference, draws[words]))
+        return tuple(result)
+
+    def _shown(self, reference: TileReference, draw: Draw | None) -> TileReference:
+        image, tile, _ = reference
+        if draw is None or draw.view is None:
+            return TileReference(image, tile, draw)
+        if draw.view.shape != self.drawer.shapes[image]:
+            draw = replace(draw, source=image)
+            image = len(self.drawer.shapes) + self.turned.index(image)
+        if self.tilings:
+            core = self.tilings[reference.image].tiles[tile].core  # type: ignore[index]
+            tile = self.tilings[image].tile_at(*draw.view.find(*_centre(core))).index  # type: ignore[union-attr]
+        return TileReference(image, tile, draw)
+
+
+def _centre(box: Box) -> tuple[float, float]:
+    return (box.row.start + box.row.stop - 1) / 2, (box.col.start + box.col.stop - 1) / 2
+
+
+@dataclass(frozen=True)
+class DrawnWindows(Steps):
+    """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images. Each has a draw of
+    its own: an image by its share of the pixels, then a place in it, each as likely as any other.
+
+    With a `footprint` a window is a tile with its exact halo: it begins at multiples of the network's alignment in its
+    raster, as drawn. Without one it begins anywhere and is an image of its own: number k of a step is image k, of a
+    single tile, and beyond it is nothing. An epoch has as many windows as cover all pixels once.
+
+    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class.
+    Where empty squares are skipped, the others are drawn around a square that has a label.
+
+    A rotation is about the middle of the window, so that it shows what stands there.
+
+    Raises ConfigError where a window is larger than an image.
+    """
+
+    drawer: Drawer
+    side: int
+    per_step: int
+    seed: int
+    footprint: Footprint | None
+    content: Content | None = None
+
+    def __post_init__(self) -> None:
+        least = min(min(shape) for shape in self.drawer.shapes)
+        if self.side > least:
+            raise ConfigError(
+                f"train.window is {self.side}, but an image has {least} px along one side; give at most {least}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(sum(self._areas()) / (self.per_step * self.side**2))
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        for index in range(self.steps_per_epoch):
+            yield self.step(Position(epoch, index))
+
+    def step(self, position: Position) -> Step:
+        return tuple(self._window(position, k) for k in range(self.per_step))
+
+    def _window(self, position: Position, k: int) -> TileReference:
+        words = f"tiledseg.windows {self.seed} {position.epoch} {position.step} {k}"
+        generator = random.Random(drawn_number(words, "place"))
+        place = self._place(generator)
+        image = place[0] if place else self._image(generator)
+        view, photometry, angle = self.drawer.draw_upright(words, image)
+        if place:
+            row, col = (self._around(at, size) for at, size in zip(view.find(*place[1:]), view.shape, strict=True))
+        else:
+            row, col = (int(generator.random() * self._starts(size)) * self._unit for size in view.shape)
+        if angle:
+            view = view.rotated(angle, row + (self.side - 1) / 2, col + (self.side - 1) / 2)
+        if self.footprint:
+            tile = window_tile(view.shape, (row, col), self.side, self.footprint, k)
+            changed = None if view == View(self.drawer.shapes[image]) else view
+            return TileReference(image, tile, Draw(changed, photometry) if changed or photometry else None)
+        return TileReference(k, 0, Draw(view.window(row, col, (self.side, self.side)), photometry, image))
+
+    def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
+        """Return (image, row, col) that a window is to show, by content; None for any."""
+        content = self.content
+        if content is None:
+            return None
+        by_class = generator.random() < content.choice.balance
+        if not by_class and not content.choice.skip_empty:
+            return None
+        region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
+        row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))
+        return region.image, row, col
+
+    def _image(self, generator: random.Random) -> int:
+        ends = list(itertools.accumulate(self._areas()))
+        return bisect.bisect_right(ends, int(generator.random() * ends[-1]))
+
+    @property
+    def _unit(self) -> int:
+        return self.footprint.alignment if self.footprint else 1
+
+    def _starts(self, size: int) -> int:
+        """Return the places where a window may begin along a dim."""
+        return -(-(size - self.side) // self._unit) + 1
+
+    def _around(self, at: float, size: int) -> int:
+        """Return the begin of the window whose middle is nearest to a place."""
+        return max(0, min(self._starts(size) - 1, round((at - self.side / 2) / self._unit))) * self._unit
+
+    def _areas(self) -> list[int]:
+        return [height * width for height, width in self.drawer.shapes]

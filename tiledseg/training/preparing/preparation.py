@@ -35,9 +35,8 @@ from tiledseg.planning.run.question import RunQuestion, Windows
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
-from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import Sampler, Steps
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.ending import score_class
 from tiledseg.training.losses.choose_objective import choose_objective, further_bytes, given_weights
@@ -53,7 +52,7 @@ from tiledseg.training.preparing.raster_set import (
     split_of,
 )
 from tiledseg.training.steps.optimizer import parameter_groups
-from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
+from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from tiledseg.raster.finding import (
     has_validation,
     pair_sources,
 )
-from tiledseg.raster.georeferencing import along
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, along
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import (
     Inside,
@@ -35,11 +34,11 @@ from tiledseg.raster.labels.pair_reading import (
     check_used,
 )
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reading.reader import KnownReader
-from tiledseg.raster.samples.layout import check_cut, layout_warning
-from tiledseg.raster.samples.spatial_split import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.reader import KnownReader
+from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.samples.dataset import check_cut, layout_warning
 from tiledseg.raster.statistics import check_alike
-from tiledseg.units.quantities import Length, blocks_of, parse_length
+from tiledseg.units import Length, blocks_of, parse_length
 
 
 @dataclass(frozen=True)

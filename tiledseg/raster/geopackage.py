@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from rasterio.features import shapes
 
 from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
-from tiledseg.raster.georeferencing import is_placed
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import check_begin
 from tiledseg.system.outputs import Output, temporary

@@ -18,10 +18,9 @@ from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.remote import is_named
-from tiledseg.raster.tile_store.store import (
+from tiledseg.raster.tile_store import (
     FORMAT,
     VERSION,
     StoreName,

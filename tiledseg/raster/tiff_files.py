@@ -27,8 +27,7 @@ from rasterio.errors import RasterioError
 
 from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
 from tiledseg.errors import OutputError, WriteError
-from tiledseg.raster.georeferencing import placement
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, placement
 from tiledseg.raster.labels.classes import ClassRecord, Colour, in_hex
 from tiledseg.system.console import flush as flush_console
 from tiledseg.system.console import say

@@ -29,10 +29,8 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster.georeferencing import named_crs
-from tiledseg.raster.info import GroundControl, RasterInfo
-from tiledseg.raster.mirrored_reader import HandlePool, RasterReader
-from tiledseg.raster.retrying import reading
+from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, reading
 
 if TYPE_CHECKING:
     import h5py

@@ -19,6 +19,7 @@ from rasterio.io import DatasetReader
 from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
+from tiledseg.raster.mirrored_reader import reading, reason
 from tiledseg.raster.remote import (
     REFERENCES,
     SILENT_SECONDS,
@@ -30,7 +31,6 @@ from tiledseg.raster.remote import (
     is_of_certificates,
     is_remote,
 )
-from tiledseg.raster.retrying import reading, reason
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
 DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")

@@ -26,10 +26,9 @@ from rasterio.errors import NotGeoreferencedWarning
 from tiledseg.config.map_formats import BLOCK, PLAIN, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.georeferencing import lost
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, lost
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.maps.tiff_files import (
+from tiledseg.raster.tiff_files import (
     add_names,
     block_offsets,
     bytes_of,

@@ -24,12 +24,10 @@ from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.georeferencing import checked_crs
-from tiledseg.raster.info import RasterInfo, ground_of
-from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes
-from tiledseg.raster.reading.gdal_open import DRIVERS, files_beside, local_file, open_dataset, references_of, settings
+from tiledseg.raster.gdal_open import DRIVERS, files_beside, local_file, open_dataset, references_of, settings
+from tiledseg.raster.info import RasterInfo, checked_crs, ground_of
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading
 from tiledseg.raster.remote import is_remote
-from tiledseg.raster.retrying import reading
 from tiledseg.system.files import irregular_kind
 
 # A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
