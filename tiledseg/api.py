@@ -145,7 +145,7 @@ def predict_raster(
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.views import CHOICES
     from tiledseg.planning.run.norms import exact_modes
-    from tiledseg.planning.run.parallelism import Parallelism
+    from tiledseg.planning.run.spread import Parallelism
     from tiledseg.units import ACTIVATION_BYTES
 
     words = (

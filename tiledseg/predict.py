@@ -213,7 +213,7 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.blocks import BlocksAsked
-    from tiledseg.planning.run.parallelism import parallelism
+    from tiledseg.planning.run.spread import parallelism
 
     network_line, memory, asked = None, config.memory, parallelism(config.parallel)
     if asked.mesh is None and asked.stages == 1:  # a mesh of auto may leave ranks idle, as some images are small

@@ -34,8 +34,7 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     from tiledseg.execution.passes.part_passes import read_ahead
     from tiledseg.execution.precision import make_deterministic
     from tiledseg.models.network import build_modules
-    from tiledseg.planning.run.parallelism import parallelism
-    from tiledseg.planning.run.spread import choose_spread
+    from tiledseg.planning.run.spread import choose_spread, parallelism
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.reader import open_raster
     from tiledseg.raster.samples.dataset import Dataset

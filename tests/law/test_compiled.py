@@ -22,8 +22,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models import compiled
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import Tensors, build_modules
-from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.spread import choose_spread
+from tiledseg.planning.run.spread import choose_spread, parallelism
 from tiledseg.raster.samples.sampling import TileReference
 
 TILES = Strip(UNet(2, 1, 3, 4, "same", "pixel", "bilinear", 0.3, bands=2, classes=3), (2, 1))

@@ -23,7 +23,7 @@ from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
-from tiledseg.planning.run.parallelism import parallelism
+from tiledseg.planning.run.spread import parallelism
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 CORNERS = [(500003, 4999996), (500023.5, 4999989), (500009, 4999967)]

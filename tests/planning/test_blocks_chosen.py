@@ -11,9 +11,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.items import Speed
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import CopyRates, Link, Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.units import parse_bytes

@@ -11,7 +11,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import (
     MeasuredTimes,
     MicroBatchSize,
@@ -20,7 +19,7 @@ from tiledseg.planning.run.pipeline import (
     plan_pipeline,
     spread_note,
 )
-from tiledseg.planning.run.spread import choose_spread
+from tiledseg.planning.run.spread import Parallelism, choose_spread, parallelism
 from tiledseg.planning.stages.staged_pipeline import StagePrices
 from tiledseg.planning.step.cost import tile_walk
 

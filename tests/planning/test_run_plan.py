@@ -22,11 +22,10 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.mode_cost import fusion_word
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.memory import why_alone
-from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.run.spread import Parallelism, Spread, parallelism
 from tiledseg.planning.walk.step_memory import fixed_memory
 
 MEMORY = 5 << 20

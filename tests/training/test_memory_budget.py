@@ -17,10 +17,10 @@ from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.mode_cost import Task, mode_cost
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 

@@ -12,9 +12,9 @@ import pytest
 from tests.crash.runs import Material
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.training.offloading import told_what_fits
 
 MIB = 1 << 20

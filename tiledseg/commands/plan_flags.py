@@ -21,7 +21,7 @@ from tiledseg.planning.answer.table import parse_sections, table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.jobs.job import Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.question import Question, check_exact
-from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
 from tiledseg.units import parse_bytes

@@ -23,8 +23,8 @@ from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import NetworkCut, cut_network, split_network
-from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
+from tiledseg.planning.run.spread import parallelism
 
 Loss = Callable[..., torch.Tensor]
 PIXELS = 256  # a side, about: of the image by whose multiply-adds the automatic balance goes

@@ -15,9 +15,9 @@ from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.views import NONE
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.raster.finding import EVERY, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo, code_notes, reference_notes

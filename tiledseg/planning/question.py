@@ -11,8 +11,8 @@ from tiledseg.config.checks import MOST, Range
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 Shape = tuple[int, int]

@@ -13,7 +13,7 @@ from tests.planning.search.test_search import SLOW_LINKS, question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.plan import main
-from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search.best import parse_range, scaling, search
 from tiledseg.planning.search.candidates import FREE
 

@@ -15,9 +15,9 @@ from tiledseg.planning.cost_model.machine import CopyRates, Machine
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.store import STAYING, Store
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search import best, candidates
 from tiledseg.planning.search.best import INEXACT, MEMORY, Priced, Pricing, differences, explained, search
 from tiledseg.planning.search.candidates import FREE, Candidate

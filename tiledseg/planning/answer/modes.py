@@ -15,8 +15,8 @@ from tiledseg.planning.cost_model.mode_cost import ModeCost, Task, fusion_word, 
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 Shape = tuple[int, int]

@@ -29,9 +29,9 @@ from tiledseg.planning.answer.summary import summary_part
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import Extent
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.walk.step_memory import training_memory

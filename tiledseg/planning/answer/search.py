@@ -13,8 +13,8 @@ from tiledseg.planning.answer.text import columns, figures_basis, size, wrapped
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search.best import TERMS, Point, Priced, Searched, scaling, search
 
 _WHY = {

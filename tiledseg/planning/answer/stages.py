@@ -17,8 +17,8 @@ from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.text import columns, milliseconds, size
 from tiledseg.planning.question import Question
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, balanced_pipeline, modelled
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most

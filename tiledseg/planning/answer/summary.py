@@ -15,9 +15,9 @@ from tiledseg.planning.answer.text import duration, milliseconds, size, words
 from tiledseg.planning.cost_model.mode_cost import fusion_word, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, run_grid
 from tiledseg.planning.run.question import Extent
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.system.console import counted
 
 WIDTH, MOST_HEADING = 80, 4  # columns, and lines of the raster and the network

@@ -18,8 +18,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.run.spread import Parallelism, Spread
 from tiledseg.planning.step.cost import backward_passes, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 

@@ -14,7 +14,7 @@ from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""The spread of a run's pixels and layers over its ranks, checked before any of them starts."""
+"""The spread of a run's pixels and layers over its ranks: as set, and as decided, before any rank starts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tiledseg.config.parallel import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.sharing.decomposition import decompose
@@ -15,7 +16,50 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.mode_cost import check_blocks, choose_fusion, fusion_word
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
-from tiledseg.planning.run.parallelism import Parallelism
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """The settings of how a run is spread; None where the plan decides.
+
+    `mesh`: (rows, cols) of ranks an image. `fusion`: layers an exchange. `balance`: layers of each chunk; None balances
+    the times of the machine's profile, else multiply-adds. `recompute`: one mode for each stage. `idle_ranks`: a job
+    may have more ranks than the mesh. The rest as the keys of the group.
+    """
+
+    exact: bool = True
+    halo: str = "read"
+    mesh: tuple[int, int] | None = None
+    fusion: int | None = 1
+    overlap: bool = False
+    stages: int = 1
+    balance: tuple[int, ...] | None = None
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+    recompute: tuple[str, ...] = ("never",)
+    idle_ranks: bool = True
+
+    @property
+    def shares_layers(self) -> bool:
+        """True if the ranks of an image are to compute each layer together."""
+        return self.halo == "layer"
+
+
+def parallelism(config: ParallelConfig) -> Parallelism:
+    """Return the settings of the group `parallel`. Raises ConfigError for a list that is none."""
+    return Parallelism(
+        config.exact,
+        config.halo,
+        config.mesh_rows_cols(),
+        config.fusion_depth(),
+        config.overlap,
+        config.stages,
+        config.layer_counts(),
+        config.schedule,
+        config.micro_batches,
+        config.recompute_modes(),
+        config.idle_ranks,
+    )
 
 
 @dataclass(frozen=True)

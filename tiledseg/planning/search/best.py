@@ -21,10 +21,10 @@ from tiledseg.geometry.tiling import context_sizes
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.run.norms import norm_fault
-from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import pipeline_bytes
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search.candidates import FREE, Candidate, candidates, largest_shape
 from tiledseg.planning.step.halo_traffic import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory

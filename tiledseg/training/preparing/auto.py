@@ -20,8 +20,8 @@ from tiledseg.config.run import Config
 from tiledseg.config.words import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import parallelism
 from tiledseg.system.console import counted
 
 _GROUPS = "data", "tiling", "model", "parallel", "memory"

@@ -29,9 +29,9 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, Windows
+from tiledseg.planning.run.spread import parallelism
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
