@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         "the averaged weights stay in the network after a validation",
-        "training/averaging.py",
+        "training/steps/optimizer.py",
         "        try:\n            yield\n        finally:\n            self._swap()",
         "        yield",
         "tests/training/test_averaging.py",
@@ -248,8 +248,8 @@ FAULTS = (
     Fault(
         "the cosine ends at the wrong rate",
         "training/steps/optimizer.py",
-        "(1 + math.cos(math.pi * course.share_after(step, rate.warmup_steps))) / 2",
-        "(1 + math.cos(math.pi * course.share_after(step, 0))) / 2",
+        "(1 + math.cos(math.pi * course.share(position, rate.warmup_steps))) / 2",
+        "(1 + math.cos(math.pi * course.share(position, 0))) / 2",
         "tests/training/test_optimizer.py",
     ),
     # Sampling and statistics.

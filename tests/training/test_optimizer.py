@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.config.run import OptimizerConfig
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.training.steps.optimizer import Course, build_optimizer, learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
@@ -22,14 +23,32 @@ def sized(policy: str, **fields: Any) -> str | dict[str, Any]:
     return {"name": policy, **fields} if policy == "step" else policy
 
 
+def rates_of(config: OptimizerConfig, course: Course) -> list[float]:
+    """Return the rate of every step, by the positions that follow each other."""
+    position, rates = Position(0, 0), list[float]()
+    while left := course.left(position):
+        rates.append(learning_rate(config, len(rates), course, position))
+        position = course.after(position)
+        assert course.left(position) == left - 1
+    assert position == (course.epochs, 0)
+    return rates
+
+
+@pytest.mark.parametrize("policy", ["polynomial", "cosine"])
+@given(before=st.integers(1, 20), after=st.integers(1, 20), epoch=st.integers(1, 9))
+def test_a_run_with_other_steps_an_epoch_goes_on_where_it_was(policy: str, before: int, after: int, epoch: int) -> None:
+    config = OptimizerConfig(lr=0.5, policy=policy)
+    one, other = (learning_rate(config, 99, Course(10, steps), Position(epoch, 0)) for steps in (before, after))
+    assert one == pytest.approx(other)
+
+
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(policy=policies, run=runs, warmup=st.integers(0, 30), lr=st.floats(1e-6, 10))
 def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr: float) -> None:
     """Never negative, never above lr; rising over the warm-up, which ends at lr; falling, or level, after it."""
     per_epoch, epochs = run
-    total = per_epoch * epochs
     config = OptimizerConfig(lr=lr, policy=sized(policy, size=2), warmup_steps=warmup)
-    rates = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
+    rates = rates_of(config, Course(epochs, per_epoch))
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
     assert rising == [pytest.approx(lr * (step + 1) / warmup) for step in range(len(rising))]
@@ -73,7 +92,7 @@ def test_rates_are_those_of_torchs_schedulers(policy: str) -> None:
     """Twelve epochs of five steps. torch's LinearLR begins at a share that it is given: ours is that of one step."""
     per_epoch, epochs, warmup, lr = 5, 12, 10, 0.2
     total, config = per_epoch * epochs, OptimizerConfig(lr=lr, policy=sized(policy, size=4), warmup_steps=warmup)
-    found = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
+    found = rates_of(config, Course(epochs, per_epoch))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
     schedulers = torch.optim.lr_scheduler
     rising = schedulers.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)

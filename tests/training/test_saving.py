@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.checkpoint.saved import make_network, state_of
+from tests.checkpoint.saved import train as steps
 from tests.crash.runs import Material, lines, train
-from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.folder import contents_of, find_checkpoint
+from tiledseg.comm.axes import serial_axes
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.system.writing import write_error
 from tiledseg.training import saving
 from tiledseg.training.saving import Saver
+from tiledseg.training.steps.optimizer import AveragedWeights, build_optimizer
 
 SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
 
@@ -22,15 +26,25 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material.make(tmp_path_factory.mktemp("saving"))
 
 
-def checkpoints(folder: Path) -> dict[str, bytes]:
-    root = folder / "checkpoints"
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-def slowed(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
-    """`before()` happens in the writing thread, before a checkpoint is written."""
-    save = saving.save_checkpoint
-    monkeypatch.setattr(saving, "save_checkpoint", lambda *arguments: (before(), save(*arguments))[1])
+def test_a_checkpoint_has_the_bits_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written later, it is byte for byte what a save at once writes. A save waits for the one before."""
+    network, gate, save = make_network(), threading.Event(), saving.save_checkpoint
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    average = AveragedWeights(network, 0.5)
+    saver = Saver(tmp_path / "later", 9, serial_axes())
+    monkeypatch.setattr(saving, "save_checkpoint", lambda *arguments: (gate.wait(100), save(*arguments)))
+    for step in (2, 5):
+        steps(network, optimizer, 2 if step == 2 else 3)
+        average.update(step)
+        save(tmp_path / "at-once", step, contents_of(network, optimizer, average.tensors), state_of(step), 9)
+        if step == 5:
+            threading.Timer(0.1, gate.set).start()
+        assert saver.save(network, optimizer, average, state_of(step), None)
+        saver.check()  # nothing has failed, and nobody is waited for
+    saver.wait()
+    files = {path.relative_to(tmp_path / "at-once") for path in (tmp_path / "at-once").rglob("*") if path.is_file()}
+    assert len(files) == 2 * 4 + 1
+    assert all((tmp_path / "later" / name).read_bytes() == (tmp_path / "at-once" / name).read_bytes() for name in files)
 
 
 def test_training_goes_on_and_a_failure_is_met_at_the_next_step(

@@ -74,7 +74,7 @@ def contents_of(
     copy: Copy = _as_it_is,
 ) -> Contents:
     """Return this rank's part of a checkpoint; tensors on the meta device are another stage's. `copy`: of a tensor by
-    its name among all; without a `Snapshot`'s the tensors themselves are written."""
+    its name among all; by default the tensors themselves are written."""
     whole, numbers = optimizer.state_dict(), numbers_of(optimizer)
     entries = {
         f"{numbers[index]}.{name}": copy(f"optimizer {numbers[index]}.{name}", torch.as_tensor(value))

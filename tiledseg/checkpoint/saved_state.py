@@ -23,8 +23,6 @@ from tiledseg.raster.reader import Identity
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 
-Mark = tuple[int, int]  # steps and epochs that were done
-
 
 @dataclass(frozen=True)
 class Source:
@@ -91,7 +89,7 @@ class FoundSettings:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of a run after `step` steps. `position`: of the next step. `marks`: as `Course` has them. `sampling`:
+    """The state of a run after `step` steps. `position`: of the next step. `sampling`:
     the facts that the order of the steps depends on. `sources`, `judged` (none in older checkpoints): the training and
     the validation images as they were. `class_weights`: of the loss, none where all are 1. `found`: the keys that
     `config` leaves to the program. `loss_scale`: of fp16."""
@@ -102,7 +100,6 @@ class SavedState:
     position: Position
     sampling: dict[str, Any]
     step: int
-    marks: tuple[Mark, ...] = ((0, 0),)
     sources: tuple[Source, ...] = ()
     judged: tuple[Source, ...] = ()
     resumed: tuple[Resumed, ...] = ()
@@ -123,7 +120,10 @@ class SavedState:
 def parse_state(state: Any) -> SavedState:
     """Return the state of a checkpoint's manifest. Raises an error of Python's for what does not fit, and ConfigError
     for a network that cannot be."""
-    words = dict(state["network"])
+    words, state = (
+        dict(state["network"]),
+        {key: value for key, value in state.items() if key != "marks"},
+    )  # of versions to 0.9
     network = _as(SAVED[words.pop("kind", FIRST)], words)
     saved: SavedState = _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
     return saved

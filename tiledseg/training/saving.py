@@ -11,7 +11,7 @@ work, a process would import torch and hold the tensors once more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,77 +22,9 @@ from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, u
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.training.averaging import AveragedWeights
+from tiledseg.training.steps.optimizer import AveragedWeights
 
 _LOOK_SECONDS = 1.0
-
-
-class Snapshot:
-    """Memory on the host for one copy of each tensor, by name, taken anew at each save: fresh memory would cost more
-    time than the copy. A GPU's tensors go into pinned memory, all on their way together until `finish`."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
-        self._devices: set[torch.device] = set()
-
-    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor` on the CPU; that of a GPU's tensor is whole after `finish`."""
-        source = tensor.detach()
-        held = self._held.get(name)
-        if held is None or held.shape != source.shape or held.dtype != source.dtype:
-            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-            self._held[name] = held
-        if source.is_cuda:
-            self._devices.add(source.device)
-        return held.copy_(source, non_blocking=True)
-
-    def finish(self) -> None:
-        """Wait until every copy is whole: then the tensors may change."""
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-        self._devices.clear()
-
-
-class Background:
-    """A thread for one piece of work after the other, never two at once; an error is raised at the next call."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def begin(self, work: Callable[[], object]) -> None:
-        """Wait for the work before, raise its error if it failed, and start `work`."""
-        self.wait()
-        # A daemon: a process that must end at once does; what was begun has no name yet.
-        self._thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the error of the last work if it has failed; do not wait."""
-        if not self.is_busy(0.0):
-            self.wait()
-
-    def is_busy(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return True if the work still goes on."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Wait until nothing is under way, and raise the error of the last work, once."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._error = error
 
 
 class Saver:
@@ -101,7 +33,9 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int, axes: Axes) -> None:
         self._folder, self._keep, self._axes = folder, keep, axes
-        self._snapshot, self._background = Snapshot(), Background("checkpoint")
+        self._copies: dict[str, torch.Tensor] = {}  # taken anew at each save: fresh memory would cost more time
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     def save(
         self,
@@ -118,29 +52,57 @@ class Saver:
         if self._axes.position is not None and self._axes.position.stage > 0:
             own = contents_of(network, optimizer, tensors)  # other stages send theirs at once
         else:
-            own = contents_of(network, optimizer, tensors, self._snapshot.copy)
-            self._snapshot.finish()
+            own = contents_of(network, optimizer, tensors, self._copy)
+            for device in {parameter.device for parameter in network.parameters() if parameter.is_cuda}:
+                torch.cuda.synchronize(device)  # then all copies are whole, and the tensors may change
         contents = collect(own, self._axes)
         if contents is None:
             return False
-        folder, keep, step = self._folder, self._keep, state["step"]
-        self._background.begin(lambda: save_checkpoint(folder, step, contents, state, keep, best))
+        # A daemon: a process that must end at once does; what was begun has no name yet.
+        self._thread = threading.Thread(
+            target=self._write, args=(contents, state, best), name="checkpoint", daemon=True
+        )
+        self._thread.start()
         return True
 
     def check(self) -> None:
-        """Raise the error that has stopped the last checkpoint; do not wait."""
-        self._background.check()
+        """Raise the error that has stopped the last checkpoint, once; do not wait."""
+        if not self._is_busy(0.0):
+            self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint has its name: it makes progress as long as its files grow."""
-        if self._background.is_busy(0.0):
+        """Wait until the last checkpoint has its name, and raise the error that has stopped it, once. It makes progress
+        as long as its files grow."""
+        if self._is_busy(0.0):
             with doing("writing a checkpoint"):
                 written = -1
-                while self._background.is_busy(_LOOK_SECONDS):
+                while self._is_busy(_LOOK_SECONDS):
                     if (now := unfinished_bytes(self._folder)) != written:
                         tick()
                     written = now
-        self._background.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous copy of `tensor` on the CPU; that of a GPU's is in pinned memory, and on its way."""
+        source, held = tensor.detach(), self._copies.get(name)
+        if held is None or held.shape != source.shape or held.dtype != source.dtype:
+            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._copies[name] = held
+        return held.copy_(source, non_blocking=True)
+
+    def _is_busy(self, seconds: float) -> bool:
+        """Wait at most `seconds`; return True if a checkpoint is still being written."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is not None and self._thread.is_alive()
+
+    def _write(self, contents: Contents, state: Mapping[str, Any], best: int | None) -> None:
+        try:
+            save_checkpoint(self._folder, state["step"], contents, state, self._keep, best)
+        except BaseException as error:
+            self._error = error
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:

@@ -39,7 +39,6 @@ from tiledseg.system.console import counted
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import deferring
 from tiledseg.tracing.build import network_modules
-from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
 from tiledseg.training.panels import Panels, choose_views
@@ -52,6 +51,7 @@ from tiledseg.training.run_folder.summary import seconds_so_far
 from tiledseg.training.run_folder.validations import ValidatedScene
 from tiledseg.training.saving import Saver
 from tiledseg.training.steps.optimizer import (
+    AveragedWeights,
     Course,
     build_optimizer,
     learning_rate,
@@ -112,7 +112,6 @@ class Trainer:
             load_optimizer(checkpoint, self.optimizer, mesh)
             saved, scale = checkpoint.saved, checkpoint.saved.loss_scale or scale
             self.step, self.position, self.saved_in = saved.step, saved.position, checkpoint.path.parent.resolve()
-            self.course = self.course.onward(saved.marks, self.step, self.position)
             if mesh.is_root and self.saved_in == self.checkpoints.resolve():
                 self.seconds_before = seconds_so_far(self.folder)
             average = load_average(checkpoint, mesh) if train.ema else ()
@@ -162,6 +161,7 @@ class Trainer:
             if self.offload is not None:
                 stack.enter_context(self.offload)
             stopped = self._loop(training, held_out, StopFlag(end))
+            self.saver.wait()
             moved = moved_by_ranks(self.offload, self.config.memory.store, self.mesh)
             notes = rewritten_notes(self.beginning.sources, self.judged) if self.mesh.is_root else []
             self.started["warnings"] = [*self.started.get("warnings", ()), *notes]
@@ -202,13 +202,13 @@ class Trainer:
         if held_out is not None:
             dtype = held_out.infos[0].dtype
             scene = ValidatedScene(labels.classes, labels.ignore_index, held_out.images, dtype, self.normalization)
-        total = self.course.total_steps
+        total = self.step + self.course.left(self.position)
         journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines, scene)
         stack.enter_context(contextlib.closing(journal))
         for note in self.notes:
             journal.say(f"warning: {note}")
         done = f"nothing to do: {self.step} steps, {counted(self.position.epoch, 'epoch')}, are done"
-        if self.course.ends_at(self.position):
+        if not self.course.left(self.position):
             journal.say(f"{done}; give train.epochs above {self.position.epoch} to go on, or another run.output")
         elif self.best.gives_up(self.position):
             why = "train.early_stop has ended the run; give a larger one to go on, or another run.output"
@@ -238,7 +238,7 @@ class Trainer:
                     self._verify(self.unverified, training, parts)
                     self.unverified = None
                 self.saver.check()
-                rate = learning_rate(config.optimizer, self.step, self.course)
+                rate = learning_rate(config.optimizer, self.step, self.course, position)
                 set_learning_rate(self.optimizer, rate)
                 tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
                 weight = heaviest * sum(tile.core.area for tile in tiles)
@@ -255,11 +255,9 @@ class Trainer:
                 if self._ends_after(position.epoch, held_out, result.stop):
                     break
                 if result.stop:
-                    self.saver.wait()
                     return True
         if self.saved_in != self.checkpoints.resolve():
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
-        self.saver.wait()
         return False
 
     def _ends_after(self, epoch: int, held_out: Dataset | None, stop: bool) -> bool:
@@ -267,7 +265,7 @@ class Trainer:
         train, better = self.config.train, False
         if self.position.epoch > epoch and (epoch + 1) % train.validate_every == 0 and held_out is not None:
             better = self._validate(held_out, epoch)
-        last = self.course.ends_at(self.position) or self.best.gives_up(self.position)
+        last = not self.course.left(self.position) or self.best.gives_up(self.position)
         if last or better or stop or self.step % train.checkpoint_every == 0:
             self._checkpoint()
         return last
@@ -321,7 +319,6 @@ class Trainer:
             "class_weights": list(self.preparation.class_weights),
             "found": found and asdict(found),
             "position": self.position._asdict(),
-            "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
             "judged": [asdict(source) for source in self.judged],
             "sampling": sampling_fingerprint(self.preparation),

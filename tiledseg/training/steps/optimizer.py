@@ -1,4 +1,4 @@
-"""Optimizers, the course of a run, and the learning rate as a pure function of both: nothing that could drift.
+"""Optimizers, the course of a run, the learning rate as a pure function of both, and an average of the weights.
 
 The end of a run is a position, the end of epoch `train.epochs`, not a number of steps. A resumed run may have other
 steps in an epoch than before (more images, another global batch), and its steps are then counted on.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch import nn
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.config.words import read_policy
 from tiledseg.errors import ConfigError
-from tiledseg.models.frozen import factor_of
+from tiledseg.execution.agreement import own_state
+from tiledseg.models.frozen import by_memory, factor_of
 from tiledseg.raster.samples.sampling import Position
 
 
@@ -85,26 +86,23 @@ def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Optimiz
     return AdamW(parameters, lr=update.lr, weight_decay=update.weight_decay, foreach=True)
 
 
-def learning_rate(rate: OptimizerConfig, step: int, course: Course) -> float:
-    """Return the rate of optimizer step `step`, counted from 0.
+def learning_rate(rate: OptimizerConfig, step: int, course: Course, position: Position) -> float:
+    """Return the rate of optimizer step `step`, counted from 0, at `position`.
 
     The policy gives it. `constant`: lr. `step`: lr * gamma^(epoch // size). `polynomial`: lr * (1 - t)^power. `cosine`:
     lr * (1 + cos(pi t)) / 2. Here t is the share of the epochs after the warm-up that is done. Over the first
-    `warmup_steps` the rate rises linearly to lr.
-
-    The warm-up counts steps, the policy epochs: t goes on from where it was, where a resumed run has other steps an
-    epoch, and ends with the last epoch. With another number of epochs the rate is that of a run of so many.
+    `warmup_steps` the rate rises linearly to lr. So t goes on where a resumed run has other steps an epoch.
     """
     if step < rate.warmup_steps:
         return rate.lr * (step + 1) / rate.warmup_steps
     policy, fields = read_policy(rate.policy)
     match policy:
         case "step":
-            return rate.lr * fields["gamma"] ** (math.floor(course.epochs_after(step)) // fields["size"])
+            return rate.lr * fields["gamma"] ** (position.epoch // fields["size"])
         case "polynomial":
-            return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** fields["power"]
+            return rate.lr * (1 - course.share(position, rate.warmup_steps)) ** fields["power"]
         case "cosine":
-            return rate.lr * (1 + math.cos(math.pi * course.share_after(step, rate.warmup_steps))) / 2
+            return rate.lr * (1 + math.cos(math.pi * course.share(position, rate.warmup_steps))) / 2
     return rate.lr
 
 
@@ -114,34 +112,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("factor", 1.0)
 
 
-Mark = tuple[int, int]
-
-
 @dataclass(frozen=True)
 class Course:
-    """A run of `epochs` epochs with, now, `steps_per_epoch` steps in each.
-
-    `marks` are (steps, epochs) that were done where the number of steps an epoch changed, the start (0, 0) first. A run
-    that was never changed has that one alone.
-    """
+    """The course of a run: `epochs` epochs of `steps_per_epoch` steps each. It ends with its last epoch."""
 
     epochs: int
     steps_per_epoch: int
-    marks: tuple[Mark, ...] = ((0, 0),)
 
-    def onward(self, marks: Sequence[Mark], step: int, position: Position) -> Course:
-        """Return the course of a run that stands at `position` after `step` steps; with one more mark if that does not
-        follow from `marks` with as many steps an epoch as now."""
-        begun = (step - position.step, position.epoch)  # of the epoch that goes on
-        last_step, last_epoch = marks[-1]
-        straight = begun == (last_step + (position.epoch - last_epoch) * self.steps_per_epoch, position.epoch)
-        return replace(self, marks=tuple(marks) if straight else (*marks, begun))
-
-    @property
-    def total_steps(self) -> int:
-        """The steps of the whole run: those done, and those left."""
-        step, epoch = self.marks[-1]
-        return step + max(0, self.epochs - epoch) * self.steps_per_epoch
+    def left(self, position: Position) -> int:
+        """Return the number of steps from `position` to the end."""
+        return max(0, (self.epochs - position.epoch) * self.steps_per_epoch - position.step)
 
     def after(self, position: Position) -> Position:
         """Return the position of the following step."""
@@ -149,22 +129,54 @@ class Course:
             return Position(position.epoch, position.step + 1)
         return Position(position.epoch + 1, 0)
 
-    def ends_at(self, position: Position) -> bool:
-        """Return True if a run that stands there has nothing left to do."""
-        return position.epoch >= self.epochs
+    def share(self, position: Position, warmup_steps: int) -> float:
+        """Return the share, 0 to 1, of the steps after the warm-up that is done."""
+        after_warmup = self.epochs * self.steps_per_epoch - warmup_steps
+        done = position.epoch * self.steps_per_epoch + position.step - warmup_steps
+        return min(1.0, max(0, done) / after_warmup) if after_warmup > 0 else 1.0
 
-    def epochs_after(self, steps: int) -> Fraction:
-        """Return the epochs done after so many steps of the run, the begun one in part."""
-        for (step, epoch), (next_step, next_epoch) in zip(self.marks, self.marks[1:], strict=False):
-            if steps < next_step:
-                return epoch + Fraction((steps - step) * (next_epoch - epoch), next_step - step)
-        step, epoch = self.marks[-1]
-        return epoch + Fraction(steps - step, self.steps_per_epoch)
 
-    def share_after(self, steps: int, warmup_steps: int) -> float:
-        """Return the share, 0 to 1, of the epochs after the warm-up that is done after so many steps."""
-        warm = self.epochs_after(warmup_steps)
-        if warm >= self.epochs:
-            return 1.0
-        # One division of whole numbers, rounded once: that of steps, where the run was never changed.
-        return min(1.0, float((self.epochs_after(steps) - warm) / (self.epochs - warm)))
+class AveragedWeights:
+    """An exponential moving average of the weights, with which a run validates and maps; it trains with its own.
+
+    After step t, counted from 1: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)). So a
+    young average soon forgets its first weights (TensorFlow's ExponentialMovingAverage, num_updates). Running
+    statistics are averaged alike; counts are taken over. Each rank averages its own part of `network`, in its dtypes;
+    ranks that hold the same weights get the same average, to the last bit. `begun`: the average of a run that goes on.
+    """
+
+    def __init__(self, network: nn.Module, decay: float, begun: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+        self._network, self._decay = network, decay
+        self.tensors = {name: tensor.clone() for name, tensor in own_state(network).items()}
+        for name, tensor in begun:
+            if name in self.tensors:
+                self.tensors[name].copy_(tensor)
+
+    def update(self, step: int) -> None:
+        """Add the weights after optimizer step number `step`, counted from 1."""
+        share = 1 - min(self._decay, (1 + step) / (10 + step))
+        with torch.no_grad():
+            for name, tensor in own_state(self._network).items():
+                average = self.tensors[name]
+                if average.is_floating_point():
+                    average.lerp_(tensor, share)
+                else:
+                    average.copy_(tensor)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the network the averaged weights in the block; afterwards its own again, to the last bit."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for names in by_memory(own_state(self._network)):
+                held = {name: tensor.clone() for name, tensor in names.items()}
+                for name, tensor in names.items():
+                    tensor.copy_(self.tensors[name])
+                for name, tensor in held.items():
+                    self.tensors[name].copy_(tensor)
