@@ -28,7 +28,7 @@ def _measured(body: Callable[[Mesh], int | None], *settings: Any) -> int:
 
     def until_first_step(mesh: Mesh) -> int | None:
         met = time.process_time()
-        from tiledseg.training.steps.step import Stepper
+        from tiledseg.training.step import Stepper
 
         whole_step = Stepper.run
 

@@ -16,8 +16,8 @@ from tiledseg.config.run import Config
 from tiledseg.models.network import build_modules
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.preparing.preparation import scaled
-from tiledseg.training.steps.optimizer import parameter_groups
 
 RECIPES = Path(__file__).resolve().parents[1] / "jobs/recipes"
 TRAIN_IDS = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]

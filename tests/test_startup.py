@@ -96,5 +96,5 @@ def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = set(json.loads((tmp_path / "rank.0").read_text())["modules"])
-    assert {"torch.optim", "tiledseg.training.steps.step"} <= found
+    assert {"torch.optim", "tiledseg.training.step"} <= found
     assert not NOT_FOR_A_STEP & found

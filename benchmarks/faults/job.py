@@ -87,8 +87,8 @@ def _countdown(count: int, act: Callable[[], None]) -> Callable[[], None]:
 
 def _in_step(number: int, meet: Callable[[], None]) -> None:
     """Between the forward pass of a tile and its backward pass, in step `number` (from 1)."""
-    from tiledseg.training.losses.objective import PixelTerm
-    from tiledseg.training.steps.step import Stepper
+    from tiledseg.training.objective import PixelTerm
+    from tiledseg.training.step import Stepper
 
     run, sums, now = Stepper.run, PixelTerm.sums, [0]
 

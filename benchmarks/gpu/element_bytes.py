@@ -30,7 +30,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.compiled import CompiledNetwork
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
-from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 
 CLASSES_IGNORED = 255
 LARGE = UNet(5, base_channels=64)

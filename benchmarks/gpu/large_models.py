@@ -32,7 +32,7 @@ from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory import offload_by
-from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.offloading import hooks_of
 from tiledseg.training.preparing.measured_store import measured_store
 from tiledseg.units import ACTIVATION_BYTES

@@ -26,8 +26,8 @@ from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization, Normalizer
-from tiledseg.training.steps.optimizer import build_optimizer
-from tiledseg.training.steps.step import Stepper, StepResult, StepRules
+from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.step import Stepper, StepResult, StepRules
 
 IGNORED = 255
 

@@ -23,7 +23,7 @@ from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 
 MICRO_BATCHES = 8
 

@@ -24,7 +24,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models import compiled
 from tiledseg.models.network import build_modules
-from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 WAYS = ("default", "fast", "compiled")

@@ -24,7 +24,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.steps.step import Stepper, StepResult, StepRules
+from tiledseg.training.step import Stepper, StepResult, StepRules
 
 LEARNING_RATE = 0.01  # above 0, so the loss of a step tells whether the gradients of the step before were right
 IGNORED = 255

@@ -40,7 +40,7 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     from tiledseg.raster.samples.dataset import Dataset
     from tiledseg.raster.samples.sampling import TileReference
     from tiledseg.raster.statistics import Normalization
-    from tiledseg.training.steps.step import Stepper, StepRules
+    from tiledseg.training.step import Stepper, StepRules
 
     torch.set_num_threads(job.threads)
     make_deterministic(True)

@@ -16,7 +16,7 @@ from tiledseg.checkpoint.folder import (
 )
 from tiledseg.config.run import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
-from tiledseg.training.steps.optimizer import build_optimizer
+from tiledseg.training.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 

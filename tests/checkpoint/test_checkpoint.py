@@ -22,7 +22,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training.steps.optimizer import build_optimizer
+from tiledseg.training.optimizer import build_optimizer
 
 
 @pytest.mark.parametrize(

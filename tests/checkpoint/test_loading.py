@@ -19,7 +19,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.training.steps.optimizer import build_optimizer
+from tiledseg.training.optimizer import build_optimizer
 
 FILES = (MODEL, OPTIMIZER, AVERAGE)
 

@@ -51,7 +51,7 @@ def _in_step(meet: Callable[[], None]) -> None:
     """Between the forward pass of a tile and its backward pass."""
     import mpi4py.MPI  # noqa: F401  (before torch)
 
-    from tiledseg.training.losses.objective import PixelTerm
+    from tiledseg.training.objective import PixelTerm
 
     sums = PixelTerm.sums
     PixelTerm.sums = lambda *arguments: (meet(), sums(*arguments))[1]  # type: ignore[method-assign]

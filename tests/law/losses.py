@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from tests.law.cases import IGNORED
 from tests.law.steps import Formula
-from tiledseg.training.losses.edge_objective import BoundaryTerm, EdgesTerm
-from tiledseg.training.losses.objective import Objective, OverlapTerm, PixelTerm
+from tiledseg.training.objective import BoundaryTerm, EdgesTerm, Objective, OverlapTerm, PixelTerm
 
 WEIGHTS = (0.5, 3.0, 0.0)
 K = len(WEIGHTS)
@@ -44,17 +43,17 @@ SMOOTHED = PixelTerm(IGNORED, weights=WEIGHTS, smoothing=0.2)
 LOSSES: dict[str, tuple[Objective, Formula | None]] = {
     "smoothed": (Objective((SMOOTHED,)), smoothed),
     "focal": (Objective((PixelTerm(IGNORED, weights=WEIGHTS, gamma=1.5),)), focal),
-    "tversky": (Objective((OverlapTerm(IGNORED, K, 1.0, 0.2, 0.9, WEIGHTS),)), tversky),
-    "both": (Objective((replace(SMOOTHED, factor=2.0), OverlapTerm(IGNORED, K, 0.5, weights=WEIGHTS))), both),
+    "tversky": (Objective((OverlapTerm(IGNORED, 1.0, WEIGHTS, K, 0.2, 0.9),)), tversky),
+    "both": (Objective((replace(SMOOTHED, factor=2.0), OverlapTerm(IGNORED, 0.5, WEIGHTS, K))), both),
     "edges": (Objective((PixelTerm(IGNORED, attention=1.0), EdgesTerm(IGNORED, radius=4))), None),
     # Distances are held to scipy's elsewhere.
-    "boundary": (Objective((PixelTerm(IGNORED, weights=WEIGHTS), BoundaryTerm(IGNORED, 0.3, 5))), None),
+    "boundary": (Objective((PixelTerm(IGNORED, weights=WEIGHTS), BoundaryTerm(IGNORED, 0.3, radius=5))), None),
     "all": (
         Objective(
             (
                 PixelTerm(IGNORED, weights=WEIGHTS, attention=2.0),
-                OverlapTerm(IGNORED, K, 0.5, weights=WEIGHTS),
-                BoundaryTerm(IGNORED, 0.2, 3),
+                OverlapTerm(IGNORED, 0.5, WEIGHTS, K),
+                BoundaryTerm(IGNORED, 0.2, radius=3),
                 EdgesTerm(IGNORED, radius=4),
             )
         ),

@@ -36,9 +36,9 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.losses.objective import Objective
-from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups
-from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.training.objective import Objective
+from tiledseg.training.optimizer import build_optimizer, parameter_groups
+from tiledseg.training.step import Stepper, StepRules
 from tiledseg.training.validation import validate
 
 Formula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of scores (P, K) and classes (P,) of valid pixels

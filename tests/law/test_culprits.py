@@ -19,7 +19,7 @@ from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.training.steps.step_loss import StepLoss
+from tiledseg.training.step_loss import StepLoss
 
 PLACE = (50, 30)  # the row and column of the pixel that everything begins with
 pytestmark = pytest.mark.usefixtures("without_plots")

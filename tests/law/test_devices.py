@@ -15,7 +15,7 @@ from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.passes.part_passes import SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
-from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.training.step import Stepper, StepRules
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))

@@ -30,7 +30,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.passes.part_passes import SerialPasses
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.training.step import Stepper, StepRules
 
 CASES = all_cases()
 OUTPUT_BOUND = 1e-13

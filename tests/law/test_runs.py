@@ -32,7 +32,7 @@ from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.execution.agreement import check_finite
 from tiledseg.models.network import build_modules
-from tiledseg.training.steps.optimizer import build_optimizer
+from tiledseg.training.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 Keys = dict[str, Any]

@@ -15,7 +15,7 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.losses.choose_objective import choose_objective
+from tiledseg.training.choose_objective import choose_objective
 
 SIDE, BANDS = 256, 4
 EDGES = choose_objective(GatedSCNN(), "cross_entropy", 255)

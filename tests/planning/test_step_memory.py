@@ -35,7 +35,7 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
-from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.training.step import Stepper, StepRules
 from tiledseg.units import ACTIVATION_BYTES
 
 

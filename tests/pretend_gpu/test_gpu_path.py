@@ -75,7 +75,7 @@ def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint
     waits = ran.reports[0]["waits"]
     innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
     expected = {
-        "tiledseg/training/steps/step_loss.py": 4,
+        "tiledseg/training/step_loss.py": 4,
         "stream tiledseg/training/validation.py": 2,
         "agreement.py": 2,
     }

@@ -20,8 +20,8 @@ from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import load
 from tiledseg.models.network import build_modules
+from tiledseg.training.optimizer import AveragedWeights
 from tiledseg.training.preparing.preparation import prepare
-from tiledseg.training.steps.optimizer import AveragedWeights
 
 DECAY = 0.6
 

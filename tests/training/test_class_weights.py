@@ -8,7 +8,7 @@ import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.training.losses.choose_objective import given_weights
+from tiledseg.training.choose_objective import given_weights
 
 CLASSES = LabelMap.from_config(
     [{"name": "sky", "values": [4]}, {"name": "road", "values": [5]}, {"name": "sea", "values": [9]}]

@@ -19,9 +19,8 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.losses.choose_objective import choose_objective, weighted
-from tiledseg.training.losses.edge_objective import BoundaryTerm, EdgesTerm, edges_of, signed_distances
-from tiledseg.training.losses.objective import Objective, PixelTerm
+from tiledseg.training.choose_objective import choose_objective, weighted
+from tiledseg.training.objective import BoundaryTerm, EdgesTerm, Objective, PixelTerm, edges_of, signed_distances
 
 K, IGNORED, SHAPE = 3, 255, (41, 37)
 
@@ -65,7 +64,11 @@ def sums(grid: tuple[int, int], objective: Objective, given: tuple[torch.Tensor,
 
 @pytest.mark.parametrize("radius", [1, 5])
 def test_tiles_have_the_sums_and_gradients_of_the_raster(radius: int) -> None:
-    terms = PixelTerm(IGNORED, attention=1.0), EdgesTerm(IGNORED, radius=radius), BoundaryTerm(IGNORED, 0.5, radius)
+    terms = (
+        PixelTerm(IGNORED, attention=1.0),
+        EdgesTerm(IGNORED, radius=radius),
+        BoundaryTerm(IGNORED, 0.5, radius=radius),
+    )
     objective, whole, tiled = Objective(terms), outputs(1), outputs(1)
     expected, found = sums((1, 1), objective, whole), sums((5, 3), objective, tiled)
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-13)

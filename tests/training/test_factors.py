@@ -14,7 +14,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.models.network import build_modules
-from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups, set_learning_rate
+from tiledseg.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
 
 NETWORK = UNet(2, 1, base_channels=2, norm="pixel")
 

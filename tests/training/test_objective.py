@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tiledseg.training.losses.objective import PixelTerm, cross_entropies, cross_entropy_sums
+from tiledseg.training.objective import PixelTerm, cross_entropies, cross_entropy_sums
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.training.steps.optimizer import Course, build_optimizer, learning_rate
+from tiledseg.training.optimizer import Course, build_optimizer, learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
 runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs

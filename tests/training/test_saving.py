@@ -15,8 +15,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.system.writing import write_error
 from tiledseg.training import saving
+from tiledseg.training.optimizer import AveragedWeights, build_optimizer
 from tiledseg.training.saving import Saver
-from tiledseg.training.steps.optimizer import AveragedWeights, build_optimizer
 
 SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
 

@@ -26,7 +26,7 @@ With 19 classes and an edge band these are 137,278,125 weights. The published co
 network/gscnn.py) has 137,278,190 when its modules are counted, of which 65 (dsn1) are never used.
 
 Outputs: scores of classes; scores of edges; and the gradients of the smoothed probabilities of classes, of which the
-loss that joins both tasks is made (see `training.losses.edge_objective`).
+loss that joins both tasks is made (see `training.objective`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, u
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.training.steps.optimizer import AveragedWeights
+from tiledseg.training.optimizer import AveragedWeights
 
 _LOOK_SECONDS = 1.0
 

@@ -18,7 +18,7 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, square_units, tile_units
 from tiledseg.raster.samples.sampling import ContentSampler, DrawnTiles, DrawnWindows, Sampler
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.losses.choose_objective import weighted
+from tiledseg.training.choose_objective import weighted
 from tiledseg.training.preparing.first_weights import imagenet
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resuming import Beginning

@@ -41,6 +41,14 @@ from tiledseg.system.signals import deferring
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
+from tiledseg.training.optimizer import (
+    AveragedWeights,
+    Course,
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    set_learning_rate,
+)
 from tiledseg.training.panels import Panels, choose_views
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
@@ -50,15 +58,7 @@ from tiledseg.training.run_folder.metrics import write_whole
 from tiledseg.training.run_folder.summary import seconds_so_far
 from tiledseg.training.run_folder.validations import ValidatedScene
 from tiledseg.training.saving import Saver
-from tiledseg.training.steps.optimizer import (
-    AveragedWeights,
-    Course,
-    build_optimizer,
-    learning_rate,
-    parameter_groups,
-    set_learning_rate,
-)
-from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.training.step import Stepper, StepRules
 
 
 class Trainer:

@@ -22,9 +22,9 @@ from tiledseg.execution.scores.reliability import empty_counts, reliability_coun
 from tiledseg.models.sending import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView
-from tiledseg.training.steps.step_loss import logits_dtype
+from tiledseg.training.step_loss import logits_dtype
 
 
 @dataclass(frozen=True)

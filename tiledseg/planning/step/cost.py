@@ -34,7 +34,7 @@ from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, who
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
-FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.losses.edge_objective`
+FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.objective`
 INDEX_BYTES = 8  # labels of a loss
 
 

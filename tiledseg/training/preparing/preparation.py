@@ -38,9 +38,10 @@ from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.choose_objective import choose_objective, further_bytes, given_weights
 from tiledseg.training.ending import score_class
-from tiledseg.training.losses.choose_objective import choose_objective, further_bytes, given_weights
-from tiledseg.training.losses.objective import Objective
+from tiledseg.training.objective import Objective
+from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.preparing.auto import find_settings, with_settings
 from tiledseg.training.preparing.first_weights import check_imagenet
 from tiledseg.training.preparing.raster_set import (
@@ -51,7 +52,6 @@ from tiledseg.training.preparing.raster_set import (
     layout_notes,
     split_of,
 )
-from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 

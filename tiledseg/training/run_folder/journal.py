@@ -20,7 +20,7 @@ from tiledseg.system.run_lock import is_at
 from tiledseg.system.writing import replacing, writing
 from tiledseg.training.run_folder.metrics import read_metrics, write_whole
 from tiledseg.training.run_folder.validations import ValidatedScene, read_validations, write_validation
-from tiledseg.training.steps.step import StepResult
+from tiledseg.training.step import StepResult
 
 if TYPE_CHECKING:
     from tiledseg.training.validation import Findings

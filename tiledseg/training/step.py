@@ -22,9 +22,8 @@ from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, 
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.training.losses.objective import Objective, PixelTerm
-from tiledseg.training.steps.culprit import TileFigures, WatchedLoss, diverged, error_of
-from tiledseg.training.steps.step_loss import StepLoss
+from tiledseg.training.objective import Objective, PixelTerm
+from tiledseg.training.step_loss import StepLoss, TileFigures, WatchedLoss, diverged, error_of
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import LossBytes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.training.losses.edge_objective import BoundaryTerm, EdgesTerm
-from tiledseg.training.losses.objective import DICE, Objective, OverlapTerm, PixelTerm, Term
+from tiledseg.training.objective import DICE, BoundaryTerm, EdgesTerm, Objective, OverlapTerm, PixelTerm, Term
 
 
 def choose_objective(
@@ -39,22 +38,23 @@ def choose_objective(
     for name, fields in read.items():
         factor = fields["weight"]
         if name == BOUNDARY:
-            terms.append(BoundaryTerm(ignore_index, factor, int(fields["radius"])))
+            terms.append(BoundaryTerm(ignore_index, factor, radius=int(fields["radius"])))
         elif name in (DICE_LOSS, TVERSKY):
-            overlap = fields.get("alpha", DICE), fields.get("beta", DICE)
-            terms.append(OverlapTerm(ignore_index, network.classes, factor, *overlap, weights))
+            overlap = network.classes, fields.get("alpha", DICE), fields.get("beta", DICE)
+            terms.append(OverlapTerm(ignore_index, factor, weights, *overlap))
         else:
             terms.append(PixelTerm(ignore_index, factor, weights, fields.get("gamma"), fields.get("smoothing", 0.0)))
     if weights and all(isinstance(term, BoundaryTerm) for term in terms):
         raise ConfigError("train.class_weights has nothing to weigh in the boundary loss; leave it out, or add another")
     if isinstance(network, GatedSCNN):
         plain = PixelTerm(ignore_index, weights=weights)  # attention multiplies the cross-entropy of plain labels
-        bare = next((term for term in terms if replace(plain, factor=getattr(term, "factor", 1.0)) == term), None)
-        if bare is not None:
+        bare = next((term for term in terms if replace(plain, factor=term.factor) == term), None)
+        if isinstance(bare, PixelTerm):
             terms[terms.index(bare)] = replace(bare, attention=edges["attention"])
         elif edges["attention"]:
             terms.append(replace(plain, factor=0.0, attention=edges["attention"]))
-        terms.append(EdgesTerm(ignore_index, edges["weight"], edges["balance"], int(edges["radius"]), edges["dual"]))
+        of_edges = {"balance": edges["balance"], "radius": int(edges["radius"]), "dual": edges["dual"]}
+        terms.append(EdgesTerm(ignore_index, edges["weight"], **of_edges))
         return Objective(tuple(terms))
     for field, (default, _) in LOSS_FIELDS[EDGES].items():
         if edges[field] != default:
@@ -66,8 +66,7 @@ def choose_objective(
 
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
     """Return the objective with these weights of the classes, where its terms have some."""
-    terms = (replace(term, weights=weights) if term.weights else term for term in objective.terms)  # type: ignore[type-var]
-    return Objective(tuple(terms))
+    return Objective(tuple(replace(term, weights=weights) if term.weights else term for term in objective.terms))
 
 
 _KEY = "train.class_weights"
