@@ -53,8 +53,9 @@ def choose_objective(
             terms[terms.index(bare)] = replace(bare, attention=edges["attention"])
         elif edges["attention"]:
             terms.append(replace(plain, factor=0.0, attention=edges["attention"]))
-        of_edges = {"balance": edges["balance"], "radius": int(edges["radius"]), "dual": edges["dual"]}
-        terms.append(EdgesTerm(ignore_index, edges["weight"], **of_edges))
+        terms.append(
+            EdgesTerm(ignore_index, edges["weight"], (), edges["balance"], int(edges["radius"]), edges["dual"])
+        )
         return Objective(tuple(terms))
     for field, (default, _) in LOSS_FIELDS[EDGES].items():
         if edges[field] != default:
