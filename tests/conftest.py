@@ -122,3 +122,15 @@ def pretend_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.pretend_gpu.harness import PretendGpu, build
 
     return PretendGpu(build(), tmp_path_factory.mktemp("pretend-gpu"))
+
+
+@pytest.fixture(scope="session")
+def any_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Starts processes with the machine's GPU, with a pretend one where it has none."""
+    import torch
+
+    from tests.pretend_gpu.harness import PretendGpu
+
+    if torch.cuda.is_available():
+        return PretendGpu(None, tmp_path_factory.mktemp("real-gpu"))
+    return request.getfixturevalue("pretend_gpu")

@@ -19,6 +19,7 @@ def main() -> int:
     files = marked_files(part.small)
     part.measure("one rank", "tests", lambda: run_tests(part, [sys.executable], files, "cuda and not mpi"))
     part.measure("two ranks", "tests", lambda: two_ranks(part, files), needs=15)
+    part.measure("whole runs", "tests", lambda: whole_runs(part), needs=30)
     part.measure("one rank, looking for races", "tests", lambda: sanitized(part, files), needs=30)
     return int(part.failed)
 
@@ -34,6 +35,13 @@ def two_ranks(part: Part, files: list[str]) -> dict[str, int]:
     part.needs_gpu()
     communicating = [path for path in files if "/comm/" in path]
     return run_tests(part, python_ranks(2), communicating, "cuda and mpi", "--only-mpi")
+
+
+def whole_runs(part: Part) -> dict[str, int]:
+    """Commands on the GPU beside the CPU's: losses, checkpoints, maps; and every function that tracing takes."""
+    part.needs_gpu()
+    files = [f"tests/pretend_gpu/{name}.py" for name in ("test_runs", "test_gpu_path")]
+    return run_tests(part, [sys.executable], files, "not mpi")
 
 
 def sanitized(part: Part, files: list[str]) -> dict[str, int]:

@@ -27,6 +27,7 @@ WANTED = (
     "docstring-parser==0.18.0",
     "typeshed-client==2.14.0",
     "pytest-mpi==0.6",
+    "shapely==2.2.0",
 )
 # Read on a machine with an H100, November 2026; of its packages those that the wheels or the project need.
 _THERE_IN_WORDS = """

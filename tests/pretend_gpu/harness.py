@@ -4,7 +4,8 @@
         ran = pretend_gpu.python("import torch; print(torch.ones(2, device='cuda').sum().item())")
         assert ran.output == "2.0\\n" and ran.races == []
 
-The device is built once into build/pretend_gpu; `device.cpp`'s and torch's version name the file.
+The device is built once into build/pretend_gpu; `device.cpp`'s and torch's version name the file. The fixture
+`any_gpu` gives the real GPU where torch has one: it knows no races, and reports no waits.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ MPIRUN = ("mpirun", "--oversubscribe", "-n")
 
 
 def build() -> Path:
-    """Return the compiled device; compile it where nobody has. Skip the test where there is no C++ compiler."""
+    """Return the compiled device; compile it where nobody has. Skip the test where there is no C++ compiler, and where
+    there is a real GPU."""
+    if torch.cuda.is_available():
+        pytest.skip("torch has a real GPU, whose keys the pretend one would take")
     source = HERE / "device.cpp"
     version = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
     built = ROOT / "build" / "pretend_gpu" / f"pretend_device-{version}.so"
@@ -62,28 +66,36 @@ class Ran:
     output: str
     errors: str
     reports: list[dict] = field(default_factory=list)
+    real: bool = False
 
     @property
     def races(self) -> list[str]:
         return [race for report in self.reports for race in report["races"]]
 
+    @property
+    def report(self) -> dict:
+        """What rank 0 did on its GPU; skips the test on a real one."""
+        if self.real:
+            pytest.skip("a real GPU reports no waits and contexts")
+        return self.reports[0]
+
     def waits(self, part: str = "") -> int:
         """Return how often the host of rank 0 waited at places with `part` in their name."""
-        return sum(count for kind, where, count in self.reports[0]["waits"] if part in f"{kind} {where}")
+        return sum(count for kind, where, count in self.report["waits"] if part in f"{kind} {where}")
 
     def sound(self) -> Ran:
         """Return itself, and fail the test where the job failed or had a race."""
         assert self.status == 0, f"exit status {self.status}\n{self.output[-4000:]}\n{self.errors[-8000:]}"
-        assert self.reports, "no process wrote a report"
+        assert self.reports or self.real, "no process wrote a report"
         assert not self.races, "\n".join(self.races[:20])
         return self
 
 
 @dataclass
 class PretendGpu:
-    """Starts processes in which torch has a pretend GPU."""
+    """Starts processes in which torch has a pretend GPU; a real one where `built` is None."""
 
-    built: Path
+    built: Path | None
     folder: Path
     jobs: int = 0
 
@@ -102,12 +114,17 @@ class PretendGpu:
         self.jobs += 1
         reports = self.folder / f"reports-{self.jobs}"
         reports.mkdir()
-        set_for_all = {
+        pretend = {
             "PRETEND_GPU": str(self.built),
             "PRETEND_GPU_DEVICES": str(devices),
             "PRETEND_GPU_QUERY": query,
             "PRETEND_GPU_REPORTS": str(reports),
-            "PYTHONPATH": f"{HERE / 'start'}{os.pathsep}{root}",
+        }
+        if self.built is None and torch.cuda.device_count() < devices:
+            pytest.skip(f"{devices} GPUs are needed, {torch.cuda.device_count()} are there")
+        set_for_all = {
+            **({} if self.built is None else pretend),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE / "start"), str(root), os.environ.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": "1",
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -134,7 +151,8 @@ class PretendGpu:
             output, errors = job.communicate(timeout=30)
             errors += f"\nended after {timeout} seconds"
         written = sorted(reports.glob("*.json"), key=lambda file: int(file.name.split("-")[0]))
-        return Ran(job.returncode, output, errors, [json.loads(file.read_text()) for file in written])
+        found = [json.loads(file.read_text()) for file in written]
+        return Ran(job.returncode, output, errors, found, self.built is None)
 
     def python(self, code: str, **given: object) -> Ran:
         """Run lines of Python."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tests.pretend_gpu.harness import ROOT, PretendGpu
 from tests.small_files import write_yaml
 
 
-def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(pretend_gpu: PretendGpu) -> None:
+def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_gpu: PretendGpu) -> None:
     """In deterministic mode, with the CPU's values and gradients: also of formulas that weights are computed by."""
-    output = pretend_gpu.run(["-m", "tests.pretend_gpu.traced_functions"]).sound().output
+    output = any_gpu.run(["-m", "tests.pretend_gpu.traced_functions"]).sound().output
     found = dict(line.split(": ", 1) for line in output.splitlines())
     refused = {name for name, end in found.items() if end.startswith("refused")}
     assert refused <= {"local_response_norm", "weights' bicubic", "weights' reflection"}, output
@@ -51,18 +52,19 @@ def unordered(bands, classes):
 def own(material: Material) -> dict[str, str]:
     """Python's path to networks of somebody's."""
     (material.root / "built.py").write_text(BUILT)
-    return {"PYTHONPATH": f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}"}
+    there = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}:{there}"}
 
 
 def test_a_network_without_an_order_is_refused_in_a_line(
-    pretend_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
+    any_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
 ) -> None:
     words = command(material, tmp_path / "run", {}, model={"build": "built:unordered"})
-    ran = pretend_gpu.tiledseg(*words, **own)
+    ran = any_gpu.tiledseg(*words, **own)
     assert ran.status == 2, ran.errors
     assert "error: train.deterministic is true, but" in ran.errors
     assert "Traceback" not in ran.errors
-    pretend_gpu.tiledseg(*words, "--train.deterministic", "false", **own).sound()
+    any_gpu.tiledseg(*words, "--train.deterministic", "false", **own).sound()
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
@@ -72,7 +74,7 @@ def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint
     """In mode layer, where an image is one tile: four steps, two validations, two checkpoints."""
     model = {"levels": 2, "convs_per_level": 1, "base_channels": 3, "norm": norm}
     ran = pretend_gpu.tiledseg(*command(material, tmp_path / "run", {"parallel.halo": "layer"}, model=model)).sound()
-    waits = ran.reports[0]["waits"]
+    waits = ran.report["waits"]
     innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
     expected = {
         "tiledseg/training/step_loss.py": 4,
@@ -104,20 +106,20 @@ network_input(sent[0], device).sum().item()
 def test_a_rank_of_the_second_gpu_touches_that_one_alone(pretend_gpu: PretendGpu) -> None:
     """In its reading threads too, which begin with GPU 0."""
     ran = pretend_gpu.python(THREADS, devices=2).sound()
-    assert list(ran.reports[0]["contexts"]) == ["1"]
+    assert list(ran.report["contexts"]) == ["1"]
 
 
-def test_tracing_on_a_node_of_several_gpus_says_nothing_of_their_draws(pretend_gpu: PretendGpu) -> None:
+def test_tracing_on_a_node_of_several_gpus_says_nothing_of_their_draws(any_gpu: PretendGpu) -> None:
     code = """
 import warnings, torch
 warnings.simplefilter("error")
 from tiledseg.tracing.trace import trace
 trace(torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.GELU()), 2)
 """
-    pretend_gpu.python(code, devices=4).sound()
+    any_gpu.python(code, devices=4).sound()
 
 
-def test_the_peak_is_that_of_the_run(pretend_gpu: PretendGpu, material: Material, tmp_path: Path) -> None:
+def test_the_peak_is_that_of_the_run(any_gpu: PretendGpu, material: Material, tmp_path: Path) -> None:
     """Not of what the process has held before."""
     code = f"""
 import torch
@@ -126,9 +128,9 @@ before = torch.ones(1 << 28, dtype=torch.uint8, device="cuda")
 del before
 raise SystemExit(main({command(material, tmp_path / "run", {})[1:]!r}))
 """
-    pretend_gpu.python(code).sound()
+    any_gpu.python(code).sound()
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
-    assert 0 < line["memory_bytes"] < 1 << 24
+    assert 0 < line["memory_bytes"] < 1 << 27
 
 
 def test_memory_that_a_library_lacks_is_a_line_with_what_would_fit(

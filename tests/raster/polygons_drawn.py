@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyogrio.raw
 import rasterio
 import shapely
 from numpy.typing import NDArray
@@ -17,6 +16,8 @@ from tiledseg.raster.info import RasterInfo
 
 def write_vectors(path: Path, shapes: Sequence[Any], crs: str | None, **fields: Sequence[Any]) -> str:
     """Geometries with attributes, in a file of whatever kind its ending says."""
+    import pyogrio.raw  # what imports this file may need no vector file
+
     wkb = np.array([None if shape is None else shapely.to_wkb(shape) for shape in shapes], object)
     names = list(fields)
     values = [np.array(list(fields[name]), object if isinstance(fields[name][0], str) else None) for name in names]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn import functional
 
 from tiledseg.units import norm_rows
 
@@ -317,7 +316,7 @@ def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor
     if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
         scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
         zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
-        return functional.batch_norm(x_BCHW, zeros_C, ones_C, scale_C, shift_C, False, 0.0, 0.0)
+        return torch.batch_norm(x_BCHW, scale_C, shift_C, zeros_C, ones_C, False, 0.0, 0.0, False)
     scale, shift = (_per_channel(v_BC, x_BCHW) for v_BC in (scale_BC, shift_BC))
     return torch.addcmul(shift, at_least_single(x_BCHW), scale).to(how.dtype)
 
