@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tiledseg import gradients
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.frozen import Lending
 

@@ -24,7 +24,7 @@ NOT_FOR_A_STEP = {
     "tensorboard",
     "mpi4py.MPI",
     "tiledseg.checkpoint.pretrained",
-    "tiledseg.comm.watching.watch",
+    "tiledseg.comm.watch",
     "tiledseg.execution.passes.block_passes",
     "tiledseg.execution.scores.metrics",
     "tiledseg.execution.passes.pipeline_passes",

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.comm.transports.collectives import Communicator
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.point_to_point import Work
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small enough that several overlap with backward

@@ -15,8 +15,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
+from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
 from tiledseg.commands.parser import Parser, run, warn
 from tiledseg.config.run import Config

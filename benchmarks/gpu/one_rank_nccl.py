@@ -20,8 +20,7 @@ from benchmarks.gpu.production import finish
 from benchmarks.launching import python_ranks, run_process
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.rendezvous import gloo_interface
-from tiledseg.comm.transports.process_groups import nccl_beside_gloo, new_groups
-from tiledseg.comm.transports.transport_torch import TorchCommunicator
+from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, new_groups
 from tiledseg.errors import ConfigError
 
 DTYPES = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16)
@@ -53,7 +52,7 @@ def open_alone(device: torch.device) -> TorchCommunicator:
     if device.type != "cuda":
         return TorchCommunicator()
     torch.cuda.set_device(device)
-    return TorchCommunicator(nccl_beside_gloo(device))
+    return TorchCommunicator(all_ranks(nccl_on=device))
 
 
 def sum_of(communicator: TorchCommunicator, dtype: torch.dtype, count: int, device: torch.device) -> dict[str, float]:
@@ -75,7 +74,10 @@ def sum_of(communicator: TorchCommunicator, dtype: torch.dtype, count: int, devi
 
 def sum_in_part(count: int, device: torch.device) -> dict[str, float]:
     """The groups of a part of the job, as `split` makes them for several ranks."""
-    part = TorchCommunicator(new_groups([0], with_nccl=device.type == "cuda"), is_part=True)
+    groups = new_groups([0], with_nccl=device.type == "cuda")
+    assert groups is not None, "this rank is among them"
+    part = TorchCommunicator(groups)
+    part.is_part = True
     found = sum_of(part, torch.float64, count, device)
     part.close()
     return found

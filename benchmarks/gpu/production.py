@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.execution.carrying import sender
 from tiledseg.execution.parallel_run import ParallelRun

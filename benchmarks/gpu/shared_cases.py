@@ -133,8 +133,8 @@ def weights_differ(one: Path, other: Path) -> float:
 
 def alone_on(device: torch.device) -> Mesh:
     """One rank."""
+    from tiledseg.comm.collectives import SerialCommunicator
     from tiledseg.comm.launch import SERIAL
-    from tiledseg.comm.transports.collectives import SerialCommunicator
 
     return Mesh(SERIAL, SerialCommunicator(), device, "serial", "here")
 

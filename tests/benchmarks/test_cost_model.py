@@ -7,9 +7,9 @@ import torch
 from benchmarks.cost_model.__main__ import Case, cases, measured_and_predicted
 from tests.planning.test_machine import MEASURED
 from tiledseg.architecture.presets import build_network
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands import calibrate as calibration
 from tiledseg.user_files.machine import machine_from
 

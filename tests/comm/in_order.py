@@ -35,11 +35,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tiledseg.comm.collectives import Communicator, Turns
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator, check_groups, check_source, sum_dtype
-from tiledseg.comm.transports.point_to_point import Message, PointToPoint
-from tiledseg.comm.transports.turns import TurnCommunicator
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.errors import CommunicationError
 
 _POLL_SECONDS = 2e-4
@@ -281,66 +279,58 @@ class InOrderCommunicator(Communicator):
         )
         self._count: Counter[Any] = Counter()
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        sum_dtype(tensor)
-        if not tensor.numel():
-            return Work()
-        return self._post("all-reduce", tensor, lambda: self._worker.all_reduce_sum(tensor))
+    def point_to_point(self) -> PointToPoint:
+        self._meet("opening of messages")
+        return super().point_to_point()
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        check_source(source, self.size)
-        if tensor.numel():
-            self._post("broadcast", tensor, lambda: Work(self._worker.broadcast(tensor, source))).wait()
+    def _sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return self._queue("all-reduce", tensor, lambda: self._worker.all_reduce_sum(tensor)).wait
 
-    def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        check_source(source, self.size)
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
+        self._queue("broadcast", flat, lambda: Work(self._worker.broadcast(flat, source))).wait()
+
+    def _broadcast_object(self, value: Any, source: int) -> Any:
         self._meet("broadcast of an object")
         return self._hosts.broadcast_object(value, source)
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def _gather(self, value: Any) -> list[Any]:
         self._meet("gathering of objects")
         return self._hosts.gather_objects(value)
 
-    def barrier(self) -> None:
+    def _barrier(self) -> None:
         self._meet("barrier")
 
-    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        check_groups(groups, self.size, self._whole is None)
+    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
         assert self._whole is not None
         self._meet("split")
         self._count["part"] += 1
         worker, host = self._whole.split(groups), self._whole.split(groups)
         if host.size == 1:
-            return SerialCommunicator()
+            return None
         mine = next(group for group in groups if self.rank in group)
         return InOrderCommunicator(self._device, f"part {self._count['part']}", mine, worker, host)
 
-    def point_to_point(self) -> PointToPoint:
-        self._meet("opening of messages")
-        return super().point_to_point()
-
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        ends = [self._end((message.peer, self.rank), message, False) for message in receives]
-        ends += [self._end((self.rank, message.peer), message, True) for message in sends]
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        ends = [self._end_of((message.peer, self.rank), message, False) for message in receives]
+        ends += [self._end_of((self.rank, message.peer), message, True) for message in sends]
         words = [f"{tensor.numel()} bytes to rank {peer}" for peer, tensor in sends]
         words += [f"{tensor.numel()} bytes from rank {peer}" for peer, tensor in receives]
         return self._device.post(Operation("messages", f"messages {' + '.join(words)}", ends)).wait
 
-    def close(self) -> None:
+    def _end(self) -> None:
         self._device.drain()
-        self._meet("close")
         if self._whole is None:
             self._worker.close()
             self._hosts.close()
 
-    def _post(self, kind: str, tensor: torch.Tensor, start: Callable[[], Work]) -> Work:
+    def _queue(self, kind: str, tensor: torch.Tensor, start: Callable[[], Work]) -> Work:
         self._count["collective"] += 1
         number, dtype = self._count["collective"], str(tensor.dtype).removeprefix("torch.")
         words = f"{kind} {number} of {dtype}{list(tensor.shape)} over ranks {self._members} ({self._name})"
         end = End(self._reached[self.rank : self.rank + 1], self._reached, number, start)
         return self._device.post(Operation(self._name, words, [end]))
 
-    def _end(self, pair: tuple[int, int], message: Message, sends: bool) -> End:
+    def _end_of(self, pair: tuple[int, int], message: Message, sends: bool) -> End:
         self._count[pair] += 1
         sent, received = (table[pair[0], pair[1] : pair[1] + 1] for table in (self._sent, self._received))
         lists = ([message], []) if sends else ([], [message])
@@ -355,7 +345,7 @@ class InOrderCommunicator(Communicator):
 def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0) -> Iterator[Mesh]:
     """`mesh` with its communication in queues; it stays as it is, and can be used again afterwards. Collective.
 
-    `turns`: communicators take turns, as those of NCCL do (`tiledseg.comm.transports.turns`). `limit`: seconds without
+    `turns`: communicators take turns, as those of NCCL do (`Turns`). `limit`: seconds without
     anything new from any rank after which an operation that stands at the head of a queue fails the mesh on every rank,
     with a line that says what each rank is at. All ranks on one node.
     """
@@ -370,7 +360,8 @@ def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0)
     worker, host = communicator.split([everyone]), communicator.split([everyone])
     try:
         ordered = InOrderCommunicator(device, "whole", everyone, worker, host, communicator)
-        yield replace(mesh, communicator=TurnCommunicator(ordered) if turns else ordered)
+        ordered.turns = Turns() if turns else None
+        yield replace(mesh, communicator=ordered)
     finally:
         device.close()
         communicator.barrier()

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import LabelError, RasterError
 
@@ -24,7 +24,7 @@ def work(mesh, way: str) -> int | None:
     """Sums tensors until the last rank fails; where it does not, all return 0."""
     import torch
 
-    from tiledseg.comm.transports.point_to_point import Message
+    from tiledseg.comm.point_to_point import Message
 
     x = torch.ones(100_000)
     mesh.communicator.all_reduce_sum(x).wait()
@@ -89,7 +89,7 @@ def first_message(mesh) -> None:
     nothing connects them yet."""
     import torch
 
-    from tiledseg.comm.transports.point_to_point import Message
+    from tiledseg.comm.point_to_point import Message
 
     messages = mesh.communicator.point_to_point()
     if mesh.rank == 2:

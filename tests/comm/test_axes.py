@@ -10,9 +10,9 @@ import torch
 
 from tests.comm.messages import letter, swap_letters
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
+from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.errors import CommunicationError
 
 SUMMED = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.float16]

@@ -13,8 +13,7 @@ import torch
 
 from tests.comm.in_order import Board, Device, End, Operation, Order, in_order
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.point_to_point import Message
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.point_to_point import Message, Work
 from tiledseg.errors import CommunicationError
 
 SILENCE = 5.0  # seconds without a word from any rank, after which what must hang has hung

@@ -6,14 +6,14 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list, open_files_needed
+from tiledseg.comm.launch import SERIAL, Launch, check_threads, detect, expand_node_list, open_files_needed
 from tiledseg.comm.session import check_open_files
-from tiledseg.comm.transports.mpi import check_threads
 from tiledseg.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -161,10 +161,14 @@ def test_detection_needs_the_standard_library_only() -> None:
 
 def test_mpi_without_threads_is_refused() -> None:
     """Autograd calls MPI from a thread of its own on a GPU."""
+    levels = iter((1, 1, 2, 3))
+    mpi = SimpleNamespace(
+        THREAD_SERIALIZED=2, Query_thread=lambda: next(levels), Get_library_version=lambda: "MPI 1, a"
+    )
     with pytest.raises(ConfigError, match=r"MPI \(MPI 1\) provides thread level 1, but transport mpi needs 2"):
-        check_threads(1, 2, "MPI 1")
-    check_threads(2, 2, "MPI 1")
-    check_threads(3, 2, "MPI 1")
+        check_threads(mpi)
+    check_threads(mpi)
+    check_threads(mpi)
 
 
 def test_open_files_of_1200_ranks() -> None:

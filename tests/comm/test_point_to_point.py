@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from tests.comm.messages import StagedMessages, blank, letter, swap_letters
+from tiledseg.comm import stopwatch
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
 from tiledseg.comm.session import cuda_aware_mpi
-from tiledseg.comm.transports import stopwatch, transport_mpi
-from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.comm.transports.point_to_point import Message, MessageMeter, PointToPoint
-from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.comm.transports.work import as_bytes
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import CommunicationError, ConfigError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -176,7 +175,7 @@ def test_bad_messages_are_refused_before_any_is_posted(mesh: Mesh, messages: Poi
 @pytest.mark.mpi(min_size=2)
 def test_messages_longer_than_a_piece(mesh: Mesh, messages: PointToPoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI counts with 31 bits, so that long messages go in pieces; the same law for pieces of five bytes."""
-    monkeypatch.setattr(transport_mpi, "_PIECE", 5)
+    monkeypatch.setattr("tiledseg.comm.transport_mpi._PIECE", 5)
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 11 + 4 * a + b)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.transport_torch import peer_errors
+from tiledseg.comm.transport_torch import peer_errors
 from tiledseg.errors import CommunicationError
 
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
+from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.rendezvous import await_all_ranks, first_reachable, gloo_interface, slurm_master
-from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
 JOB = str(Path(__file__).with_name("job.py"))

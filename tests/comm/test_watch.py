@@ -12,10 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, Done, mpirun
+from tiledseg.comm.doing import changes, current, doing, tick, waiting
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.doing import changes, current, doing, tick, waiting
-from tiledseg.comm.watching.verdict import Report, SeenReport, decode, verdict
-from tiledseg.comm.watching.watch import Board, Watch, open_watch
+from tiledseg.comm.watch import Board, Report, SeenReport, Watch, decode, open_watch, verdict
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Facts, Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution import memory as module
 from tiledseg.execution.memory import memory_per_rank, ranks_sharing
 

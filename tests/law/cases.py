@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling

@@ -8,9 +8,9 @@ import torch
 from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.passes.part_passes import SerialPasses

@@ -10,9 +10,9 @@ from torch import nn
 
 import tiledseg
 from tests.foreign.modules import Somebody
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.memory.host import GpuLanes, HostMover, host_rates

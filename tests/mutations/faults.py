@@ -50,11 +50,11 @@ ON_TWO_GPUS = (
     ("a reader takes the first GPU", "execution/carrying.py", "torch.cuda.device(stream.device), ", ""),
     (
         "a message is staged asynchronously",
-        "comm/transports/point_to_point.py",
+        "comm/point_to_point.py",
         "buffer.copy_(as_bytes(tensor))",
         "buffer.copy_(as_bytes(tensor), non_blocking=True)",
     ),
-    ("nobody waits for NCCL", "comm/transports/transport_torch.py", "            work.wait()", "            pass"),
+    ("nobody waits for NCCL", "comm/transport_torch.py", "            work.wait()", "            pass"),
 )
 
 FAULTS = (

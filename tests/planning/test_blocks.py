@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory import shelf

@@ -11,7 +11,7 @@ from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.sharing.decomposition import context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.cost_model.mode_cost import block_work

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks.planned_memory.peaks import allocator_peak
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import Config, TrainConfig
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands.calibrate import CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.machine import Machine

@@ -14,9 +14,9 @@ import torch
 
 from tests.crash.runs import Material
 from tests.small_files import tree
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError, OutputError

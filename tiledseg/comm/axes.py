@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator
-from tiledseg.comm.transports.point_to_point import PointToPoint
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 

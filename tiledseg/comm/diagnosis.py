@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import CommunicationError
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION

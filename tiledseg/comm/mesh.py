@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import CommunicationError, ConfigError, InputError
 
 if TYPE_CHECKING:
-    from tiledseg.comm.watching.watch import Watch
+    from tiledseg.comm.watch import Watch
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, expand_node_list
-from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError, first_line
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ keep that order and answer wrong flags fast.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import socket
 import sys
@@ -16,8 +17,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
-from tiledseg.comm.launch import Launch, detect, open_files_needed
-from tiledseg.comm.transports.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.comm.launch import (
+    MPI_LAUNCHERS,
+    Launch,
+    ask_mpi,
+    check_threads,
+    detect,
+    initialised,
+    load_world,
+    open_files_needed,
+)
 from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError, InputError
 from tiledseg.system.console import end, flush
@@ -25,11 +34,9 @@ from tiledseg.system.files import allow_open_files, check_parent
 from tiledseg.system.signals import ending, swallowed
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
+    from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.comm.transports.collectives import Communicator
-    from tiledseg.comm.watching.watch import Watch
+    from tiledseg.comm.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
 DEADLINE = 600.0  # seconds
@@ -91,8 +98,8 @@ def open_mesh(
     with without_collections("torch"):
         import torch
 
+        from tiledseg.comm.collectives import SerialCommunicator
         from tiledseg.comm.mesh import Mesh, choose_transport, fair_threads, gather_facts, local_device
-        from tiledseg.comm.transports.collectives import SerialCommunicator
 
     device = local_device(launch)
     if device.type == "cuda":
@@ -122,8 +129,7 @@ def joined_mesh() -> Iterator[Mesh]:
     import torch.distributed as dist
 
     from tiledseg.comm.mesh import Mesh, local_device
-    from tiledseg.comm.transports.process_groups import close_at_exit, new_groups
-    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transport_torch import TorchCommunicator, close_at_exit, new_groups, peer_errors
 
     launch = detect(os.environ)
     owns_default = not (dist.is_available() and dist.is_initialized())
@@ -135,7 +141,9 @@ def joined_mesh() -> Iterator[Mesh]:
     close_at_exit(owns_default)
     host, rank, size = socket.gethostname(), dist.get_rank(), dist.get_world_size()
     with peer_errors("start of the process group"):
-        communicator = TorchCommunicator(new_groups(range(size), with_nccl=False), is_guest=True)
+        groups = new_groups(range(size), with_nccl=False)
+        assert groups is not None, "every rank is among all"
+        communicator = TorchCommunicator(groups, is_guest=True)
     hosts = communicator.gather_objects(host)
     launch = Launch(rank, size, hosts[:rank].count(host), hosts.count(host), "torch")
     mesh = Mesh(launch, communicator, local_device(launch), "gloo", host)
@@ -166,51 +174,54 @@ def without_collections(module: str) -> Iterator[None]:
             gc.enable()
 
 
-def _needs_mpi(launch: Launch, environ: MutableMapping[str, str], transport: str) -> bool:
-    """Return True if ranks meet through MPI: several ranks of an MPI launcher, or where the user says."""
-    if launch.size == 1:
-        return False
-    if transport == "mpi":
-        return True
-    return launch.launcher in MPI_LAUNCHERS and not _meeting_point_given(environ)
+def _needs_mpi(launch: Launch, environ: Mapping[str, str], transport: str) -> bool:
+    """Return True if ranks meet through MPI: several ranks of an MPI launcher, or where the user says.
 
-
-def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
-    """Return True if MASTER_ADDR and MASTER_PORT serve, since mpi4py is not installed."""
-    import importlib.util
-
-    return bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")) and not importlib.util.find_spec("mpi4py")
+    MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed.
+    """
+    if launch.size == 1 or transport == "mpi":
+        return launch.size > 1
+    meets = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT") and not importlib.util.find_spec("mpi4py")
+    return launch.launcher in MPI_LAUNCHERS and not meets
 
 
 def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
     """Connect MPI's ranks where it carries the tensors, else Gloo's, and start their watch. Collective."""
-    from tiledseg.comm.rendezvous import gloo_interface
+    from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
 
     check_open_files(launch)
-    if transport == "mpi" and world is not None:
-        from tiledseg.comm.transports.transport_mpi import MpiCommunicator, check_thread_level
+    over_mpi = transport == "mpi" and world is not None
+    if over_mpi:
+        from tiledseg.comm.transport_mpi import MpiCommunicator
 
-        check_thread_level()
-        watch = _meet(launch, environ, world, deadline)[1] if deadline is not None else None
+        check_threads(initialised())
+        if deadline is None:
+            return MpiCommunicator(world, cuda_aware_mpi(environ)), None
+    elif (interface := gloo_interface(launch)) is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk
+    store, watch = open_store(launch, environ, world), None
+    if deadline is not None:
+        from tiledseg.comm.watch import open_watch
+
+        watch = open_watch(store, launch, environ, deadline)
+    await_all_ranks(store, launch)
+    if watch is not None:
+        watch.start()
+    if over_mpi:
         return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
 
     import torch.distributed as dist
 
-    from tiledseg.comm.transports.process_groups import COLLECTIVE_TIMEOUT
-    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
 
-    interface = gloo_interface(launch)
-    if interface is not None:
-        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk: `connections`
-    store, watch = _meet(launch, environ, world, deadline)
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
         )
-    return TorchCommunicator(), watch
+    return TorchCommunicator(all_ranks()), watch
 
 
 def check_open_files(launch: Launch) -> None:
@@ -221,21 +232,6 @@ def check_open_files(launch: Launch) -> None:
     allow_open_files(1024 + 4 * launch.size, least, whom)
     if agents and launch.is_root:
         check_parent(open_files_needed(launch.size, keeps_store=True), f"by torchrun, which starts {launch.size} ranks")
-
-
-def _meet(
-    launch: Launch, environ: Mapping[str, str], world: Any | None, deadline: float | None
-) -> tuple[Store, Watch | None]:
-    """Return the store at which all ranks have met, and this rank's watch where there is a deadline. Collective."""
-    from tiledseg.comm.rendezvous import await_all_ranks, open_store
-    from tiledseg.comm.watching.watch import open_watch
-
-    store = open_store(launch, environ, world)
-    watch = open_watch(store, launch, environ, deadline) if deadline is not None else None
-    await_all_ranks(store, launch)
-    if watch is not None:
-        watch.start()
-    return store, watch
 
 
 def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
@@ -257,12 +253,10 @@ def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
     """
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    from tiledseg.comm.transports.process_groups import nccl_beside_gloo
-    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
-    from tiledseg.comm.transports.turns import TurnCommunicator
+    from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
 
     with peer_errors("start of NCCL"):
-        return TurnCommunicator(TorchCommunicator(nccl_beside_gloo(device)))
+        return TorchCommunicator(all_ranks(nccl_on=device))
 
 
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:

@@ -25,12 +25,12 @@ import torch
 import yaml
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import measure_link
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.comm.transports.point_to_point import measure_link
-from tiledseg.comm.transports.stopwatch import least
+from tiledseg.comm.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.graph import Graph

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.models.network import GraphNetwork
 

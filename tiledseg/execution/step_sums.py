@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.comm.collectives import Communicator
 
 
 class StepSums(NamedTuple):

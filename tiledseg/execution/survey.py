@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import RasterError
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun

@@ -15,8 +15,8 @@ from itertools import count
 import numpy as np
 import torch
 
+from tiledseg.comm.doing import doing, tick, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, tick, ticking
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel

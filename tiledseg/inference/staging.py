@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.raster.map_writer import SIDECARS

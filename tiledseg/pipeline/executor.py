@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.point_to_point import Message
-from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.point_to_point import Message, Work
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
 from tiledseg.pipeline.itinerary import Move, itinerary

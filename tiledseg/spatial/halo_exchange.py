@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.point_to_point import Message
-from tiledseg.comm.transports.work import Work, as_bytes
+from tiledseg.comm.point_to_point import Message, Work, as_bytes
 from tiledseg.geometry.sharing.decomposition import BlockExchange, ExchangePiece
 from tiledseg.models.notes import Notes, current
 

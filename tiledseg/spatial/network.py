@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import KEEP

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.models.layers.block import BlockPlace

@@ -2,7 +2,7 @@
 ranks execute.
 
 Tensors have a shape and no values (torch's device `meta`), and messages between ranks are written down and matched
-(`comm.transports.rehearsed`). The axes and the share of the first step are those of every rank. Forward and backward
+(`comm.collectives`). The axes and the share of the first step are those of every rank. Forward and backward
 passes are walked by the ranks of one replica, for each size of image, in stages for so many micro-batches that the
 schedule repeats itself: other replicas do the same. Where tiles are dealt out the first and the last rank are walked.
 """
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from tiledseg.comm.axes import open_axes
+from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
+from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
-from tiledseg.comm.watching.verdict import name_ranks
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.execution.parallel_run import ParallelRun

@@ -12,9 +12,9 @@ import torch
 
 from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.comm.watching.doing import waiting
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
 from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead

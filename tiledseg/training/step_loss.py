@@ -26,7 +26,7 @@ import torch
 
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import waiting
+from tiledseg.comm.doing import waiting
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.carrying import labels
 from tiledseg.execution.halos.part import Part, Piece

@@ -19,8 +19,8 @@ from tiledseg.architecture.presets import described
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.checkpoint.saved_state import LossScale
+from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.halos.part import Part

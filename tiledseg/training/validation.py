@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.execution.halos.part import Piece
 from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen

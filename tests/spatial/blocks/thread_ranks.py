@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.collectives import SerialCommunicator, sum_dtype
-from tiledseg.comm.transports.point_to_point import Message, PointToPoint
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.collectives import SerialCommunicator, sum_dtype
+from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.watching.doing import doing
+from tiledseg.comm.doing import doing
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, Passes, TimedSamples

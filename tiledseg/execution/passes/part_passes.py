@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from tiledseg.comm.watching.doing import doing
+from tiledseg.comm.doing import doing
 from tiledseg.execution.carrying import sender
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece

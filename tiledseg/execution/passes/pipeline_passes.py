@@ -11,8 +11,8 @@ from itertools import islice
 import torch
 from torch import nn
 
-from tiledseg.comm.transports.point_to_point import MessageMeter
-from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.comm.point_to_point import MessageMeter
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, Passes, StageFigures, TimedSamples

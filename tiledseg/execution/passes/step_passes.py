@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from tiledseg.comm.watching.doing import doing
+from tiledseg.comm.doing import doing
 from tiledseg.execution.halos.halo_modes import LayerMode
 from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, TimedSamples, batched, unbatched

@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 from torch import nn
 
-from tiledseg.comm.transports.work import Work
+from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import parts
 from tiledseg.geometry.sharing.decomposition import Partition

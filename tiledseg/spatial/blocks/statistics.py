@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.norm import track
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks

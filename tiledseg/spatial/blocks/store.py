@@ -7,7 +7,7 @@ block goes to the shelf once, and comes back once for each segment that takes it
 Where ranks share the image, strips of values travel once a tensor is made, strips of gradients before they are taken:
 one message a tensor, way and pair of ranks. It cannot deadlock: the ranks of an image share the program, so all of them
 carry the same tensors in the order of the segments, backward in the opposite one. All receives and sends of a tensor
-are posted in one batch before anything is waited for, as `comm.transports.point_to_point` asks, NCCL included. No
+are posted in one batch before anything is waited for, as `comm.point_to_point` asks, NCCL included. No
 message lies between the blocks of a segment.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.point_to_point import Message
 from tiledseg.geometry.box import Box
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.spatial.blocks.program import BlockProgram, Strip, Window

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
-from tiledseg.comm.watching.doing import doing, tick
+from tiledseg.comm.doing import doing, tick
 from tiledseg.config.checks import AUTO
 from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.run import Config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tiledseg.comm.transports.stopwatch import least
+from tiledseg.comm.stopwatch import least
 from tiledseg.execution.precision import autocast
 from tiledseg.memory.file_store import disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates

@@ -15,18 +15,44 @@ it is waited for. The buffers are pinned, which the GPU copies to fastest. torch
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tiledseg.comm.transports.stopwatch import CPU, Stopwatch, least
-from tiledseg.comm.transports.work import Work, as_bytes
-from tiledseg.comm.watching.doing import waiting
-from tiledseg.comm.watching.verdict import name_ranks
+from tiledseg.comm.doing import name_ranks, waiting
+from tiledseg.comm.stopwatch import CPU, Stopwatch, least
 from tiledseg.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from tiledseg.comm.collectives import Communicator
+
+
+class Work:
+    """A sum, or an exchange of messages, under way. `finish` waits for it; without one there is nothing to wait for."""
+
+    def __init__(self, finish: Callable[[], object] | None = None) -> None:
+        self._finish = finish
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self._finish is None
+
+    def wait(self) -> None:
+        """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
+        nothing: the tensors may have changed by then. Raises CommunicationError where a peer was lost."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
+    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
+        return tensor
+    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 class Message(NamedTuple):
@@ -58,31 +84,12 @@ class MessageMeter:
         self.waits.reset()
 
 
-class Carrier(ABC):
-    """The transport of messages among `size` ranks. `rank`: this one's number, from 0."""
-
-    rank: int
-    size: int
-
-    @abstractmethod
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
-
-        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
-        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
-        """
-
-    def reads(self, tensor: torch.Tensor) -> bool:
-        """Return True if messages of `tensor` go without a host buffer."""
-        return not tensor.is_cuda
-
-
 class PointToPoint:
     """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self.meter = MessageMeter()
-        self._carrier = carrier
+        self._communicator = communicator
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
@@ -90,7 +97,7 @@ class PointToPoint:
         Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
         that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
         """
-        check_messages(sends, receives, self._carrier.rank, self._carrier.size)
+        check_messages(sends, receives, self._communicator.rank, self._communicator.size)
         sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
         if not sends and not receives:
             return Work()
@@ -99,7 +106,7 @@ class PointToPoint:
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Peers([*outgoing, *incoming])  # kept until the transport has read and written them
         with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
-            finish = self._carrier.post(outgoing, incoming)
+            finish = self._communicator.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
         # The device whose work waits.
@@ -117,7 +124,7 @@ class PointToPoint:
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the bytes of `tensor`, or a host buffer of as many."""
-        if self._carrier.reads(tensor):
+        if self._communicator.reads(tensor):
             return as_bytes(tensor)
         size = tensor.numel() * tensor.element_size()
         return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())

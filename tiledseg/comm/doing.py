@@ -7,10 +7,12 @@ load data must not use it. Autograd's may, since the thread that waits for it ad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_RUNS = 6
 
 _stack: list[doing] = []
 _changes = [0]
@@ -64,3 +66,21 @@ def current() -> tuple[str, bool]:
     stack = list(_stack)
     words = ", ".join(item.words % item.values if item.values else item.words for item in stack)
     return words or "its own work", bool(stack) and stack[-1].waits
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3", "ranks 0-2, 5", or, of many runs, "ranks 0, 2, 4, 6, 8, 10 and 594 more".
+
+    `ranks` ascend and hold at least one.
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    shown = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs[:_RUNS])
+    left = sum(last - first + 1 for first, last in runs[_RUNS:])
+    return f"ranks {shown} and {left} more" if left else f"ranks {shown}"

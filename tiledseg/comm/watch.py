@@ -12,21 +12,22 @@ while the thread runs, so that a job which is stopped as a whole and goes on lat
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from tiledseg.comm.doing import changes, current, name_ranks
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watching.doing import changes, current
-from tiledseg.comm.watching.verdict import SILENT, STALE, Report, SeenReport, decode, not_answering, verdict
 
 T = TypeVar("T")
 
@@ -35,6 +36,78 @@ _LOST = 1.4  # periods after which a rank that is there has reported again
 _ANSWER_SECONDS = 0.5  # for the rank that reads all reports
 _PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
 _LAST_SECONDS = 30.0  # for the slowest rank to look for the last time
+
+# Shares of the deadline. Ranks notice a standstill at slightly different times; a rank whose word has not changed for
+# so long, while the others' did, is stopped or gone, or holds the interpreter in a call that never returns.
+STALE = 0.9
+_ALL_STALE = 0.7
+SILENT = 0.4
+_GROUPS = 6
+_WORDS = 160
+_GONE = "not answering, last in"
+
+
+class Report(NamedTuple):
+    """A rank's heartbeat. `beat` counts its reports; `age`: seconds without progress."""
+
+    rank: int
+    host: str
+    beat: int
+    age: float
+    waits: bool
+    words: str
+    ended: bool = False
+
+    def encode(self) -> str:
+        return json.dumps(self)
+
+
+def decode(text: bytes) -> Report:
+    return Report(*json.loads(text))
+
+
+class SeenReport(NamedTuple):
+    """A report, and for how many seconds the same one has been read again and again."""
+
+    report: Report
+    unchanged: float
+
+
+def verdict(seen: Sequence[SeenReport], deadline: float) -> str | None:
+    """Return one line that names the ranks which hold up the job, with the work of every rank; None while one moves.
+
+    A rank that answers and has made progress within the deadline keeps the job alive, however long the others wait.
+    """
+    silent = [one.report for one in seen if one.unchanged >= SILENT * deadline]
+    answering = [one.report for one in seen if one.unchanged < SILENT * deadline]
+    if any(report.age < _ALL_STALE * deadline for report in answering):
+        return None
+    busy = sorted((report for report in answering if not report.waits), key=lambda report: -report.age)
+    parts = [*_groups(silent, _GONE), *_groups(busy, "stuck in")] or ["every rank waits for another"]
+    parts += _groups([report for report in answering if report.waits], "waiting in")
+    more = [f"{len(parts) - _GROUPS} more groups"] if len(parts) > _GROUPS else []
+    return (
+        f"no rank has made progress for {deadline:.3g} s: {'; '.join([*parts[:_GROUPS], *more])}. Look at what the "
+        "first ones do and at their machines, or raise parallel.deadline where one piece of work takes longer"
+    )
+
+
+def not_answering(reports: Sequence[Report]) -> str:
+    """Return the ranks whose last reports these are, in words; empty where there are none."""
+    return "; ".join(_groups(reports, _GONE)[:_GROUPS])
+
+
+def _groups(reports: Sequence[Report], how: str) -> list[str]:
+    """Return the ranks that say the same together, in the order of their first."""
+    groups: dict[str, list[Report]] = defaultdict(list)
+    for report in reports:
+        groups[report.words].append(report)
+    return [f"{_who(each)} {how}: {words[:_WORDS]}{'...' * (len(words) > _WORDS)}" for words, each in groups.items()]
+
+
+def _who(reports: Sequence[Report]) -> str:
+    ranks = sorted(report.rank for report in reports)
+    return f"rank {ranks[0]} on {reports[0].host}" if len(ranks) == 1 else name_ranks(ranks)
 
 
 class Board:

@@ -1,0 +1,344 @@
+"""The operations that the ranks of a mesh do together, whatever carries them.
+
+Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
+and dtype. Under that rule nothing can deadlock. Each call is one operation in which all ranks take part. No rank waits
+for an answer to a message that another one has yet to decide on. Asynchronous calls start in the same order everywhere.
+A rank that fails breaks the rule for all; `session` then ends the job.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tiledseg.comm.doing import waiting
+from tiledseg.comm.point_to_point import Message, PointToPoint, Work, as_bytes
+from tiledseg.errors import CommunicationError
+
+# Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
+# round at different places, so that results would depend on them.
+_SUM_DTYPES = {dtype: dtype for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)} | {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+class Turns:
+    """The turn of a rank with NCCL: the communicator whose operations may be in flight, and these.
+
+    An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. Each communicator runs
+    its own in order, but no order is promised between two. CUDA may run operations in flight on both at once, or one
+    after the other in either order, differently on each GPU (nccl#783; `torch.distributed.new_group` asks to wait for
+    one group's work before another's is used). Two ranks that choose differently wait for each other forever.
+
+    So a rank never has work in flight on two communicators: before it starts an operation on another one than the last,
+    it waits for the last. On a GPU that holds up the stream, not the host. The operations of a rank are then one
+    sequence, in the order of its program. Nothing can deadlock, because the sequences of all ranks follow one common
+    order (docs/explanation/communication.md says which). Operations of one communicator overlap each other's start and
+    the computation. `tests/law/test_steps.py` runs all of training on a transport that chooses as badly as a GPU may.
+    """
+
+    def __init__(self) -> None:
+        self._owner: object = None
+        self._flying: list[Work] = []
+
+    def take(self, owner: object) -> None:
+        """Wait, before `owner` starts something, for what another has in flight."""
+        if owner != self._owner:
+            for work in self._flying:
+                work.wait()
+            self._owner, self._flying = owner, []
+
+    def started(self, work: Work) -> Work:
+        """Note what the owner has started, to be waited for by whoever comes first: it, or the next owner."""
+        self._flying = [*(each for each in self._flying if not each.is_waited_for), work]
+        return work
+
+
+class Communicator(ABC):
+    """Collective operations over `size` ranks, of which this one is `rank`, and messages between two.
+
+    A transport gives the methods with an underscore: on contiguous tensors, which are not empty. `is_part`: made by
+    `split`. `turns`: taken with the parts and the messages (None: all may be in flight together); objects and barriers
+    travel between hosts and take no turn. `sums_on_host`: sums and broadcasts of GPU tensors go through host memory.
+    """
+
+    rank: int
+    size: int
+    is_part = False
+    turns: Turns | None = None
+    sums_on_host = False
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Start the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
+
+        Any shape, strided or not, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16, which
+        are summed in float32 and rounded once. Afterwards every rank holds the same bits. The operation is its own
+        adjoint. Raises CommunicationError for another dtype or a lost peer.
+        """
+        staged = self._staged(tensor, sum_dtype(tensor))
+        if tensor.numel() == 0:
+            return Work()
+        self._take_turn(self)
+        with self.peer_errors("all-reduce"):
+            finish = self._sum(staged)
+
+        def wait() -> None:
+            with self._talk("all-reduce", "a sum over ranks"):
+                finish()
+            _copy_back(staged, tensor)
+
+        return self._started(Work(wait))
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; return when done."""
+        check_source(source, self.size)
+        if tensor.numel() == 0:
+            return
+        staged = self._staged(tensor, tensor.dtype)
+        self._take_turn(self)
+        with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
+            self._broadcast(as_bytes(staged), source)
+        _copy_back(staged, tensor)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Return the picklable `value` of rank `source`, on every rank; the values of the others are not used."""
+        check_source(source, self.size)
+        with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
+            return self._broadcast_object(value, source)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the picklable values of all ranks in the order of ranks, on every rank."""
+        with self._talk("gather", "a gather over %d ranks", self.size):
+            return self._gather(value)
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        with self._talk("barrier", "a barrier of %d ranks", self.size):
+            self._barrier()
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """Return the communicator of the group of `groups` that this rank is in, whose ranks count in the group's
+        order.
+
+        Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
+        group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
+        as wanted; close the parts before the whole. Raises CommunicationError, before any communication, for groups
+        that are not so.
+        """
+        check_groups(groups, self.size, self.is_part)
+        self._take_turn(None)
+        with self._talk("split", "a split of %d ranks", self.size):
+            part = self._split(groups)
+        if part is None:
+            return SerialCommunicator()
+        part.is_part, part.turns = True, self.turns
+        return part
+
+    def point_to_point(self) -> PointToPoint:
+        """Return messages among the ranks of this communicator. Collective. All that are opened share its order."""
+        self._take_turn(None)
+        return PointToPoint(self)
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
+
+        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
+        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
+        """
+        self._take_turn((self, "messages"))
+        with self.peer_errors("exchange"):
+            finish = self._post(sends, receives)
+
+        def wait() -> None:
+            with self.peer_errors("exchange"):
+                finish()
+
+        return self._started(Work(wait)).wait
+
+    def close(self) -> None:
+        """End the communicator; the last collective call of its ranks. That of a part leaves the whole as it is.
+
+        Waits for all ranks: rank 0 may hold the store that the others still talk to.
+        """
+        self._take_turn(None)
+        self.barrier()
+        self._end()
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        """Return True if messages of `tensor` go without a host buffer."""
+        return not tensor.is_cuda
+
+    def peer_errors(self, what: str) -> AbstractContextManager[None]:
+        """Raise CommunicationError for the transport's own exception of an operation that is broken."""
+        return nullcontext()
+
+    @contextmanager
+    def _talk(self, what: str, words: str, *values: object) -> Iterator[None]:
+        with waiting(words, *values), self.peer_errors(what):
+            yield
+
+    def _staged(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        device = "cpu" if self.sums_on_host else tensor.device
+        return tensor.detach().to(device, dtype).contiguous()
+
+    def _take_turn(self, owner: object) -> None:
+        if self.turns is not None:
+            self.turns.take(owner)
+
+    def _started(self, work: Work) -> Work:
+        return work if self.turns is None else self.turns.started(work)
+
+    @abstractmethod
+    def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Start the sum in place; return a function that waits for it."""
+
+    @abstractmethod
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Overwrite bytes with those of rank `source`."""
+
+    @abstractmethod
+    def _broadcast_object(self, value: Any, source: int) -> Any: ...
+
+    @abstractmethod
+    def _gather(self, value: Any) -> list[Any]: ...
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
+        """Return the part of this rank's group; None where there is none with others in it."""
+
+    @abstractmethod
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]: ...
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+
+class SerialCommunicator(Communicator):
+    """One rank alone: every operation is the identity and no library is needed."""
+
+    rank = 0
+    size = 1
+
+    def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        return int
+
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None: ...
+
+    def _broadcast_object(self, value: Any, source: int) -> Any:
+        return value
+
+    def _gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def _barrier(self) -> None: ...
+
+    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
+        return None
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+        raise AssertionError("one rank alone has no peer")
+
+    def _end(self) -> None: ...
+
+
+@dataclass
+class Doings:
+    """The deeds of one rank in a rehearsal: the groups that it is in, the bytes of its messages to and from each peer,
+    and those of its sums over each group (none: all ranks), in order."""
+
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    received: dict[int, list[int]] = field(default_factory=dict)
+    summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+
+class RehearsedCommunicator(SerialCommunicator):
+    """Rank `rank` of `size` without peers: what it would do with others is written down, and nothing is sent.
+
+    Every operation ends at once: sums and broadcasts leave their tensors as they are, and all ranks give like objects.
+    """
+
+    def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
+        self.rank, self.size, self._doings, self._group = rank, size, doings, group
+
+    def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        self._doings.summed.setdefault(self._group, []).append(tensor.nbytes)
+        return int
+
+    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
+        own = next((tuple(group) for group in groups if self.rank in group), ())
+        if len(own) < 2:
+            return None
+        self._doings.groups.append(own)
+        return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+        for messages, lists in ((sends, self._doings.sent), (receives, self._doings.received)):
+            for peer, tensor in messages:
+                lists.setdefault(peer, []).append(tensor.numel())
+        return int
+
+
+def unmatched(doings: dict[int, Doings]) -> list[str]:
+    """Return a line for each message that the other rank does not await, and each sum that is not that of the others
+    of its group, in order and bytes. Pure."""
+    faults = []
+    first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    for rank, own in doings.items():
+        for group, sums in own.summed.items():
+            first.setdefault(group, (rank, sums))
+    for group, (other, theirs) in first.items():
+        for rank in group or doings:
+            if rank in doings and (sums := doings[rank].summed.get(group, [])) != theirs:
+                faults.append(f"rank {rank} sums {sums} bytes over its group, and rank {other} {theirs}")
+    for rank, own in doings.items():
+        for peer in sorted(own.sent.keys() | {p for p in own.received if p in doings}):
+            sent, awaited = own.sent.get(peer, []), doings[peer].received.get(rank, []) if peer in doings else None
+            if sent != awaited:
+                faults.append(f"rank {rank} sends rank {peer} messages of {sent} bytes, which awaits {awaited}")
+    return faults
+
+
+def _copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy into `tensor`, where `staged` is another one."""
+    if staged.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(staged)
+
+
+def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
+    if tensor.dtype not in _SUM_DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
+        raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")
+    return _SUM_DTYPES[tensor.dtype]
+
+
+def check_source(source: int, size: int) -> None:
+    """Raise CommunicationError where no rank `source` exists."""
+    if not 0 <= source < size:
+        raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
+
+
+def check_groups(groups: Sequence[Sequence[int]], size: int, is_part: bool = False) -> None:
+    """Raise CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1, or are
+    to be made of a part: torch's groups are made by all ranks of the job, the same law for every transport."""
+    if is_part:
+        raise CommunicationError(f"a part of {size} ranks cannot be split: split the whole job's communicator")
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        if not group:
+            raise CommunicationError(f"group {number} of {len(groups)} has no rank: leave it out")
+        for rank in group:
+            check_source(rank, size)
+            if rank in seen:
+                raise CommunicationError(f"rank {rank} stands twice in the groups {list(map(list, groups))}")
+            seen.add(rank)

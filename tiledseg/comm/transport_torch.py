@@ -1,0 +1,213 @@
+"""Collectives and messages over torch.distributed, with what every promised version of torch knows.
+
+Gloo carries CPU tensors and Python objects, NCCL carries GPU tensors where asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from tiledseg.comm.collectives import Communicator, Turns
+from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.errors import CommunicationError, first_line
+
+# No time limit of torch's own: the watch ends a job that stands still, with a line that names the rank, and lets one
+# rank write or validate for as long as it makes progress. A year, since torch wants a number.
+COLLECTIVE_TIMEOUT = timedelta(days=365)
+_TAGS = 2**30  # a Gloo tag is a whole number of 31 bits
+
+
+@contextmanager
+def peer_errors(what: str) -> Iterator[None]:
+    """Turn torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
+
+    Without the source file of torch's own that the line may begin with. Out of memory, which is a RuntimeError too,
+    passes as itself: no peer has to do with it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise
+        reason = re.sub(r"^\[[^\]]*\]\s*|\. This is typically caused by.*$", "", first_line(error))
+        raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessGroups:
+    """The process groups over `ranks`, which are those of the job in the communicator's own order.
+
+    `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself, and then
+    their messages go through host memory. None of them is None: torch takes None for the whole job, so that a sum over
+    a part would silently be one over all. NCCL's group carries sums and messages alike: on every rank they start in one
+    common order (docs/explanation/communication.md), so that one communicator is enough.
+    """
+
+    ranks: tuple[int, ...]
+    host: dist.ProcessGroup
+    gpu: dist.ProcessGroup
+
+    @property
+    def with_nccl(self) -> bool:
+        return self.gpu is not self.host
+
+    def carrier(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return self.gpu if tensor.is_cuda else self.host
+
+    def __post_init__(self) -> None:
+        _LIVING.add(self)
+
+
+_LIVING: WeakSet[ProcessGroups] = WeakSet()
+_OWN_DEFAULT: WeakSet[dist.ProcessGroup] = WeakSet()
+
+
+def close_at_exit(owns_default: bool) -> None:
+    """Have the program's exit end the groups that were made here, and with `owns_default` the default group of now.
+
+    A thread of Gloo's that still frees its last tensor while the interpreter goes aborts the process. A group's
+    destructor waits for its threads, and runs once nothing refers to the group. Nothing is sent: no rank waits for
+    another one, which may be gone.
+    """
+    if owns_default and dist.group.WORLD is not None:
+        _OWN_DEFAULT.add(dist.group.WORLD)
+    atexit.unregister(_close)
+    atexit.register(_close)  # after all others, so that it runs before them
+
+
+def _close() -> None:
+    made = {group for groups in _LIVING for group in (groups.host, groups.gpu)}
+    for groups in _LIVING:
+        vars(groups).clear()
+    default = dist.group.WORLD if dist.is_initialized() else None
+    if default in _OWN_DEFAULT:
+        dist.destroy_process_group()
+    for group in made - {default}:
+        with contextlib.suppress(ValueError):  # closed before
+            dist.destroy_process_group(group)
+
+
+def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
+    """Make groups over `ranks` of the job, in this order. Return None on a rank that is not among them.
+
+    Collective over the whole job, in one order, but no rank waits here for another. A rank that is not a member does
+    not even talk to the store (30 us a group), and members connect at their first message. A group of torch counts its
+    ranks in ascending order, whatever the order given (only the newest versions know `sort_ranks=False`). Messages and
+    broadcasts therefore name the ranks of the job.
+    """
+    host = dist.new_group(list(ranks), backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    gpu = dist.new_group(list(ranks), backend="nccl", timeout=COLLECTIVE_TIMEOUT) if with_nccl else host
+    return ProcessGroups(tuple(ranks), host, gpu) if dist.get_rank() in ranks else None
+
+
+def all_ranks(nccl_on: torch.device | None = None) -> ProcessGroups:
+    """Return the groups of all ranks of the job over the default group, which is Gloo's and must have been started.
+
+    `nccl_on`: with a group of NCCL's for GPU tensors beside it, which is collective.
+    """
+    gpu = everyone = dist.group.WORLD
+    assert everyone is not None, "the process group is started before its communicator"
+    if nccl_on is not None:
+        gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=nccl_on)
+    return ProcessGroups(tuple(range(dist.get_world_size())), everyone, gpu)
+
+
+class TorchCommunicator(Communicator):
+    """All ranks of the process groups.
+
+    Messages of two ranks are matched in order: NCCL's by its own law, Gloo's by a running number in the tag. Parts of
+    NCCL take turns. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
+    """
+
+    def __init__(self, groups: ProcessGroups, is_guest: bool = False) -> None:
+        self._groups, self._is_guest = groups, is_guest
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self.rank = groups.ranks.index(dist.get_rank())
+        self.size = len(groups.ranks)
+        self.turns = Turns() if groups.with_nccl else None
+
+    def peer_errors(self, what: str) -> AbstractContextManager[None]:
+        return peer_errors(what)
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_cuda or self._groups.with_nccl
+
+    def point_to_point(self) -> PointToPoint:
+        messages = super().point_to_point()
+        if self._groups.with_nccl:
+            # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
+            device = torch.device("cuda", torch.cuda.current_device())
+            with peer_errors("opening of messages"):
+                dist.all_reduce(torch.zeros(1, device=device), group=self._groups.gpu)
+        return messages
+
+    def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Start the sum. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
+        return _wait_for([dist.all_reduce(tensor, group=self._groups.carrier(tensor), async_op=True)])
+
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
+        dist.broadcast(flat, self._groups.ranks[source], self._groups.carrier(flat))
+
+    def _broadcast_object(self, value: Any, source: int) -> Any:
+        box = [value if self.rank == source else None]
+        dist.broadcast_object_list(box, self._groups.ranks[source], self._groups.host)
+        return box[0]
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Gather in the order of torch's ranks, which ascend, and put the values in that of this communicator's."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._groups.host)
+        places = {rank: place for place, rank in enumerate(sorted(self._groups.ranks))}
+        return [values[places[rank]] for rank in self._groups.ranks]
+
+    def _barrier(self) -> None:
+        """Sum nothing: a barrier of NCCL's would need a device to be chosen."""
+        dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
+
+    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
+        made = [new_groups(group, self._groups.with_nccl) for group in groups if len(group) > 1]
+        return next((TorchCommunicator(own) for own in made if own is not None), None)
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+        """Post to NCCL one batch, which it starts as a whole, so that the order of its sends and receives cannot
+        matter; to Gloo the others."""
+        ranks, batch, works = self._groups.ranks, list[dist.P2POp](), list[Any]()
+        kinds = ((dist.irecv, receives, self._received), (dist.isend, sends, self._sent))
+        for move, messages, _ in kinds:
+            batch += [dist.P2POp(move, x, ranks[peer], self._groups.gpu) for peer, x in messages if x.is_cuda]
+        if batch:
+            works += dist.batch_isend_irecv(batch)
+        for move, messages, count in kinds:
+            for peer, tensor in messages:
+                if not tensor.is_cuda:
+                    count[peer] += 1
+                    works.append(move(tensor, ranks[peer], self._groups.host, count[peer] % _TAGS))
+        return _wait_for(works)
+
+    def _end(self) -> None:
+        if not self.is_part and not self._is_guest:
+            dist.destroy_process_group()
+            return
+        for group in dict.fromkeys((self._groups.gpu, self._groups.host)):
+            dist.destroy_process_group(group)
+
+
+def _wait_for(works: Sequence[Any]) -> Callable[[], None]:
+    def wait() -> None:
+        for work in works:
+            work.wait()
+
+    return wait
