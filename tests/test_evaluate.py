@@ -14,7 +14,7 @@ from tests.small_files import write_raster
 from tiledseg.api import evaluate_map
 from tiledseg.errors import LabelError
 from tiledseg.evaluate import main
-from tiledseg.execution.scores.metrics import confusion_matrix, scores
+from tiledseg.execution.scores import confusion_matrix, scores
 from tiledseg.inference import evaluation
 from tiledseg.inference.evaluation import compare, thumbnail
 from tiledseg.raster.reader import open_raster

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.execution.scores.metrics import Scores
+    from tiledseg.execution.scores import Scores
     from tiledseg.inference.mapper import Mapper
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
@@ -243,7 +243,7 @@ def evaluate_map(
     RasterError where the grids differ. Raises LabelError for a value outside the classes, and for a class that the
     names in both files, or of `classes`, give two numbers. Classes of other names are a warning.
     """
-    from tiledseg.execution.scores.metrics import scores
+    from tiledseg.execution.scores import scores
     from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
     from tiledseg.raster.labels.classes import read_classes
     from tiledseg.raster.labels.label_map import LabelMap

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.execution.scores.metrics import Scores, scores
+from tiledseg.execution.scores import Scores, scores
 from tiledseg.inference.evaluation import (
     check_names,
     class_numbers,

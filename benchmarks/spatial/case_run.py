@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.spatial.step_case import BANDS, CLASSES, StepCase, StepJob
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.part import Part
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic

@@ -31,7 +31,7 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
 
     from tiledseg.config.run import ParallelConfig
     from tiledseg.execution.parallel_run import ParallelRun
-    from tiledseg.execution.passes.part_passes import read_ahead
+    from tiledseg.execution.part_passes import read_ahead
     from tiledseg.execution.precision import make_deterministic
     from tiledseg.models.network import build_modules
     from tiledseg.planning.run.spread import choose_spread, parallelism

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import LabelError
-from tiledseg.execution.scores.metrics import confusion_matrix, scores
+from tiledseg.execution.scores import confusion_matrix, scores
 
 
 def random_pair(seed: int, classes: int, size: int, ignored: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,7 @@ def test_chunks_do_not_change_the_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     truth, prediction = random_pair(3, 4, 1000)
     valid = np.random.default_rng(0).random(1000) < 0.7
     whole = confusion_matrix(truth, prediction, 4, valid=valid)
-    monkeypatch.setattr("tiledseg.execution.scores.metrics._CHUNK", 37)
+    monkeypatch.setattr("tiledseg.execution.scores._CHUNK", 37)
     np.testing.assert_array_equal(confusion_matrix(truth, prediction, 4, valid=valid), whole)
     assert whole.sum() == (valid & (truth != 255)).sum()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from tiledseg.execution.scores.reliability import (
+from tiledseg.execution.scores import (
     BINS,
     calibration_error,
     empty_counts,
@@ -60,7 +60,7 @@ def test_parts_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = counted(probabilities, labels)
     parts = sum(counted(probabilities[i : i + 700], labels[i : i + 700]) for i in range(0, 5000, 700))
     assert (parts == whole).all()
-    monkeypatch.setattr("tiledseg.execution.scores.reliability._CHUNK", 333)
+    monkeypatch.setattr("tiledseg.execution.scores._CHUNK", 333)
     assert (counted(probabilities, labels) == whole).all()
 
 

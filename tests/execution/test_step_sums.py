@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.step_sums import RankFigures, StepSums, over_ranks
+from tiledseg.execution.agreement import RankFigures, StepSums, over_ranks
 
 
 @pytest.mark.mpi

@@ -23,7 +23,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes.part_passes import read_ahead
+from tiledseg.execution.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.memory.mover import HOST

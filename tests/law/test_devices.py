@@ -11,9 +11,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import ReadMode
-from tiledseg.execution.halos.part import Part
-from tiledseg.execution.passes.part_passes import SerialPasses
+from tiledseg.execution.halo_modes import Part, ReadMode
+from tiledseg.execution.part_passes import SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.step import Stepper, StepRules
 

@@ -27,8 +27,8 @@ from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import ReadMode
-from tiledseg.execution.passes.part_passes import SerialPasses
+from tiledseg.execution.halo_modes import ReadMode
+from tiledseg.execution.part_passes import SerialPasses
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.step import Stepper, StepRules
 

@@ -24,7 +24,7 @@ from tests.law.step_rows import BLOCKS, ONE_LAST, POLICIES, ROWS, THREE, Row, la
 from tests.law.steps import Steps, check, check_same_bits, gathered, train
 from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import LayerMode
+from tiledseg.execution.halo_modes import LayerMode
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 from tiledseg.geometry.tiling import make_tiling

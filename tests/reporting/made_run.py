@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tiledseg.execution.scores.reliability import reliability_counts
+from tiledseg.execution.scores import reliability_counts
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization

@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error,
 from tests.law.cases import IGNORED, ArrayReader, Case, as_batch, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.scores.reliability import BINS, calibration_error
+from tiledseg.execution.scores import BINS, calibration_error
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset

@@ -57,6 +57,6 @@ def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> float:
         raise RuntimeError(OOM)
 
-    monkeypatch.setattr("tiledseg.execution.passes.part_passes.SerialPasses.train", fail)
+    monkeypatch.setattr("tiledseg.execution.part_passes.SerialPasses.train", fail)
     with pytest.raises(MemoryLimitError, match=r"^4096 bytes of .*; a step was planned to take \d+ bytes; use "):
         train(Material.make(tmp_path), tmp_path / "run", "auto")

@@ -218,7 +218,8 @@ def load_world(launch: Launch) -> MPI.Intracomm:
     if (world.rank, world.size) != (launch.rank, launch.size):
         raise ConfigError(
             f"{launch.launcher} says rank {launch.rank} of {launch.size} but MPI ({_library(MPI)}) says rank "
-            f"{world.rank} of {world.size}: use the launcher of the MPI that mpi4py was built with (srun needs --mpi=pmix)"
+            f"{world.rank} of {world.size}: use the launcher of the MPI that mpi4py was built with (srun "
+            "needs --mpi=pmix)"
         )
     return world
 

@@ -14,8 +14,8 @@ import torch
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import ExchangeMode, LayerMode, ReadMode
-from tiledseg.execution.passes.part_passes import Passes, SerialPasses
+from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
+from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
@@ -23,7 +23,7 @@ from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
 
 if TYPE_CHECKING:
-    from tiledseg.execution.passes.block_passes import BlockWork
+    from tiledseg.execution.block_passes import BlockWork
     from tiledseg.models.compiled import CompiledNetwork
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.spatial.network import SpatialNetwork
@@ -94,17 +94,14 @@ class ParallelRun:
         """
         mode = self._mode(tuple(tilings), batch, spread or self.spread)
         if self.work is not None:
-            from tiledseg.execution.passes.block_passes import BlockPasses
+            from tiledseg.execution.block_passes import BlockPasses
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
             return BlockPasses(mode, self.work, (spread or self.spread).together)
         if self.pipeline is None:
-            if not (isinstance(mode, LayerMode) and self.spread.together):
-                return SerialPasses(mode, batch)
-            from tiledseg.execution.passes.step_passes import StepPasses
-
-            return StepPasses(mode)
-        from tiledseg.execution.passes.pipeline_passes import PipelinePasses
+            together = isinstance(mode, LayerMode) and self.spread.together
+            return StepPasses(mode) if together else SerialPasses(mode, batch)
+        from tiledseg.execution.pipeline_passes import PipelinePasses
 
         meter = self.axes.stage_messages.meter
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
@@ -125,7 +122,7 @@ class ParallelRun:
 
 
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
-    from tiledseg.execution.passes.block_passes import BlockWork
+    from tiledseg.execution.block_passes import BlockWork
     from tiledseg.memory.shelf import open_shelf
     from tiledseg.spatial.blocks.network import BlockNetwork
 

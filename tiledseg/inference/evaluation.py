@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import LabelError
-from tiledseg.execution.scores.metrics import confusion_matrix
+from tiledseg.execution.scores import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, default_classes, in_hex

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import RasterError
-from tiledseg.execution.halos.part import Part
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes.part_passes import Passes, read_ahead
+from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling

@@ -12,8 +12,8 @@ import torch
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.execution.halos.part import Part
-from tiledseg.execution.passes.part_passes import Passes
+from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.part_passes import Passes
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around

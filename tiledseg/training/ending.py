@@ -106,7 +106,7 @@ class BestSoFar:
 
     def _value(self, findings: Findings, score: str) -> float | None:
         """Return the score; None if it has no meaning."""
-        from tiledseg.execution.scores.metrics import scores
+        from tiledseg.execution.scores import scores
 
         if score == LOSS:
             return findings.loss

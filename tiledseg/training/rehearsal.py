@@ -23,10 +23,9 @@ from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import ReadMode
-from tiledseg.execution.halos.part import Part, Piece
+from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes.part_passes import Passes
+from tiledseg.execution.part_passes import Passes
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer

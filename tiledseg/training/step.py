@@ -15,10 +15,10 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.execution.halos.part import Part
+from tiledseg.execution.agreement import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
-from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
+from tiledseg.execution.part_passes import Key, Passes, read_ahead
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample

@@ -29,7 +29,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.doing import waiting
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.carrying import labels
-from tiledseg.execution.halos.part import Part, Piece
+from tiledseg.execution.halo_modes import Part, Piece
 from tiledseg.geometry.box import Box
 from tiledseg.models.sending import fixed, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample

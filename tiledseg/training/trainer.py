@@ -23,9 +23,9 @@ from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.carrying import network_input
-from tiledseg.execution.halos.part import Part
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes.part_passes import read_ahead
+from tiledseg.execution.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy

@@ -14,11 +14,10 @@ from torch import nn
 
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.part import Piece
-from tiledseg.execution.passes.part_passes import Passes, read_ahead
+from tiledseg.execution.halo_modes import Piece
+from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
-from tiledseg.execution.scores.metrics import confusion_matrix, scores
-from tiledseg.execution.scores.reliability import empty_counts, reliability_counts
+from tiledseg.execution.scores import confusion_matrix, empty_counts, reliability_counts, scores
 from tiledseg.models.sending import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import TileReference

@@ -13,9 +13,8 @@ from torch import nn
 
 from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.execution.halos.halo_modes import ReadMode
-from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, Passes, StageFigures, TimedSamples
+from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
+from tiledseg.execution.part_passes import Key, Loss, Passes, StageFigures, TimedSamples
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors

@@ -20,9 +20,8 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import doing
-from tiledseg.execution.halos.halo_modes import ReadMode
-from tiledseg.execution.halos.part import MicroBatch, Part, Piece
-from tiledseg.execution.passes.part_passes import Key, Loss, Passes, TimedSamples
+from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
+from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer

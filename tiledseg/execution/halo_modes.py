@@ -14,21 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.carrying import network_input
-from tiledseg.execution.halos.part import MicroBatch, Part, Shared
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import exchange_block, layer_blocks
 from tiledseg.geometry.tiling import Tile, Tiling
-from tiledseg.models.layers.block import tile_places
+from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
@@ -37,6 +36,51 @@ from tiledseg.raster.samples.sampling import TileReference, deal
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork
     from tiledseg.spatial.network import SpatialNetwork
+
+
+class Part(NamedTuple):
+    """The unit that a rank loads: a tile of an image, or its block of the image, as it lies on the disk or as a draw
+    changes it."""
+
+    image: int
+    tile: Tile
+    draw: Draw | None = None
+
+
+class MicroBatch(NamedTuple):
+    """The unit that the network runs on, the micro-batch of a pipeline: a tile of a part, or all of it."""
+
+    image: int
+    tile: Tile
+    part: Tile
+
+    def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
+        """Return what the micro-batch owns of the network's outputs on it."""
+        rows, cols = self.tile.core_in_output.slices
+        first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs_BKHW)
+        return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
+
+
+class Shared(NamedTuple):
+    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col). `output`: where
+    the whole output begins in the raster. `where`: the tile's place in the image, where it is only a part of it."""
+
+    rows: Partition
+    cols: Partition
+    at: tuple[int, int]
+    output: Box
+    where: tuple[Box, Box] | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The network's output on pixels that this rank owns: `core` in raster positions, `in_part` in the part's core.
+    `others`: further outputs on them, of a network that has some, where it is trained."""
+
+    logits_BKHW: torch.Tensor
+    core: Box
+    in_part: Box
+    others: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
