@@ -50,7 +50,7 @@ def open_alone(device: torch.device) -> TorchCommunicator:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", gloo_interface(SERIAL) or "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     if device.type != "cuda":
-        return TorchCommunicator()
+        return TorchCommunicator(all_ranks())
     torch.cuda.set_device(device)
     return TorchCommunicator(all_ranks(nccl_on=device))
 

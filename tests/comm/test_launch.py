@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.launch import SERIAL, Launch, check_threads, detect, expand_node_list, open_files_needed
-from tiledseg.comm.session import check_open_files
+from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list, open_files_needed
+from tiledseg.comm.session import check_open_files, check_threads
 from tiledseg.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
 from tiledseg.comm.stopwatch import CPU, Stopwatch, least
 from tiledseg.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from tiledseg.comm.collectives import Communicator
 
 
 class Work:
@@ -84,12 +81,23 @@ class MessageMeter:
         self.waits.reset()
 
 
+class Carrier(Protocol):
+    """The part of a communicator that messages need (see `collectives.Communicator`)."""
+
+    rank: int
+    size: int
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
+
+    def reads(self, tensor: torch.Tensor) -> bool: ...
+
+
 class PointToPoint:
     """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
-        self._communicator = communicator
+        self._carrier = carrier
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
@@ -97,7 +105,7 @@ class PointToPoint:
         Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
         that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
         """
-        check_messages(sends, receives, self._communicator.rank, self._communicator.size)
+        check_messages(sends, receives, self._carrier.rank, self._carrier.size)
         sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
         if not sends and not receives:
             return Work()
@@ -106,7 +114,7 @@ class PointToPoint:
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Peers([*outgoing, *incoming])  # kept until the transport has read and written them
         with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
-            finish = self._communicator.post(outgoing, incoming)
+            finish = self._carrier.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
         # The device whose work waits.
@@ -124,7 +132,7 @@ class PointToPoint:
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the bytes of `tensor`, or a host buffer of as many."""
-        if self._communicator.reads(tensor):
+        if self._carrier.reads(tensor):
             return as_bytes(tensor)
         size = tensor.numel() * tensor.element_size()
         return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())

@@ -1,7 +1,7 @@
 """The life of a job: its ranks meet, run a body, and end together, also where one of them fails.
 
-torch is imported only once a session starts, after mpi4py: commands that import their heavy modules inside the body
-keep that order and answer wrong flags fast.
+torch is imported only once a session starts, after mpi4py, where the job needs that: their libraries may otherwise
+clash. Commands that import their heavy modules inside the body keep that order and answer wrong flags fast.
 """
 
 from __future__ import annotations
@@ -17,29 +17,23 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
-from tiledseg.comm.launch import (
-    MPI_LAUNCHERS,
-    Launch,
-    ask_mpi,
-    check_threads,
-    detect,
-    initialised,
-    load_world,
-    open_files_needed,
-)
+from tiledseg.comm.launch import SERIAL, Launch, detect, open_files_needed
 from tiledseg.config.checks import TRANSPORTS, one_of
-from tiledseg.errors import CommunicationError, ConfigError, InputError
+from tiledseg.errors import CommunicationError, ConfigError, InputError, first_line
 from tiledseg.system.console import end, flush
 from tiledseg.system.files import allow_open_files, check_parent
 from tiledseg.system.signals import ending, swallowed
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.mesh import Mesh
     from tiledseg.comm.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
 DEADLINE = 600.0  # seconds
+MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi", "mpi")
 
 
 def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | None = None) -> int:
@@ -192,13 +186,13 @@ def _connect(
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
 
     check_open_files(launch)
-    over_mpi = transport == "mpi" and world is not None
-    if over_mpi:
+    carrier = world if transport == "mpi" else None
+    if carrier is not None:
         from tiledseg.comm.transport_mpi import MpiCommunicator
 
         check_threads(initialised())
         if deadline is None:
-            return MpiCommunicator(world, cuda_aware_mpi(environ)), None
+            return MpiCommunicator(carrier, cuda_aware_mpi(environ)), None
     elif (interface := gloo_interface(launch)) is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk
@@ -210,8 +204,8 @@ def _connect(
     await_all_ranks(store, launch)
     if watch is not None:
         watch.start()
-    if over_mpi:
-        return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
+    if carrier is not None:
+        return MpiCommunicator(carrier, cuda_aware_mpi(environ)), watch
 
     import torch.distributed as dist
 
@@ -299,3 +293,83 @@ def _end(launch: Launch, code: int) -> int:
     if module is not None:
         module.COMM_WORLD.Abort(code)
     os._exit(code)
+
+
+def load_world(launch: Launch) -> MPI.Intracomm:
+    """Return COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
+
+    Collective: all ranks call it at the start of a job.
+    """
+    try:
+        MPI = _import_mpi()  # noqa: N806
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({first_line(error)}): "
+            "pip install mpi4py, or start with torchrun"
+        ) from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (launch.rank, launch.size):
+        raise ConfigError(
+            f"{launch.launcher} says rank {launch.rank} of {launch.size} but MPI ({_library(MPI)}) says rank "
+            f"{world.rank} of {world.size}: use the launcher of the MPI that mpi4py was built with (srun "
+            "needs --mpi=pmix)"
+        )
+    return world
+
+
+def ask_mpi() -> Launch:
+    """Return the place of this process as MPI itself tells it, for launchers that leave no variables; alone without
+    mpi4py.
+
+    Collective over whatever COMM_WORLD turns out to be.
+    """
+    try:
+        MPI = _import_mpi()  # noqa: N806
+    except (ImportError, RuntimeError):
+        return SERIAL
+    world = MPI.COMM_WORLD
+    if world.size == 1:
+        return SERIAL
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    launch = Launch(world.rank, world.size, node.rank, node.size, "mpi")
+    node.Free()
+    return launch
+
+
+def check_threads(module: Any) -> None:
+    """Raise ConfigError where MPI, whose module of mpi4py's is given, may be called from the main thread only.
+
+    Halo exchanges and gradient sums of a GPU are started from autograd's thread of that device, not from the main one.
+    """
+    if module.Query_thread() < module.THREAD_SERIALIZED:
+        raise ConfigError(
+            f"MPI ({_library(module)}) provides thread level {module.Query_thread()}, but transport mpi needs "
+            f"{module.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED), since autograd calls it from a thread of its own: "
+            "use an MPI with threads, or transport gloo or nccl"
+        )
+
+
+def _library(module: Any) -> str:
+    return str(module.Get_library_version()).split(",")[0].strip("\0\n ")
+
+
+def _import_mpi() -> Any:
+    """Import MPI for calls from several threads at once, and return its module.
+
+    The support that MPI provides is checked where it matters.
+    """
+    import mpi4py
+
+    mpi4py.rc.threads = True
+    mpi4py.rc.thread_level = "multiple"
+    from mpi4py import MPI
+
+    return MPI
+
+
+def initialised() -> Any | None:
+    """Return the MPI module where this process has started MPI and not yet ended it, else None. Imports nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return None
+    return module

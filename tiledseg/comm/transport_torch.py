@@ -117,8 +117,9 @@ def all_ranks(nccl_on: torch.device | None = None) -> ProcessGroups:
 
     `nccl_on`: with a group of NCCL's for GPU tensors beside it, which is collective.
     """
-    gpu = everyone = dist.group.WORLD
+    everyone = dist.group.WORLD
     assert everyone is not None, "the process group is started before its communicator"
+    gpu = everyone
     if nccl_on is not None:
         gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=nccl_on)
     return ProcessGroups(tuple(range(dist.get_world_size())), everyone, gpu)

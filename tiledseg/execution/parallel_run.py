@@ -99,8 +99,9 @@ class ParallelRun:
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
             return BlockPasses(mode, self.work, (spread or self.spread).together)
         if self.pipeline is None:
-            together = isinstance(mode, LayerMode) and self.spread.together
-            return StepPasses(mode) if together else SerialPasses(mode, batch)
+            if isinstance(mode, LayerMode) and self.spread.together:
+                return StepPasses(mode)
+            return SerialPasses(mode, batch)
         from tiledseg.execution.pipeline_passes import PipelinePasses
 
         meter = self.axes.stage_messages.meter

@@ -20,8 +20,8 @@ from torch import nn
 
 from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.doing import doing, tick
+from tiledseg.comm.point_to_point import Message
 from tiledseg.training.optimizer import AveragedWeights
 
 _LOOK_SECONDS = 1.0

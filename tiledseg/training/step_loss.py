@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.doing import waiting
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.carrying import labels
 from tiledseg.execution.halo_modes import Part, Piece
@@ -44,7 +44,7 @@ _CAUSES = {
 
 
 class StepLoss:
-    """The loss of one step after the other: `reset` before each. See `execution.passes.part_passes.Loss`."""
+    """The loss of one step after the other: `reset` before each. See `execution.part_passes.Loss`."""
 
     def __init__(self, objective: Objective, ignore_index: int, mesh: Mesh) -> None:
         self.objective, self._ignore_index, self._mesh = objective, ignore_index, mesh
@@ -173,7 +173,7 @@ def _place(path: str, core: Box) -> str:
 
 
 class WatchedLoss:
-    """The loss of a step, which notes the figures of each tile. See `execution.passes.part_passes.Loss`."""
+    """The loss of a step, which notes the figures of each tile. See `execution.part_passes.Loss`."""
 
     def __init__(self, loss: StepLoss, dataset: Dataset, parts: Sequence[Part]) -> None:
         self._loss, self._dataset, self._figures = loss, dataset, list[TileFigures]()

@@ -31,7 +31,7 @@ class Findings:
     """The result of a validation, the same on every rank but for `views`, which the root has.
 
     `loss`: mean cross-entropy of the valid pixels, None where there is none or it is no number; `matrix_KK`: the
-    confusion matrix; `reliability`: counts of `execution.scores.reliability`; `seconds`: that it took.
+    confusion matrix; `reliability`: counts of `execution.scores`; `seconds`: that it took.
     """
 
     loss: float | None

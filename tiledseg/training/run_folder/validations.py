@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.execution.scores import reliability_json
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.pictures import (
@@ -78,7 +77,7 @@ def write_validation(
 
 def figures_of(findings: Findings, scene: ValidatedScene) -> dict[str, Any]:
     """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
-    from tiledseg.execution.scores import scores  # here: no start of a run waits for it
+    from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
 
     matrix = findings.matrix_KK
     score: dict[str, Any] = scores(matrix).to_json()
