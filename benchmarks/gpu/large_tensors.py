@@ -20,7 +20,7 @@ from benchmarks.gpu.production import finish
 from benchmarks.launching import python, run_process
 from tiledseg.errors import CommunicationError
 from tiledseg.models.layers.convolution import SteadyConvolution
-from tiledseg.models.layers.upsample import UpsampleModule
+from tiledseg.models.layers.resampling import UpsampleModule
 
 EDGE = 8  # pixels a side of the piece at the end of the tensor, which lies beyond 2^31 values
 Build = Callable[[], nn.Module]

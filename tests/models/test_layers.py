@@ -15,12 +15,17 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
-from tiledseg.models.layers import upsample as module
+from tiledseg.models.layers import resampling as module
 from tiledseg.models.layers.block import cropped, tile_places
-from tiledseg.models.layers.border import Reflected
 from tiledseg.models.layers.joins import WholeImageMax
-from tiledseg.models.layers.pooling import MaxPoolModule, max_pool
-from tiledseg.models.layers.upsample import AlignedUpsampleModule, Interpolated, upsample
+from tiledseg.models.layers.resampling import (
+    AlignedUpsampleModule,
+    Interpolated,
+    MaxPoolModule,
+    Reflected,
+    max_pool,
+    upsample,
+)
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -19,9 +19,8 @@ from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.border import BorderModule
 from tiledseg.models.layers.joins import WholeImageMax
-from tiledseg.models.layers.upsample import AlignedUpsampleModule
+from tiledseg.models.layers.resampling import AlignedUpsampleModule, BorderModule
 from tiledseg.models.norm import PixelNorm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any
@@ -25,74 +25,32 @@ MAIN = (
     *("train.epochs", "train.tiles_per_step", "train.loss", "train.precision", "run.output"),
 )
 """Keys that `--help` shows; `--help all` shows the others too."""
-EXAMPLES: dict[str, Any] = {
-    "data.images": "scenes/*.tif",
-    "data.labels": "labels/{stem}_classes.tif",
-    "data.val_images": "held-out.tif",
-    "data.val_labels": "held-out-labels.tif",
-    "data.classes": [{"name": "field"}, {"name": "road", "colour": "#46464a", "values": [7, 8]}],
-    "data.label_layer": "parcels",
-    "data.label_attribute": "landuse",
-    "data.background": "field",
-    "data.area": "area.gpkg",
-    "data.split": "512 px",
-    "data.split_gap": "30 m",
-    "data.nodata": 0,
-    "data.bands": [1, 2, 3],
-    "data.normalize": "imagenet",
-    "tiling.grid": [8, 6],
-    "tiling.halo": 96,
-    "model.name": "residual_unet",
-    "model.norm": "batch",
-    "model.upsampling": "bilinear",
-    "model.dropout": 0.1,
-    "model.encoder": "resnet50",
-    "model.pretrained": "resnet34.pth",
-    "model.build": "mynets.unet:build",
-    "model.arguments": {"width": 32},
-    "parallel.halo": "layer",
-    "parallel.mesh": [2, 2],
-    "parallel.fusion": "auto",
-    "parallel.stages": 4,
-    "parallel.balance": [18, 30, 44, 30],
-    "parallel.micro_batches": 16,
-    "parallel.recompute": "except_last",
-    "parallel.transport": "mpi",
-    "parallel.deadline": 600,
-    "parallel.machine": "h100",
-    "parallel.auto": ["tiling.grid", "parallel.halo"],
-    "memory.budget": "16GiB",
-    "memory.recompute": "compact",
-    "memory.offload": "auto",
-    "memory.blocks": [4, 4],
-    "memory.store": "/scratch",
-    "optimizer.name": "sgd",
-    "optimizer.lr_factors": {"encoder": 0.1},
-    "optimizer.policy": "cosine",
-    "optimizer.warmup_steps": 500,
-    "optimizer.clip_norm": 1.0,
-    "train.epochs": 20,
-    "train.tiles_per_step": 16,
-    "train.loss": {"cross_entropy": 1, "dice": 1},
-    "train.ema": 0.999,
-    "train.best": "mean_iou",
-    "train.early_stop": 20,
-    "train.largest_loss": 100.0,
-    "train.class_weights": "median_frequency",
-    "train.tiles_per_batch": 2,
-    "train.compile": "on",
-    "train.precision": "bf16",
-    "train.resume": "runs/first/checkpoints/step-000100",
-    "train.sampling": "windows",
-    "train.window": 512,
-    "train.windows_per_step": 16,
-    "train.window_halo": "none",
-    "train.balance_classes": 0.5,
-    "train.augment": ["reflect", {"rotate": 30}],
-    "train.augment_each": "tile",
-    "run.output": "runs/first",
-}
+_EXAMPLES = """
+data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
+  val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
+  area: area.gpkg, classes: [{name: field}, {name: road, colour: "#46464a", values: [7, 8]}],
+  split: 512 px, split_gap: 30 m, nodata: 0, bands: [1, 2, 3], normalize: imagenet}
+tiling: {grid: [8, 6], halo: 96}
+model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,
+  pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}}
+parallel: {halo: layer, mesh: [2, 2], fusion: auto, stages: 4, balance: [18, 30, 44, 30], micro_batches: 16,
+  recompute: except_last, transport: mpi, deadline: 600, machine: h100, auto: [tiling.grid, parallel.halo]}
+memory: {budget: 16GiB, recompute: compact, offload: auto, blocks: [4, 4], store: /scratch}
+optimizer: {name: sgd, lr_factors: {encoder: 0.1}, policy: cosine, warmup_steps: 500, clip_norm: 1.0}
+train: {epochs: 20, tiles_per_step: 16, loss: {cross_entropy: 1, dice: 1}, ema: 0.999, best: mean_iou,
+  early_stop: 20, largest_loss: 100.0, class_weights: median_frequency, tiles_per_batch: 2, compile: "on",
+  precision: bf16, resume: runs/first/checkpoints/step-000100, sampling: windows, window: 512,
+  windows_per_step: 16, window_halo: none, balance_classes: 0.5, augment: [reflect, {rotate: 30}],
+  augment_each: tile}
+run: {output: runs/first}
+"""
 """Values to show where the default tells little; of other keys the default is the example."""
+
+
+@cache
+def _examples() -> Mapping[str, Mapping[str, Any]]:
+    groups: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_EXAMPLES)
+    return groups
 
 
 @cache
@@ -111,7 +69,7 @@ def meaning(key: str) -> str:
 def default(field: Field[Any]) -> str:
     """Return the default of a key as YAML writes it."""
     value = field.default_factory() if field.default_factory is not MISSING else field.default
-    return _yaml(value)
+    return as_yaml(value)
 
 
 def takes(field: Field[Any]) -> str:
@@ -127,12 +85,20 @@ def takes(field: Field[Any]) -> str:
 def example(key: str) -> str:
     """Return a line of YAML with the key, as a configuration file has it."""
     group, _, name = key.partition(".")
-    value = EXAMPLES[key] if key in EXAMPLES else KEYS[key].default
-    return _yaml({group: {name: value}})[1:-1]
+    return as_yaml({group: {name: _examples()[group].get(name, KEYS[key].default)}})[1:-1]
 
 
-def _yaml(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, sort_keys=False, allow_unicode=True)
+class _Dumper(yaml.SafeDumper):
+    """A writer without anchors, which configurations refuse."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    style: dict[str, Any] = {"default_flow_style": True, "width": 1 << 30, "sort_keys": False, "allow_unicode": True}
+    text: str = yaml.dump(value, Dumper=_Dumper, **style)
     return text.removesuffix("...\n").strip()
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict
 from functools import cache
 from typing import Any, NoReturn, get_type_hints
 
 import yaml
 
-from tiledseg.commands.key_help import GROUPS, KEYS, help_of_key, keys_to_show, meaning
+from tiledseg.commands.key_help import GROUPS, KEYS, as_yaml, help_of_key, keys_to_show, meaning
 from tiledseg.commands.parser import Parser
 from tiledseg.config.checks import AUTO, check_value, refuse, shown
 from tiledseg.config.kinds import convert, in_words
@@ -66,23 +66,24 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args([*_expanded(parser, words)])
 
 
-def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """Yield the words, with the options of a file after its name, and those of `--group {key: value}` in its place."""
-    options = {
+def _options(parser: Parser) -> dict[str, argparse.Action]:
+    """Return the options that a file may have, by their names there."""
+    return {
         name[2:].replace("-", "_"): action
         for action in parser._actions
         for name in action.option_strings
         if name[:2] == "--" and action.dest not in ("config", "help") and name[:5] != "--no-"
     }
-    known: dict[str, list[str]] = {}
-    for option in options:
-        group, _, key = option.partition(".")
-        known.setdefault(group, []).extend([key] if key else [])
+
+
+def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, with the options of a file after its name, and those of `--group {key: value}` in its place."""
+    options = _options(parser)
     refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        is_group = name[:2] == "--" and name[2:] in GROUPS and known.get(name[2:])
+        is_group = name[:2] == "--" and name[2:] in GROUPS and any(key.startswith(f"{name[2:]}.") for key in options)
         if name != _CONFIG and not is_group:
             yield word
             continue
@@ -93,17 +94,23 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
             if not following.lstrip().startswith("{"):
                 kind = f"{name} takes a map of keys, not '{shown(following)}'"
                 raise ConfigError(f"{kind}; give {name}.KEY, or --config FILE")
-            yield from _flags(name, {name[2:]: load_value(following)}, known, options)
+            yield from _flags(name, {name[2:]: load_value(following)}, options)
         else:
             yield f"{name}={following}"
             if name == _CONFIG:
-                yield from _flags(following, read_yaml(following), known, options)
+                yield from _flags(following, read_yaml(following), options)
 
 
-def _flags(path: str, values: Any, known: Mapping[str, list[str]], options: Mapping[str, Any]) -> Iterator[str]:
+def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> Iterator[str]:
     """Yield the flags of the values of a file. A key has `_` where the flag has `-`."""
-    refuse_moved(_names(values), f"{path} has")
-    auto = isinstance(values, Mapping) and values.get("parallel") == AUTO and "parallel" in options
+    known: dict[str, list[str]] = {}
+    for option in options:
+        group, _, key = option.partition(".")
+        known.setdefault(group, []).extend([key] if key else [])
+    groups = values if isinstance(values, Mapping) else {}
+    names = [f"{group}.{key}" for group, keys in groups.items() if isinstance(keys, Mapping) for key in keys]
+    refuse_moved(names, f"{path} has")
+    auto = groups.get("parallel") == AUTO and "parallel" in options
     values = check_keys(path, {**values, "parallel": {}} if auto else values, known)
     if auto:
         yield f"--parallel={AUTO}"
@@ -127,10 +134,7 @@ def _flag(path: str, option: str, value: Any, action: argparse.Action) -> str:
         return f"--{flag}" if value else f"--no-{flag}"
     if isinstance(value, (list, dict)) and action.type is str:
         raise ConfigError(f"{path}: {option} is {shown(value)}; give text")
-    if isinstance(value, str) and action.dest not in KEYS:
-        return f"--{flag}={value}"
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, sort_keys=False, allow_unicode=True)
-    return f"--{flag}={text.removesuffix('...' + chr(10)).strip()}"
+    return f"--{flag}={value if isinstance(value, str) and action.dest not in KEYS else as_yaml(value)}"
 
 
 def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:
@@ -145,7 +149,7 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
     _give_to_stages(values)
     if getattr(options, "parallel", None) == AUTO:
         values.setdefault("parallel", {})["auto"] = _left_to_find(values)
-    return _config(values)
+    return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
 
 def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
@@ -180,17 +184,13 @@ def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
-    values = {group: dict(keys) if isinstance(keys, Mapping) else keys for group, keys in values.items()}
-    searched = values.get("parallel") == AUTO
-    if searched:
-        values["parallel"] = {}
-    refuse_moved(_names(values), "the configuration has")
-    known = {name: [field.name for field in fields(kind)] for name, kind in GROUPS.items()}
-    check_keys("the configuration", values, known)
-    _give_to_stages(values)
-    if searched:
-        values["parallel"]["auto"] = _left_to_find(values)
-    return _config(values)
+    parser = Parser(prog="tiledseg train")
+    add_keys(parser, KEYS)
+    try:
+        words = [*_flags("the configuration", values, _options(parser))]
+    except yaml.representer.RepresenterError as error:
+        raise ConfigError(f"the configuration holds {shown(error.args[-1])}, which is no value of YAML") from None
+    return config_of(parser.parse_args(words), see="(docs/reference/python.md)")
 
 
 def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
@@ -202,26 +202,6 @@ def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
     if parallel.setdefault("recompute", words) != words:
         refuse("memory.recompute", words, f"parallel.recompute is {shown(parallel['recompute'])}", "leave one out")
     del memory["recompute"]
-
-
-def _config(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    groups = {}
-    for group, keys in values.items():
-        converted = {}
-        for key, value in keys.items():
-            try:
-                converted[key] = convert(value, _hints(group)[key])
-            except TypeError:
-                words = in_words(_hints(group)[key])
-                raise ConfigError(f"{group}.{key} is {shown(value)}; give {words} (docs/reference/python.md)") from None
-        groups[group] = GROUPS[group](**converted)
-    return Config(**groups)
-
-
-def _names(values: Any) -> list[str]:
-    """Return the keys of groups as "group.key"."""
-    groups = values.items() if isinstance(values, Mapping) else ()
-    return [f"{group}.{key}" for group, keys in groups if isinstance(keys, Mapping) for key in keys]
 
 
 def _print_help(parser: Parser, keys: Sequence[str]) -> NoReturn:

@@ -27,7 +27,7 @@ from tiledseg.geometry.layers.resampling import (
     Upsample,
 )
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers import border, joins, pooling, upsample
+from tiledseg.models.layers import joins, resampling
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
@@ -79,23 +79,23 @@ def _pooling(at: ModuleSite) -> Any:
 
 def _upsample(at: ModuleSite) -> nn.Module:
     align = None if at.layer.mode == "nearest" else False
-    return upsample.UpsampleModule(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
+    return resampling.UpsampleModule(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
 
 
 BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
-    MaxPool: lambda at: pooling.MaxPoolModule(*_pooling(at)),
+    MaxPool: lambda at: resampling.MaxPoolModule(*_pooling(at)),
     AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
-    MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),
-    MaxUnpool: lambda at: pooling.MaxUnpoolModule(at.layer.kernel),
+    MaxIndices: lambda at: resampling.MaxIndicesModule(*at.layer.sizes),
+    MaxUnpool: lambda at: resampling.MaxUnpoolModule(at.layer.kernel),
     Upsample: _upsample,
-    AlignedUpsample: lambda at: upsample.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
+    AlignedUpsample: lambda at: resampling.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
-    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability, at.channels[0]),
+    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
     Sigmoid: lambda at: nn.Sigmoid(),
     Mark: lambda at: nn.Identity(),
@@ -104,7 +104,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Multiply: lambda at: joins.MultiplyModule(at.layer.crops),
     ImageMean: lambda at: WholeImageMean(at.layer.total),
     ImageMax: lambda at: WholeImageMax(at.layer.even),
-    Border: lambda at: border.BorderModule(at.layer, at.cols),
+    Border: lambda at: resampling.BorderModule(at.layer, at.cols),
     Pixelwise: lambda at: PixelFunction(at.layer),
     OfOnePixel: lambda at: OnePixel(nn.Conv2d(at.channels[0], at.layer.out_channels, 1), at.layer),
 }

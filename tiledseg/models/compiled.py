@@ -54,17 +54,12 @@ class CompiledNetwork:
 
 def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
     """Return a function of the input and of the channels that dropouts keep, by their nodes."""
-    graph, modules = network.graph, list(network.layers.values())
-    # Both are made now: what makes them cannot be traced.
-    assert len(graph.sources) == len(graph.released), "one list a node"
+    graph, modules = network.graph, list[Any](network.layers.values())
+    assert len(graph.sources) == len(graph.released), "one list a node, made now: what makes them cannot be traced"
 
     def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-            module: Any = modules[k]
-            if k in kept:
-                made: torch.Tensor = module.dropped(inputs[0], kept[k])
-            else:
-                made = module(*inputs)
+            made: torch.Tensor = modules[k].dropped(inputs[0], kept[k]) if k in kept else modules[k](*inputs)
             return made
 
         tensors = {0: x_BCHW}

@@ -31,17 +31,15 @@ class DropoutKey:
 class ChannelDropout(nn.Module):
     """A dropout of whole channels with `probability` while training; it scales the others by 1 / (1 - probability).
 
-    `keys`: what the next draw depends on, one for a whole batch or one an image; none for torch's generator. `draws`:
-    those of all dropouts of the network, where `channels` are known.
+    `keys`: the seed, step and image of the next draw, one for a whole batch or one an image; none for torch's
+    generator.
     """
 
-    def __init__(self, name: str, probability: float, channels: int | None = None) -> None:
+    def __init__(self, name: str, probability: float) -> None:
         super().__init__()
         self.name = name
         self.probability = probability
-        self.channels = channels
         self.keys: tuple[DropoutKey, ...] = (DropoutKey(0, 0, 0),)
-        self.draws: DropoutDraws | None = None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
@@ -57,33 +55,9 @@ class ChannelDropout(nn.Module):
         return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
 
     def kept(self, channels: int, device: torch.device) -> torch.Tensor:
-        """Return the channels that are kept, kept_BC, bool, by the keys."""
-        draws = self.draws
-        if draws is None or draws.keys != self.keys or channels != self.channels:
-            draws = DropoutDraws(self.keys, {self.name: (self.probability, channels)})
-        return draws.of(self.name, device)
-
-
-class DropoutDraws:
-    """The channels that the dropouts of a network keep; `dropped`: (probability, channels) of each by its name. They
-    are drawn on the host at the first use, and sent to the device together, for which the host does not wait."""
-
-    def __init__(self, keys: tuple[DropoutKey, ...], dropped: dict[str, tuple[float, int]]) -> None:
-        self.keys = keys
-        self._dropped = dropped
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def of(self, name: str, device: torch.device) -> torch.Tensor:
-        """Return kept_BC of one of them, bool."""
-        if not self._kept:
-            each = [
-                torch.cat([_draw(key, name, channels) >= probability for key in self.keys])
-                for name, (probability, channels) in self._dropped.items()
-            ]
-            parts = sent(torch.cat(each), device).split([len(part) for part in each])
-            named = zip(self._dropped, parts, strict=True)
-            self._kept = {name: part.view(len(self.keys), -1) for name, part in named}
-        return self._kept[name]
+        """Draw the channels that are kept by the keys: kept_BC, bool. The host does not wait for the device."""
+        drawn = torch.stack([_draw(key, self.name, channels) for key in self.keys])
+        return sent(drawn >= self.probability, device)
 
 
 def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:
@@ -98,10 +72,7 @@ def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
 
 
 def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
-    """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image;
-    none for torch's generator."""
-    own = keys[:1] if len(set(keys)) == 1 else keys
-    modules = list(dropouts(network))
-    draws = DropoutDraws(own, {m.name: (m.probability, m.channels) for m in modules if m.channels is not None})
-    for module in modules:
-        module.keys, module.draws = own, draws
+    """Set the keys of the next draw of every dropout of `network`: one for a whole batch, or one an image; none for
+    torch's generator."""
+    for module in dropouts(network):
+        module.keys = keys[:1] if len(set(keys)) == 1 else keys

@@ -21,7 +21,6 @@ from tiledseg.models.normalise import (
     joined_over,
     measure,
     normalise,
-    normalise_together,
 )
 from tiledseg.models.notes import noted
 
@@ -96,19 +95,15 @@ def normed(
     found = noted(lambda: measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks))
     track(norm, found)
     how = NormScope(sharing, owned, dtype or x_BCHW.dtype, ranks)
-    return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)
+    return normalise([x_BCHW], norm, found, [how])[0]
 
 
 def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
     """Return the sets of values of a tensor, or of a block of one, that have one mean and variance."""
     batch, channels = x_BCHW.shape[:2]
-    return MomentSets(batch, channels, _groups(norm, channels))
-
-
-def track(norm: StatisticsNorm, found: Statistics) -> None:
-    """Move the running statistics of a norm that has some and learns."""
-    if isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats:
-        _track(norm, found)
+    if isinstance(norm, nn.BatchNorm2d):
+        return MomentSets(batch, channels, None)
+    return MomentSets(batch, channels, norm.num_groups if isinstance(norm, nn.GroupNorm) else channels)
 
 
 def normed_together(
@@ -122,12 +117,11 @@ def normed_together(
     sets = [sharing_of(norm, x_BCHW) for x_BCHW, _ in blocks]
     parts = [measure(x if part is None else x[part], own) for (x, part), own in zip(blocks, sets, strict=True)]
     found = joined_over(parts, norm.num_features, ranks, device)
-    if norm.track_running_stats:
-        _track(norm, found)
+    track(norm, found)
     if not blocks:
         return ()
     hows = [NormScope(own, part, x.dtype, ranks) for (x, part), own in zip(blocks, sets, strict=True)]
-    return normalise_together([x for x, _ in blocks], norm.weight, norm.bias, norm.eps, found, hows)
+    return normalise([x for x, _ in blocks], norm, found, hows)
 
 
 def no_gradients(norm: nn.BatchNorm2d, ranks: Ranks, device: torch.device) -> None:
@@ -140,20 +134,15 @@ def takes_statistics(norm: nn.BatchNorm2d) -> bool:
     return norm.training or norm.running_mean is None
 
 
-def _groups(norm: StatisticsNorm, channels: int) -> int | None:
-    """Count the groups of channels in a sample that have statistics of their own; None where samples share them."""
-    if isinstance(norm, nn.BatchNorm2d):
-        return None
-    return norm.num_groups if isinstance(norm, nn.GroupNorm) else channels
-
-
 def _is_own(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.shape[2] * x.shape[3] > 1 and not torch.compiler.is_compiling()
 
 
 @torch.no_grad()
-def _track(norm: nn.BatchNorm2d, found: Statistics) -> None:
-    """Move the running mean and the running variance, which is unbiased."""
+def track(norm: StatisticsNorm, found: Statistics) -> None:
+    """Move the running mean and the running variance, which is unbiased, of a norm that has some and learns."""
+    if not (isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats):
+        return
     assert norm.running_mean is not None, "it tracks a mean"
     assert norm.running_var is not None, "it tracks a variance"
     if norm.num_batches_tracked is not None:

@@ -239,34 +239,18 @@ class NormScope(NamedTuple):
 
 
 def normalise(
-    x_BCHW: torch.Tensor,
-    weight_C: torch.Tensor | None,
-    bias_C: torch.Tensor | None,
-    eps: float,
-    found: Statistics,
-    how: NormScope,
-) -> torch.Tensor:
-    """Scale and shift `x_BCHW` by the statistics `found` of its owned part, as `measure` gives them. It is
-    differentiable once, as if these were computed in it. The backward pass is collective over `how.ranks`, where given.
+    tensors_BCHW: Sequence[torch.Tensor], norm: Any, found: Statistics, hows: Sequence[NormScope]
+) -> tuple[torch.Tensor, ...]:
+    """Scale and shift each tensor by the weights of `norm` and the statistics `found` of all their owned parts. It is
+    differentiable once, as if these were computed in it. The backward pass is one collective call over the ranks of
+    `hows`, where given.
 
     Computed in float32, float64 for float64. Moments and sums of gradients are float64.
     """
-    return normalise_together([x_BCHW], weight_C, bias_C, eps, found, [how])[0]
-
-
-def normalise_together(
-    tensors_BCHW: Sequence[torch.Tensor],
-    weight_C: torch.Tensor | None,
-    bias_C: torch.Tensor | None,
-    eps: float,
-    found: Statistics,
-    hows: Sequence[NormScope],
-) -> tuple[torch.Tensor, ...]:
-    """Normalise each tensor, where `found` is of all of them. The backward pass is one collective call."""
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
-        result: tuple[torch.Tensor, ...] = _Normalised.apply(weight_C, bias_C, found, eps, hows, *tensors_BCHW)
-    return result
+        made: tuple[torch.Tensor, ...] = _Normalised.apply(norm.weight, norm.bias, found, norm.eps, hows, *tensors_BCHW)
+    return made
 
 
 def _gradient_sums(

@@ -8,19 +8,17 @@ The layers' gradients are a rank's share, as of any layer; those of the means ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
-from tiledseg.geometry.pyramid import bins_of
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, gradient_of_part, part_of, whole_place
-from tiledseg.models.layers.upsample import Resampled, dim_taps
+from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
+from tiledseg.models.layers.joins import BinMeans, bin_weights
+from tiledseg.models.layers.resampling import Resampled, dim_taps
 from tiledseg.models.network import run_nodes
-from tiledseg.models.normalise import Ranks, summed
-from tiledseg.models.sending import sent
+from tiledseg.models.normalise import Ranks
 
 
 class PooledBranchModule(BlockModule):
@@ -43,8 +41,8 @@ class PooledBranchModule(BlockModule):
 
     def _branch(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = (place.row, self.rows), (place.col, self.cols)
-        shares = [_shares(dim, layer.bins) for dim, layer in dims]
-        means_BCHW: torch.Tensor = _Means.apply(x_BCHW, place.owned(x_BCHW), shares[0], shares[1], ranks)
+        shares = (bin_weights(dim, layer.bins) for dim, layer in dims)
+        means_BCHW: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, ranks, None)
         tensors, graph = {0: means_BCHW}, self.rows.inner
         run_nodes(graph, lambda k, inputs: self.inner[k](*inputs), tensors, 0, len(graph))
         made_BCHW = tensors[graph.results[0]]
@@ -56,49 +54,3 @@ class PooledBranchModule(BlockModule):
         made_BCHW = made_BCHW.contiguous(memory_format=layout or torch.contiguous_format)
         result: torch.Tensor = Resampled.apply(made_BCHW, *taps)
         return result
-
-
-def _shares(dim: DimPlace, bins: int) -> torch.Tensor:
-    """Return the weight of each owned position in each bin's mean: shape (bins, positions), float64."""
-    own, found = dim.owned, torch.zeros(bins, dim.owned.size, dtype=torch.float64)
-    for index, part in enumerate(bins_of(dim.sizes[0], bins)):
-        found[index, part.clip(own).relative_to(own.start).slice] = 1 / part.size
-    return found
-
-
-class _Means(torch.autograd.Function):
-    """The means over ranks. Sums are float64."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_BCHW: torch.Tensor,
-        owned: tuple[slice, ...] | None,
-        rows: torch.Tensor,
-        cols: torch.Tensor,
-        ranks: Ranks | None,
-    ) -> torch.Tensor:
-        own_BCHW = part_of(x_BCHW, owned)
-        each = [_row_sum(own_BCHW, share) for share in rows]  # whose places are read on the host
-        rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
-        ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.shape = owned, ranks, rows, cols, x_BCHW.shape
-        means_BCHW = torch.stack(each, dim=2) @ cols.T
-        return summed(means_BCHW, ranks).to(x_BCHW.dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
-        wide_BCHW = g_BCHW.double().contiguous()
-        summed(wide_BCHW, ctx.ranks)
-        by_columns_BCHW = (wide_BCHW @ ctx.cols).to(g_BCHW.dtype)
-        own_dx_BCHW = ctx.rows.T.to(g_BCHW.dtype) @ by_columns_BCHW
-        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None
-
-
-def _row_sum(x_BCHW: torch.Tensor, share_H: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum over rows, of which only a run counts, all alike: shape (B, C, W), float64."""
-    counted = share_H.nonzero()[:, 0]
-    if not len(counted):
-        return x_BCHW.new_zeros(*x_BCHW.shape[:2], x_BCHW.shape[3], dtype=torch.float64)
-    first, last = int(counted[0]), int(counted[-1])
-    return x_BCHW[:, :, first : last + 1].sum(2, dtype=torch.float64) * share_H[first]

@@ -14,8 +14,8 @@ pass sends nothing on account of it, so that it can deadlock no more than before
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -25,26 +25,11 @@ from torch import nn
 
 from tiledseg.geometry.graph import OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import passing
-from tiledseg.memory.saved import Hooks, KeptTensor, check_version, hooks_around, storage_key
+from tiledseg.memory.saved import Hooks, KeptTensor, StorageView, check_version, hooks_around, overwritten, storage_key
 from tiledseg.memory.second_run import SavedHandle, SecondRun
 from tiledseg.models.notes import Notes, still_statistics
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
-
-
-class MemoryLayout(NamedTuple):
-    """The way in which a tensor lies in its memory."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> MemoryLayout:
-        return MemoryLayout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-    def over(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole if MemoryLayout.of(whole) == self else whole.as_strided(*self)
 
 
 @dataclass(eq=False)
@@ -56,7 +41,7 @@ class Home:
     `tensor`: itself, while it is shared.
     """
 
-    layout: MemoryLayout
+    layout: StorageView
     passing: bool
     steps: list[RebuildStep] = field(default_factory=list)
     asks: int = 0
@@ -65,73 +50,54 @@ class Home:
     @property
     def sources(self) -> set[Home]:
         """The homes that it is computed from."""
-        return {place.home for step in self.steps for place in step.places if isinstance(place, HomeView)}
+        views = (place for step in self.steps for place in step.places if isinstance(place, HomeView))
+        return {view.home for view in views if view.home is not None}
 
 
 class HomeView(NamedTuple):
-    """A view of a tensor to rebuild, after so many writes."""
+    """A view of a tensor to rebuild, after so many writes; without a home, of the memory that a node writes over."""
 
-    home: Home
-    layout: MemoryLayout
+    home: Home | None
+    layout: StorageView
     writes: int
 
-    @staticmethod
-    def of(tensor: torch.Tensor, home: Home) -> HomeView:
-        return HomeView(home, MemoryLayout.of(tensor), len(home.steps))
+    def over(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
 
 
 @dataclass(eq=False)
 class RebuildStep:
-    """A node that may run once more.
+    """A node that may run once more: by the same function, in the same precision (`cast`).
 
-    `places`: of its inputs (a `MemoryLayout`: in the memory that it writes over). `wants`: those that had gradients.
-    `versions`: of its weights.
+    `places`: of its inputs. `wants`: those that had gradients. `versions`: of its weights.
     """
 
-    run: NodeRun
-    k: int
-    places: list[HomeView | KeptTensor | MemoryLayout]
+    compute: Callable[[list[torch.Tensor]], torch.Tensor]
+    module: nn.Module
+    cast: Callable[[], AbstractContextManager[object]]
+    places: list[HomeView | KeptTensor]
     wants: list[bool]
-    notes: Notes
     versions: list[int]
+    notes: Notes = field(default_factory=Notes)
 
-    def inputs(self, there: dict[Home, torch.Tensor], own: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """Return the inputs; `own` is the memory that the node writes over."""
-        made = []
-        for place in self.places:
-            if isinstance(place, KeptTensor):
-                made.append(place.get())
-            elif isinstance(place, HomeView):
-                made.append(place.layout.over(there[place.home]))
-            else:
-                assert own is not None, "it writes over what has not been made"
-                made.append(place.over(own))
-        return made
+    def inputs(self, there: Mapping[Home | None, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs, of which `there` has the tensors to rebuild, and the memory that the node writes over."""
+        places = self.places
+        return [place.get() if isinstance(place, KeptTensor) else place.over(there[place.home]) for place in places]
+
+    def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        for weight, version in zip(self.module.parameters(), self.versions, strict=True):
+            check_version(weight, version)
+        with self.cast(), still_statistics([self.module]), self.notes.read():
+            return self.compute(inputs)
 
     def save_again(self) -> None:
         """Run the node once more with gradients, for the tensors that it saves."""
-        there = {place.home: _value(place.home) for place in self.places if isinstance(place, HomeView)}
+        homes = {place.home for place in self.places if isinstance(place, HomeView)}
+        there = {home: _value(home) for home in homes if home is not None}
         inputs = [x.detach().requires_grad_(w) for x, w in zip(self.inputs(there), self.wants, strict=True)]
         del there
-        self.run.again(self, inputs)
-
-
-class NodeRun:
-    """The way in which nodes of one pass are computed once more: by the same function, in the same precision."""
-
-    def __init__(self, compute: Compute, modules: Sequence[nn.Module], device: str) -> None:
-        self._compute, self._modules = compute, modules
-        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        self._cast = partial(torch.autocast, device, dtype, enabled, cache_enabled=False)
-
-    def weights(self, k: int) -> list[nn.Parameter]:
-        return list(self._modules[k].parameters())
-
-    def again(self, step: RebuildStep, inputs: list[torch.Tensor]) -> torch.Tensor:
-        for weight, version in zip(self.weights(step.k), step.versions, strict=True):
-            check_version(weight, version)
-        with self._cast(), still_statistics([self._modules[step.k]]), step.notes.read():
-            return self._compute(step.k, inputs)
+        self.run(inputs)
 
 
 class Rebuilding:
@@ -153,7 +119,6 @@ class Rebuilding:
         self._offload, self._around = offload, hooks_around()
         self._passing = passing(graph, policy)
         self._homes: dict[int, Home] = {}  # of tensors to rebuild that are still to be taken
-        self._run: NodeRun | None = None
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         step = self._step(k, inputs)
@@ -180,7 +145,7 @@ class Rebuilding:
             is_large = handle.tensor.numel() >= least and handle.tensor.shape not in weights
             if home is not None:
                 home.asks += 1
-                handle.have(_Asker(HomeView.of(handle.tensor, home)))
+                handle.have(_Asker(home, handle.tensor))
             elif inside is not None and memory not in own and is_large:
                 inside.take(number, handle)
             else:
@@ -196,14 +161,15 @@ class Rebuilding:
         which may write over its inputs."""
         if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
             return None
-        if self._run is None:
-            self._run = NodeRun(self._compute, self._modules, inputs[0].device.type)
-        places: list[HomeView | KeptTensor | MemoryLayout] = []
+        places: list[HomeView | KeptTensor] = []
         for x, source in zip(inputs, self._graph.sources[k], strict=True):
             home = self._homes.get(source)
-            places.append(KeptTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
-        versions = [weight._version for weight in self._run.weights(k)]
-        return RebuildStep(self._run, k, places, [x.requires_grad for x in inputs], Notes(), versions)
+            places.append(KeptTensor(x, self._hooks(source)) if home is None else _view(x, home))
+        module, device = self._modules[k], inputs[0].device.type
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        cast = partial(torch.autocast, device, dtype, enabled, cache_enabled=False)
+        versions = [weight._version for weight in module.parameters()]
+        return RebuildStep(partial(self._compute, k), module, cast, places, [x.requires_grad for x in inputs], versions)
 
     def _hooks(self, tensor: int) -> Hooks | None:
         return self._offload if self._policy.tensors[tensor] == OFFLOAD else self._around
@@ -218,7 +184,7 @@ class Rebuilding:
         key = storage_key(made)
         if key not in own:
             rebuilds = step is not None and self._policy.tensors[k + 1] == REBUILD
-            own[key] = Home(MemoryLayout.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
+            own[key] = Home(StorageView.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
             writes = True
         home = own[key][0]
         if home is not None:
@@ -226,29 +192,32 @@ class Rebuilding:
             if writes:
                 assert step is not None, "a tensor to rebuild is written over by one that is not"
                 # No cycle: what is held here is to go as soon as nobody asks.
-                step.places = [p.layout if isinstance(p, HomeView) and p.home is home else p for p in step.places]
+                step.places = [
+                    p._replace(home=None) if isinstance(p, HomeView) and p.home is home else p for p in step.places
+                ]
                 home.steps.append(step)
         return own
+
+
+def _view(tensor: torch.Tensor, home: Home) -> HomeView:
+    return HomeView(home, StorageView.of(tensor), len(home.steps))
 
 
 class _Asker:
     """One who asks for a tensor to rebuild, once or more often."""
 
-    def __init__(self, view: HomeView) -> None:
-        self._view, self._has_asked = view, False
+    def __init__(self, home: Home, tensor: torch.Tensor) -> None:
+        self._home, self._view, self._has_asked = home, _view(tensor, home), False
 
     def __call__(self) -> torch.Tensor:
-        home, layout, writes = self._view
-        if len(home.steps) != writes:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"tensor of {list(layout.size)} is at version {len(home.steps)}; expected version {writes} instead"
-            )
+        home, view = self._home, self._view
+        if len(home.steps) != view.writes:
+            raise overwritten(view.layout.dtype, view.layout.shape, len(home.steps), view.writes)
         tensor = _value(home)
         if not self._has_asked:
             self._has_asked, home.asks = True, home.asks - 1
         home.tensor = tensor if home.asks else None
-        return layout.over(tensor)
+        return view.over(tensor)
 
 
 def _value(home: Home) -> torch.Tensor:
@@ -286,14 +255,11 @@ def _missing(home: Home) -> list[Home]:
     return list(order)
 
 
-def _run_steps(home: Home, there: dict[Home, torch.Tensor]) -> torch.Tensor:
-    own: torch.Tensor | None = None
+def _run_steps(home: Home, there: Mapping[Home, torch.Tensor]) -> torch.Tensor:
+    own = torch.empty(0)  # until the first step has made it
     with torch.no_grad():
-        for step in home.steps:
-            made = step.run.again(step, step.inputs(there, own))
-            own = made if own is None else own
-    assert own is not None, "nobody has made it"
-    assert MemoryLayout.of(own) == home.layout, (
-        f"node {home.steps[0].k} has given {MemoryLayout.of(own)}, not {home.layout}"
-    )
+        for number, step in enumerate(home.steps):
+            made = step.run(step.inputs({**there, None: own}))
+            own = own if number else made
+    assert StorageView.of(own) == home.layout, f"a node has given {StorageView.of(own)}, not {home.layout}"
     return own

@@ -29,12 +29,8 @@ def asked_back(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
+@functools.lru_cache(maxsize=256)
 def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
-    return _fixed(values, dtype, device)
-
-
-@functools.lru_cache(maxsize=256)
-def _fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):  # made in it they could not be trained with
         return torch.tensor(values, dtype=dtype).to(device)

@@ -16,8 +16,7 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
-from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.models.layers.upsample import UpsampleModule
+from tiledseg.models.layers.resampling import MaxPoolModule, UpsampleModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks

@@ -23,8 +23,7 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
-from tiledseg.models.layers.pooling import max_pool, pair
-from tiledseg.models.layers.upsample import upsample
+from tiledseg.models.layers.resampling import max_pool, pair, upsample
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.models.sending import sent

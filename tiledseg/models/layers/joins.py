@@ -12,8 +12,18 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
-from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of
+from tiledseg.geometry.pyramid import bins_of
+from tiledseg.models.layers.block import (
+    BlockModule,
+    BlockPlace,
+    DimPlace,
+    cropped,
+    gradient_of_part,
+    part_of,
+    whole_place,
+)
 from tiledseg.models.normalise import Ranks, Slices, summed
+from tiledseg.models.sending import sent
 
 
 class JoinModule(BlockModule):
@@ -63,47 +73,70 @@ class WholeImageMean(BlockModule):
         self.total = total
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return image_mean(x_BCHW, total=self.total)
+        return self.on_block(whole_place(x_BCHW), None, x_BCHW)
 
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return image_mean(x_BCHW, place.owned(x_BCHW), None if place.is_whole else ranks, self.total)
+    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
+        weight = 1.0 if self.total else 1 / (place.row.sizes[0] * place.col.sizes[0])
+        shares = torch.ones(1, place.row.owned.size).double() * weight, torch.ones(1, place.col.owned.size).double()
+        among = None if place.is_whole else ranks
+        made: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, weight)
+        return made
 
 
-def image_mean(
-    x_BCHW: torch.Tensor, owned: Slices | None = None, ranks: Ranks | None = None, total: bool = False
-) -> torch.Tensor:
-    """Return the mean, or the sum, of the `owned` pixels (None: all) of all ranks, in each pixel of the tensor at hand.
+def bin_weights(dim: DimPlace, bins: int) -> torch.Tensor:
+    """Return the weight of each owned position in each bin's mean: shape (bins, positions), float64."""
+    own, weights = dim.owned, torch.zeros(bins, dim.owned.size, dtype=torch.float64)
+    for index, part in enumerate(bins_of(dim.sizes[0], bins)):
+        weights[index, part.clip(own).relative_to(own.start).slice] = 1 / part.size
+    return weights
 
-    Sums are float64. Collective over `ranks`, where given, backward too: one call each, of all ranks of the image, in
-    the order of the nodes, so it cannot deadlock.
+
+class BinMeans(torch.autograd.Function):
+    """The means of bins of an image over ranks, by the weights of `rows` and `cols`. Sums are float64. With a `weight`,
+    that of each pixel in the only bin, the mean of this bin is in each pixel at hand.
+
+    Collective over `ranks`, where given, backward too: one call each, of all ranks of the image, in the order of the
+    nodes, so it cannot deadlock.
     """
-    result: torch.Tensor = _Mean.apply(x_BCHW, owned, ranks, total)
-    return result
 
-
-class _Mean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BCHW: torch.Tensor, owned: Slices | None, ranks: Ranks | None, total: bool) -> torch.Tensor:
-        ctx.owned, ctx.ranks, ctx.shape, ctx.dtype = owned, ranks, x_BCHW.shape, x_BCHW.dtype
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        owned: Slices | None,
+        rows: torch.Tensor,
+        cols: torch.Tensor,
+        ranks: Ranks | None,
+        weight: float | None,
+    ) -> torch.Tensor:
         own_BCHW = part_of(x_BCHW, owned)
-        pixels = own_BCHW.new_full((1,), own_BCHW.shape[2] * own_BCHW.shape[3], dtype=torch.float64)
-        sums = torch.cat([own_BCHW.sum((2, 3), dtype=torch.float64).flatten(), pixels])
-        summed(sums, ranks)
-        ctx.pixels = sums.new_ones(()) if total else sums[-1]
-        means_BC = (sums[:-1] / ctx.pixels).view(x_BCHW.shape[:2]).to(x_BCHW.dtype)
-        return means_BC[:, :, None, None].expand(x_BCHW.shape)
+        each = [_row_sum(own_BCHW, weights) for weights in rows]  # whose places are read on the host
+        rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
+        ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.weight = owned, ranks, rows, cols, weight
+        ctx.shape, ctx.dtype = x_BCHW.shape, x_BCHW.dtype
+        means_BCHW = summed(torch.stack(each, dim=2) @ cols.T, ranks).to(x_BCHW.dtype)
+        return means_BCHW if weight is None else means_BCHW.expand(x_BCHW.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        sums_BC = g_BCHW.sum((2, 3), dtype=torch.float64)
-        summed(sums_BC, ctx.ranks)
-        each_BCHW = (sums_BC / ctx.pixels).to(ctx.dtype)[:, :, None, None]
-        if ctx.owned is None:
-            return each_BCHW.expand(ctx.shape), None, None, None
-        dx_BCHW = each_BCHW.new_zeros(ctx.shape)
-        dx_BCHW[ctx.owned] = each_BCHW
-        return dx_BCHW, None, None, None
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.weight is None:
+            wide_BCHW = summed(g_BCHW.double().contiguous(), ctx.ranks)
+            own_dx_BCHW = ctx.rows.T.to(ctx.dtype) @ (wide_BCHW @ ctx.cols).to(ctx.dtype)
+        else:
+            sums_BC11 = summed(g_BCHW.sum((2, 3), True, dtype=torch.float64), ctx.ranks)
+            own_dx_BCHW = (sums_BC11 * ctx.weight).to(ctx.dtype)
+            own_dx_BCHW = own_dx_BCHW if ctx.owned is not None else own_dx_BCHW.expand(ctx.shape)
+        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None, None
+
+
+def _row_sum(x_BCHW: torch.Tensor, weights_H: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum over rows, of which only a run counts, all alike: shape (B, C, W), float64."""
+    counted = weights_H.nonzero()[:, 0]
+    if not len(counted):
+        return x_BCHW.new_zeros(*x_BCHW.shape[:2], x_BCHW.shape[3], dtype=torch.float64)
+    first, last = int(counted[0]), int(counted[-1])
+    return x_BCHW[:, :, first : last + 1].sum(2, dtype=torch.float64) * weights_H[first]
 
 
 class WholeImageMax(BlockModule):

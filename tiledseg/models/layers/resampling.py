@@ -1,0 +1,392 @@
+"""Pooling, upsampling and borders, whose results do not depend on how an image is cut.
+
+Max pooling keeps no indices: torch's take 8 bytes each, and count the pixels of the tensor at hand. `MaxPoolModule`
+finds them again in its backward pass, by the same kernel, from its input, which is kept anyway. `MaxIndicesModule`
+counts the positions of its own window, row by row, in one byte.
+
+Two of torch's upsampling kernels are replaced. With aligned corners their weights depend on the tensor at hand, whose
+ends they take for the image's. Here weights are quotients of integers: each output's place in the whole image times
+(N - 1) over (M - 1). And with deterministic algorithms torch has no CUDA kernel for the gradient of bilinear upsampling
+that adds in a fixed order, and refuses bicubic upsampling. The forward kernels are kept, and the gradient is a sum of
+outputs' gradients in an order of its own (`Taps`). On a CPU torch's kernels serve both ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.layers import resampling as geometry
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
+from tiledseg.models.normalise import Ranks, at_least_single
+from tiledseg.models.sending import sent
+
+Pair = tuple[int, int]
+Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
+
+
+class MaxPoolModule(nn.MaxPool2d):
+    """torch's by `max_pool`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.ceil_mode or self.return_indices:
+            made: torch.Tensor = super().forward(input)
+            return made
+        return max_pool(input, (pair(self.kernel_size), pair(self.stride), pair(self.padding), pair(self.dilation)))
+
+
+def max_pool(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """Return the maxima of windows; padding counts as minus infinity."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x_BCHW.requires_grad):
+        return functional.max_pool2d(x_BCHW, *sizes)
+    result: torch.Tensor = _MaxPooled.apply(x_BCHW, sizes)
+    return result
+
+
+def pair(value: int | Sequence[int]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+class _MaxPooled(torch.autograd.Function):
+    """A max pooling that keeps its input only."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+        ctx.sizes = sizes
+        ctx.save_for_backward(x_BCHW)
+        return functional.max_pool2d(x_BCHW, *sizes)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x_BCHW,) = ctx.saved_tensors
+        indices_BCHW = torch.ops.aten.max_pool2d_with_indices(x_BCHW, *ctx.sizes)[1]
+        aten = torch.ops.aten.max_pool2d_with_indices_backward
+        return aten(g_BCHW, x_BCHW, *ctx.sizes, False, indices_BCHW), None
+
+
+class MaxIndicesModule(BlockModule):
+    """The position of each maximum in its window, uint8; of equal values the first, as torch's pooling takes it.
+
+    A window that reaches over the image's border counts its positions there too. A block's windows are the image's.
+    """
+
+    fill = float("-inf")
+
+    def __init__(self, kernel: int, stride: int, padding: int, dilation: int) -> None:
+        super().__init__(geometry.MaxIndices(kernel, stride, padding, dilation))
+        self.sizes = kernel, stride, padding, dilation
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._found(x_BCHW, (self.sizes[2],) * 2)
+
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._found(x_BCHW, place.own_padding((self.sizes[2],) * 2))
+
+    def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
+        kernel, stride, _, dilation = self.sizes
+        with torch.no_grad():
+            found_BCHW = functional.max_pool2d(x_BCHW, kernel, stride, padding, dilation, return_indices=True)[1]
+            rows_H, cols_W = (
+                torch.arange(size, device=x_BCHW.device) * stride - before
+                for size, before in zip(found_BCHW.shape[2:], padding, strict=True)
+            )
+            row = (found_BCHW // x_BCHW.shape[3] - rows_H[:, None]) // dilation
+            col = (found_BCHW % x_BCHW.shape[3] - cols_W) // dilation
+            return (row * kernel + col).to(torch.uint8).contiguous(memory_format=torch.channels_last)
+
+
+class MaxUnpoolModule(BlockModule):
+    """Each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
+
+    def __init__(self, kernel: int) -> None:
+        super().__init__(geometry.MaxUnpool(kernel))
+        self.kernel = kernel
+
+    def forward(self, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Unpooled.apply(x_BCHW, indices_BCHW, self.kernel)
+        return result
+
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor
+    ) -> torch.Tensor:
+        return place.crop_given(self.forward(x_BCHW, indices_BCHW), self.kernel)
+
+
+class _Unpooled(torch.autograd.Function):
+    """An unpooling that keeps the indices only. Backward picks each value's gradient from its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor, kernel: int) -> torch.Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(indices_BCHW)
+        batch, channels, height, width = x_BCHW.shape
+        y_BCHW = torch.empty(
+            (batch, channels, height * kernel, width * kernel),
+            dtype=x_BCHW.dtype,
+            device=x_BCHW.device,
+            memory_format=torch.channels_last,
+        )
+        for place, part in _places(y_BCHW, kernel):
+            part.copy_(torch.where(indices_BCHW == place, x_BCHW, x_BCHW.new_zeros(())))
+        return y_BCHW
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (indices_BCHW,) = ctx.saved_tensors
+        dx_BCHW = torch.zeros_like(indices_BCHW, dtype=g_BCHW.dtype)
+        for place, part in _places(g_BCHW, ctx.kernel):
+            torch.where(indices_BCHW == place, part, dx_BCHW, out=dx_BCHW)
+        return dx_BCHW, None, None
+
+
+def _places(y_BCHW: torch.Tensor, kernel: int) -> list[tuple[int, torch.Tensor]]:
+    """Return for each position in a window the pixels there of all windows, as a view."""
+    return [(place, y_BCHW[:, :, place // kernel :: kernel, place % kernel :: kernel]) for place in range(kernel**2)]
+
+
+KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.aten.upsample_bicubic2d}
+ROWS = 2  # the dim of x_BCHW; columns are the next
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 25}  # values that are made at once: on a CPU what fits a cache
+
+
+class UpsampleModule(nn.Upsample):
+    """nn.Upsample by `upsample`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        row, col = self.scale_factor if isinstance(self.scale_factor, tuple) else (self.scale_factor,) * 2
+        return upsample(input, (int(row), int(col)), self.mode)  # type: ignore[arg-type]
+
+
+def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
+    """Upsample by whole factors (row, col): nearest, or bilinear or bicubic with align_corners=False, of a tensor or
+    of a block of one."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
+        made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)
+        return made
+    align = False if mode in KERNELS else None
+    scale = float(factors[0]), float(factors[1])
+    return functional.interpolate(x_BCHW, scale_factor=scale, mode=mode, align_corners=align)
+
+
+def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
+    """Return True if torch's own adjoint would be slow, or is missing. Pure."""
+    return mode in KERNELS and device == "cuda" and deterministic
+
+
+class Interpolated(torch.autograd.Function):
+    """Bilinear or bicubic upsampling by torch's forward kernel, and back by sums in one order."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
+        size = [factor * side for factor, side in zip(factors, x_BCHW.shape[2:], strict=True)]
+        ctx.taps = [
+            dim_taps(Interval(0, side), Interval(0, out), (side, out), mode)
+            for side, out in zip(x_BCHW.shape[2:], size, strict=True)
+        ]
+        made: torch.Tensor = KERNELS[mode](x_BCHW, size, False, float(factors[0]), float(factors[1]))
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _resampled(g_BCHW, *(taps.backward for taps in ctx.taps)), None, None
+
+
+class AlignedUpsampleModule(BlockModule):
+    """Bilinear upsampling by whole factors (row, col), with align_corners=True."""
+
+    def __init__(self, factors: Pair) -> None:
+        super().__init__(*map(geometry.AlignedUpsample, factors))
+        self.factors = factors
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.on_tile(whole_place(x_BCHW, self.factors), x_BCHW)
+
+    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
+        result: torch.Tensor = Resampled.apply(x_BCHW, *taps)
+        return result
+
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.on_tile(place, x_BCHW)
+
+
+class Taps(NamedTuple):
+    """The inputs of each output along one dim, and their weights (float64) in its sum: shape (outputs, terms)."""
+
+    places: torch.Tensor
+    weights: torch.Tensor
+
+
+class DimTaps(NamedTuple):
+    """The taps of outputs, from inputs; and of inputs' gradients, from outputs'."""
+
+    forward: Taps
+    backward: Taps
+
+
+@lru_cache(maxsize=1024)
+def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], mode: str = "aligned") -> DimTaps:
+    """Return taps of outputs `given` from inputs `read`, of `sizes` in all. `mode`: `aligned`, bilinear with the
+    corners' centres aligned; `bilinear` and `bicubic` (Keys with a = -3/4, as torch), with the corners aligned. Outputs
+    in a tile's halo that need inputs beyond `read` take its last one, unread."""
+    inputs, outputs = sizes
+    at = torch.arange(given.start, given.stop, dtype=torch.int64)
+    if mode == "aligned":
+        at, steps = at * (inputs - 1), max(outputs - 1, 1)
+    else:
+        at, steps = (2 * at + 1) * inputs - outputs, 2 * outputs
+    lower, t = at // steps, (at % steps).double() / steps
+    if mode == "bicubic":
+        near = [((1.25 * d - 2.25) * d) * d + 1 for d in (t, 1 - t)]
+        far = [((-0.75 * d + 3.75) * d - 6) * d + 3 for d in (1 + t, 2 - t)]
+        first, weights = -1, [far[0], *near, far[1]]
+    else:
+        first, weights = 0, [1 - t, t]
+    places = torch.stack([lower + first + term for term in range(len(weights))], dim=1).clamp(0, inputs - 1)
+    forward = Taps(places.sub(read.start).clamp(0, read.size - 1), torch.stack(weights, dim=1))
+    return DimTaps(forward, _adjoint(forward, read.size))
+
+
+def _adjoint(taps: Taps, inputs: int) -> Taps:
+    """Return for each input the outputs that it is a term of, in their order; filled up by weights of zero."""
+    terms = taps.places.shape[1]
+    flat = taps.places.flatten()
+    order = flat.argsort(stable=True)
+    counts = flat.bincount(minlength=inputs)
+    most = int(counts.max())
+    within = torch.arange(len(flat)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    places, weights = torch.zeros(inputs, most, dtype=torch.int64), torch.zeros(inputs, most, dtype=torch.float64)
+    places[flat[order], within] = order // terms
+    weights[flat[order], within] = taps.weights.flatten()[order]
+    return Taps(places, weights)
+
+
+class Resampled(torch.autograd.Function):
+    """Sums along rows and columns by taps."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, rows: DimTaps, cols: DimTaps) -> torch.Tensor:
+        ctx.rows, ctx.cols = rows, cols
+        return _resampled(x_BCHW, rows.forward, cols.forward)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _resampled(g_BCHW, ctx.rows.backward, ctx.cols.backward), None, None
+
+
+def _resampled(x_BCHW: torch.Tensor, rows: Taps, cols: Taps) -> torch.Tensor:
+    """Resample in the memory format of x, a few rows at a time."""
+    if x_BCHW.is_contiguous(memory_format=torch.channels_last):
+        return _by_rows(x_BCHW.permute(0, 2, 3, 1), 1, rows, cols).permute(0, 3, 1, 2)
+    return _by_rows(x_BCHW, ROWS, rows, cols)
+
+
+def _by_rows(x: torch.Tensor, dim: int, rows: Taps, cols: Taps) -> torch.Tensor:
+    """Resample with rows along `dim`, columns along the next one."""
+    shape = list(x.shape)
+    shape[dim], shape[dim + 1] = len(rows.places), len(cols.places)
+    made = x.new_empty(shape)
+    dtype = at_least_single(x[:0]).dtype
+    rows, cols = (Taps(sent(taps.places, x.device), sent(taps.weights, x.device).to(dtype)) for taps in (rows, cols))
+    step = max(1, AT_ONCE.get(x.device.type, 1 << 16) // max(1, made.numel() // shape[dim]))
+    for first in range(0, shape[dim], step):
+        some = Taps(rows.places[first : first + step], rows.weights[first : first + step])
+        made.narrow(dim, first, len(some.places)).copy_(_sums(_sums(x, dim, some), dim + 1, cols))
+    return made
+
+
+def _sums(x: torch.Tensor, dim: int, taps: Taps) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    for places, weights in zip(taps.places.T, taps.weights.T, strict=True):
+        part = at_least_single(x.index_select(dim, places))
+        total = part.mul_(weights.view(shape)) if total is None else total.addcmul_(part, weights.view(shape))
+    assert total is not None, "each sum has a term"
+    return total
+
+
+class BorderModule(BlockModule):
+    """The module of `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
+
+    rows: geometry.Border
+    cols: geometry.Border
+
+    def __init__(self, rows: geometry.Border, cols: geometry.Border) -> None:
+        super().__init__(rows, cols)
+        self.fill = rows.value
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._padded(x_BCHW, (self.cols.before, self.cols.after, self.rows.before, self.rows.after))
+
+    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.rows.clamps:
+            return self._mirrored(place, x_BCHW)
+        # Along dims that are cut, the positions that it reads are those that it gives.
+        cols = (self.cols.before, self.cols.after) if place.col.whole else (0, 0)
+        rows = (self.rows.before, self.rows.after) if place.row.whole else (0, 0)
+        return self._padded(x_BCHW, (*cols, *rows))
+
+    def _mirrored(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Mirror pixels at the image's ends, where their originals are at hand, and cut off those that are too many."""
+        dims = (place.row, self.rows), (place.col, self.cols)
+        wanted = [layer.required_input(dim.given) for dim, layer in dims]
+        rows, cols = (_beyond(read, dim) for read, (dim, _) in zip(wanted, dims, strict=True))
+        y_BCHW = self._padded(x_BCHW, (*cols, *rows))
+        starts = place.row.read.start - rows[0], place.col.read.start - cols[0]
+        row, col = (read.relative_to(start).slice for read, start in zip(wanted, starts, strict=True))
+        return y_BCHW[:, :, row, col]
+
+    def _padded(self, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
+        if self.rows.mode == "constant":
+            return functional.pad(x_BCHW, pads, value=self.fill)
+        if self.rows.mode == "reflect":
+            reflected: torch.Tensor = Reflected.apply(x_BCHW, pads)
+            return reflected
+        return functional.pad(x_BCHW, pads, mode=self.rows.mode)
+
+
+class Reflected(torch.autograd.Function):
+    """Padding by reflection whose gradients are sums of slices in one order: torch has none in one order on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
+        ctx.pads = pads
+        return functional.pad(x_BCHW, pads, mode="reflect")
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
+        left, right, top, bottom = ctx.pads
+        parts = itertools.product(_mirrors(g_BCHW.shape[2], top, bottom), _mirrors(g_BCHW.shape[3], left, right))
+        (row, _), (col, _) = next(parts)
+        dx_BCHW = g_BCHW[:, :, row, col].clone()
+        for (row, into_row), (col, into_col) in parts:
+            dims = [dim for dim, into in ((2, into_row), (3, into_col)) if into != slice(None)]
+            dx_BCHW[:, :, into_row, into_col] += g_BCHW[:, :, row, col].flip(dims)
+        return dx_BCHW, None
+
+
+def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
+    """Return the parts of `size` padded positions, and which of those within each one is to be added to: the positions
+    within, and each end, in reverse."""
+    last = size - before - after - 1
+    ends = (slice(0, before), slice(1, before + 1)), (slice(size - after, size), slice(last - after, last))
+    return [(slice(before, size - after), slice(None)), *ends]
+
+
+def _beyond(read: Interval, dim: DimPlace) -> tuple[int, int]:
+    """Count the positions that lie before the tensor, and after it."""
+    return max(0, -read.start), max(0, read.stop - dim.sizes[0])
