@@ -216,7 +216,7 @@ def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
         write_raster(images / f"i{k}.tif", pixels_CHW)
     built = []
     built_network = trained.load_trained
-    monkeypatch.setattr("tiledseg.inference.mapper.load_trained", lambda *a: built.append(1) or built_network(*a))
+    monkeypatch.setattr("tiledseg.inference.trained.load_trained", lambda *a: built.append(1) or built_network(*a))
     files = ["--probabilities", str(shares), "--polygons", str(areas)]
     assert predict(folder, maps, "--image", str(images / "i1.tif"), str(images / "i[02].tif"), *files) == 0
     assert built == [1]

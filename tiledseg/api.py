@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.config.run import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.traced import Halo
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
-    from tiledseg.inference.mapper import Mapper
-    from tiledseg.inference.trained import Trained
+    from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.models.network import GraphNetwork
     from tiledseg.raster.statistics import Normalization
 
@@ -139,11 +138,10 @@ def predict_raster(
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.session import joined_mesh
-    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
+    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, VIEWS, Packing, check_files
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
-    from tiledseg.inference.views import CHOICES
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.spread import Parallelism
     from tiledseg.units import ACTIVATION_BYTES
@@ -153,7 +151,7 @@ def predict_raster(
         ("format", format, FORMATS),
         ("compress", compress, COMPRESSIONS),
         ("probability_type", probability_type or "float32", PROBABILITY_TYPES),
-        ("tta", tta, CHOICES),
+        ("tta", tta, VIEWS),
     )
     for key, value, known in words:
         if value not in known:
@@ -198,8 +196,7 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from torch import nn
 
     from tiledseg.comm.failure import mark_agreed
-    from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
-    from tiledseg.inference.trained import Trained, find_named
+    from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named, module_mapper
     from tiledseg.raster.finding import EVERY, expand_sources
     from tiledseg.raster.reader import open_raster
     from tiledseg.raster.statistics import given_normalization

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, make_callable, run, words_of
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_outputs, whole

@@ -15,7 +15,7 @@ from typing import Any
 from tiledseg.architecture.network import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
 from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run, words_of
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES

@@ -20,7 +20,16 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, json_list, run
 from tiledseg.config.checks import Range
-from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
+from tiledseg.config.map_formats import (
+    AUTO,
+    COMPRESSIONS,
+    FORMATS,
+    NO_VIEWS,
+    PROBABILITY_TYPES,
+    VIEWS,
+    Packing,
+    check_files,
+)
 from tiledseg.config.memory import NONE
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
@@ -95,8 +104,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "--tta",
-        choices=("none", "reflections", "turns"),
-        default="none",
+        choices=VIEWS,
+        default=NO_VIEWS,
         help="the mean over the raster and its reflections, or all quarter turns of these too (default none)",
     )
     parser.add_argument(
@@ -208,10 +217,9 @@ def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
 
 def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
-    from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
-    from tiledseg.inference.trained import find_named
+    from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
     from tiledseg.planning.run.blocks import BlocksAsked
     from tiledseg.planning.run.spread import parallelism
 

@@ -16,8 +16,9 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
 from tiledseg.execution.memory import memory_per_rank
-from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.inference.predictor import Request, predict
+from tiledseg.inference.predictor import predict_all
+from tiledseg.inference.request import Request
+from tiledseg.inference.trained import checkpoint_mapper
 from tiledseg.scene import main as scene
 from tiledseg.training.start import start
 
@@ -74,7 +75,7 @@ def mapped(work: Path, side: int, precision: str, grid: tuple[int, int] | None, 
     on_gpu = part.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         begun = time.perf_counter()
-        predict(request, checkpoint_mapper(checkpoint), memory_per_rank(mesh), mesh)
+        predict_all([request], checkpoint_mapper(checkpoint), memory_per_rank(mesh), mesh)
         if on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun

@@ -18,7 +18,7 @@ from tiledseg.checkpoint.loading import load_average, load_network, load_optimiz
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.inference.mapper import checkpoint_mapper
+from tiledseg.inference.trained import checkpoint_mapper
 from tiledseg.training.optimizer import build_optimizer
 
 FILES = (MODEL, OPTIMIZER, AVERAGE)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
-from tiledseg.inference.mapper import fill
+from tiledseg.inference.trained import fill
 
 STATE = {"conv1.weight": torch.arange(6.0).view(1, 6, 1, 1), "bn1.num_batches_tracked": torch.tensor(3)}
 

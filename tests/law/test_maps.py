@@ -21,8 +21,9 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.inference.predictor import Request, predict
+from tiledseg.inference.predictor import predict_all
+from tiledseg.inference.request import Request
+from tiledseg.inference.trained import checkpoint_mapper
 from tiledseg.planning.run.spread import parallelism
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -97,7 +98,7 @@ def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
     image = shared / ("darker.tif" if "normalize" in asked else "image.tif")
     how, files = parallelism(ParallelConfig(**row.how)), (str(shared / f"{name}{end}.tif") for end in ("", "-shares"))
     request = Request(str(image), *files, grid=row.grid, precision="fp64", parallel=how, verbosity=0, **asked)
-    predict(request, checkpoint_mapper(find_checkpoint(trained)), 1 << 30, mesh)
+    predict_all([request], checkpoint_mapper(find_checkpoint(trained)), 1 << 30, mesh)
     mesh.communicator.barrier()
 
 
@@ -141,7 +142,7 @@ def test_the_mean_is_that_of_the_maps_of_changed_files(views: str, trained: Path
             file.write(changed_CHW)
         files = (str(shared / f"{views}-{number}{end}.tif") for end in ("", "-shares"))
         request = Request(str(path), *files, grid=(1, 1), precision="fp64", verbosity=0)
-        predict(request, checkpoint_mapper(find_checkpoint(trained)), 1 << 30, one_rank())
+        predict_all([request], checkpoint_mapper(find_checkpoint(trained)), 1 << 30, one_rank())
         shares_KHW = read(shared / f"{views}-{number}-shares.tif").astype(np.float64)
         total = total + np.rot90(shares_KHW, -quarters, (1, 2))[:, :, ::cols]
     mapped(trained, views, Row((), {}, {"views": views}, (1, 1)), one_rank())

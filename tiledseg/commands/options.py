@@ -17,8 +17,7 @@ import yaml
 
 from tiledseg.commands.key_help import GROUPS, KEYS, as_yaml, help_of_key, keys_to_show, meaning
 from tiledseg.commands.parser import Parser
-from tiledseg.config.checks import AUTO, check_value, refuse, shown
-from tiledseg.config.kinds import convert, in_words
+from tiledseg.config.checks import AUTO, check_value, convert, in_words, refuse, shown
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
 from tiledseg.config.words import RECOMPUTE, refuse_moved

@@ -11,6 +11,8 @@ from tiledseg.errors import ConfigError
 
 FORMATS = ("cog", "gtiff")
 PROBABILITY_TYPES = ("float32", "uint8")
+VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
+"""The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
 
 BLOCK = 512
 """Side of a block, pixels."""

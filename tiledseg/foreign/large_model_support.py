@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import HOST, Mover

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.config.checks import MOST, Range
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import MOST, Range, checked
 from tiledseg.errors import GeometryError
 from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.spread import SpreadModule, check_images

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils import data
 
 from tiledseg.comm.launch import detect
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.traced import Halo

@@ -21,10 +21,10 @@ from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress
-from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, notes, plan_maps
-from tiledseg.inference.staging import Stage, staged, upload
+from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, plan_maps
+from tiledseg.inference.staging import staged, upload
+from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import (
     PolygonFile,
@@ -35,7 +35,7 @@ from tiledseg.raster.geopackage import (
     publish_polygons,
     write_polygons,
 )
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, discard, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
@@ -43,14 +43,7 @@ from tiledseg.raster.statistics import Normalization, Sums, finish, measure, sta
 from tiledseg.system.run_lock import claimed
 from tiledseg.user_files.machine import SOME_CPU
 
-__all__ = ["Request", "predict", "predict_all"]
-
 _REWRITTEN = "{} was written to while it was mapped: the map may be of old and new pixels; map it again"
-
-
-def predict(request: Request, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
-    """Map one request as `predict_all` does."""
-    predict_all([request], mapper, memory_bytes, mesh)
 
 
 def predict_all(
@@ -70,36 +63,39 @@ def predict_all(
         for line in lines if mesh.is_root else ():
             words.say(f"warning: {line}")
 
-    with staged(requests, mesh) as stage:
-        infos = _map_all(stage, mapper, memory_bytes, mesh, words, warn)
+    with staged(requests, mesh) as (local, folder):
+        infos = _map_all(local, folder, mapper, memory_bytes, mesh, words, warn)
     if mesh.is_root:
         for line in filter(None, (network, _written(requests, infos))):
             words.say(line)
 
 
 def _map_all(
-    stage: Stage,
+    requests: Sequence[Request],
+    folder: str | None,
     mapper: Mapper,
     memory_bytes: int,
     mesh: Mesh,
     words: StepProgress,
     warn: Callable[[Sequence[str]], None],
 ) -> tuple[RasterInfo, ...]:
-    """Plan all maps, and make one after the other; return what is known of each image."""
-    requests, first = stage.requests, stage.requests[0]
+    """Plan all maps, and make one after the other, in `folder` where they go up from there (None: nothing does); return
+    what is known of each image."""
+    first = requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
-    warn(notes(planned))
-    pairs = zip(requests, planned.infos, strict=True) if mesh.is_root else ()
+    plan, infos, classes = planned
+    warn((*reference_notes(infos), *code_notes(infos), *plan.warnings))
+    pairs = zip(requests, infos, strict=True) if mesh.is_root else ()
     images = [identify(request.image, info.beside) for request, info in pairs]
     use_one_kernel(True)
-    plan, network = planned.plan, mapper.build(mesh)
+    network = mapper.build(mesh)
     verifies = network.recorded is not None and first.verify
     # Stages let go of what is not theirs.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
-    triples = zip(requests, planned.infos, plan.tilings, strict=True)
+    triples = zip(requests, infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
     total, done = sum(len(share.parts) for share in shares), count(1)
     with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:
@@ -111,11 +107,11 @@ def _map_all(
             if verifies:
                 _verify(whole, share, own, memory_bytes, mesh, words)
                 verifies, whole = False, network
-            _make_map(share, own, planned.classes, mesh, warn, lambda line: progress.advance(next(done), line))
-            warn(mesh.on_root(lambda: upload(stage)))
+            _make_map(share, own, classes, mesh, warn, lambda line: progress.advance(next(done), line))
+            warn(mesh.on_root(lambda: upload(folder)))
     warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()
-    return planned.infos
+    return infos
 
 
 def _verify(

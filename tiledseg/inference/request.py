@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tiledseg.config.map_formats import Packing
+from tiledseg.config.map_formats import NO_VIEWS, Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
-from tiledseg.inference.mapper import Mapper
-from tiledseg.inference.views import NONE
+from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import RunPlan, plan_run
@@ -20,7 +19,7 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.raster.finding import EVERY, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
-from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.map_writer import raster_output
@@ -45,7 +44,7 @@ class Request:
     `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
     the files that the request was read from. `probability_type`: float32, or uint8 (`mapping.in_bytes`). `polygons`:
     a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.maps.geopackage.pixels_of`).
-    `views`: a word of `views.CHOICES`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
+    `views`: a word of `VIEWS`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
     `machine`: the profile of the machine; a map on a CPU has smaller tiles.
     """
@@ -66,7 +65,7 @@ class Request:
     polygons: str | None = None
     minimum_area: str | None = None
     polygons_classes: tuple[str, ...] | None = None
-    views: str = NONE
+    views: str = NO_VIEWS
     normalize: str = TRAINING
     area: str | None = None
     blocks: BlocksAsked | None = None
@@ -130,19 +129,14 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     return list(requests.values())
 
 
-@dataclass(frozen=True)
-class PlannedMaps:
-    """Requests that can start: one plan for all, and the information on each image."""
-
-    plan: RunPlan
-    infos: tuple[RasterInfo, ...]
-    classes: int
+PlannedMaps = tuple[RunPlan, tuple[RasterInfo, ...], int]
 
 
 def plan_maps(
     requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
 ) -> PlannedMaps:
-    """Plan requests that differ in their files only. `usual`: the machine where they name none. Raises InputError."""
+    """Plan requests that differ in their files only: one plan for all, the information on each image, the number of
+    classes. `usual`: the machine where they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
     _check_normalize(first.normalize, mapper.normalization)
     infos = []
@@ -168,7 +162,6 @@ def plan_maps(
             machine=machine_of(first.machine or usual),
         )
     )
-    planned = PlannedMaps(plan, tuple(infos), network.classes)
     for info, tiling in zip(infos, plan.tilings, strict=True):
         check_cut(info, tiling)
         _check_views(first.views, info, plan)
@@ -178,7 +171,7 @@ def plan_maps(
         pixels_of(request.minimum_area, info)
         if request.area is not None and not area_reader(request.area, info, "--area").count:
             raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
-    return planned
+    return plan, tuple(infos), network.classes
 
 
 def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
@@ -193,7 +186,7 @@ def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -
 
 def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
     """Raise ConfigError or RasterError where a reflected raster has no windows."""
-    if views == NONE:
+    if views == NO_VIEWS:
         return
     if plan.spread.shares_images:
         raise ConfigError(
@@ -236,8 +229,3 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
             )
         for name in output.beside:
             check_unclaimed(name, output.path)
-
-
-def notes(planned: PlannedMaps) -> tuple[str, ...]:
-    """Return the warnings on the images and on the plan."""
-    return (*reference_notes(planned.infos), *code_notes(planned.infos), *planned.plan.warnings)

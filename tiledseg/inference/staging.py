@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tiledseg.comm.doing import doing, tick
@@ -36,17 +36,10 @@ _OUTPUTS = ("output", "probabilities", "polygons")
 _STYLE, _POLYGONS, _RASTERS = ".qml", ".gpkg", (".tif", ".tiff")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Requests whose outputs are files of this machine, and the folder of those that go up from there (None: none)."""
-
-    requests: Sequence[Request]
-    folder: str | None = None
-
-
 @contextmanager
-def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
-    """Yield the requests, with files in a new folder for their outputs on servers. Collective.
+def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[tuple[Sequence[Request], str | None]]:
+    """Yield the requests, with files in a new folder for their outputs on servers, and that folder (None: there is no
+    such output). Collective.
 
     Raise OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
     """
@@ -60,12 +53,12 @@ def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
                     os.rmdir(root)
 
 
-def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
+def _stage(requests: Sequence[Request], made: list[str]) -> tuple[Sequence[Request], str | None]:
     images = {gdal_path(request.image) for request in requests}
     outputs = [{key: path for key in _OUTPUTS if (path := getattr(request, key)) is not None} for request in requests]
     names = {url: _checked(f"--{key}", url, images) for each in outputs for key, url in each.items() if is_remote(url)}
     if not names:
-        return Stage(requests)
+        return requests, None
     with doing("asking the server whether maps may be written"):
         for name in {os.path.dirname(name.url): name for name in names.values()}.values():
             tick()
@@ -83,7 +76,7 @@ def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
         for file in files.values():
             os.makedirs(os.path.dirname(file), exist_ok=True)
         local.append(replace(request, **files))  # type: ignore[arg-type]
-    return Stage(local, folder)
+    return local, folder
 
 
 def _checked(key: str, url: str, images: set[str]) -> RemoteName:
@@ -106,19 +99,19 @@ def _check_writable(name: RemoteName) -> None:
         raise OutputError(str(error)) from error
 
 
-def upload(stage: Stage) -> tuple[str, ...]:
-    """Put what lies in the folder onto its servers, on one rank, after a map has its name there. Return warnings.
+def upload(folder: str | None) -> tuple[str, ...]:
+    """Put what lies in the `folder` onto its servers, on one rank, after a map has its name there. Return warnings.
 
     Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
     files. Raises WriteError where the server refuses; what has not gone up stays in the folder.
     """
-    if stage.folder is None:
+    if folder is None:
         return ()
     notes: list[str] = []
-    files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in _RASTERS, file))
+    files = sorted(files_below(folder), key=lambda file: (file.suffix in _RASTERS, file))
     with doing("putting the map onto its server"):
         for file in files:
-            bucket, *key = file.relative_to(stage.folder).parts
+            bucket, *key = file.relative_to(folder).parts
             name = RemoteName(bucket, "/".join(key))
             try:
                 tick()
@@ -127,7 +120,7 @@ def upload(stage: Stage) -> tuple[str, ...]:
                 else:
                     _put(file, name, files)
             except InputError as error:
-                raise WriteError(f"{error}; what has not gone up is kept in {stage.folder}") from error
+                raise WriteError(f"{error}; what has not gone up is kept in {folder}") from error
             file.unlink()
     return tuple(notes)
 

@@ -94,7 +94,7 @@ class RebuildStep:
     def save_again(self) -> None:
         """Run the node once more with gradients, for the tensors that it saves."""
         homes = {place.home for place in self.places if isinstance(place, HomeView)}
-        there = {home: _value(home) for home in homes if home is not None}
+        there: dict[Home | None, torch.Tensor] = {home: _value(home) for home in homes if home is not None}
         inputs = [x.detach().requires_grad_(w) for x, w in zip(self.inputs(there), self.wants, strict=True)]
         del there
         self.run(inputs)
@@ -255,7 +255,7 @@ def _missing(home: Home) -> list[Home]:
     return list(order)
 
 
-def _run_steps(home: Home, there: Mapping[Home, torch.Tensor]) -> torch.Tensor:
+def _run_steps(home: Home, there: Mapping[Home | None, torch.Tensor]) -> torch.Tensor:
     own = torch.empty(0)  # until the first step has made it
     with torch.no_grad():
         for number, step in enumerate(home.steps):

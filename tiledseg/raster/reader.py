@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.gdal_reader import GdalReader

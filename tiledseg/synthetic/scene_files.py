@@ -14,7 +14,7 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from tiledseg.config.kinds import checked
+from tiledseg.config.checks import checked
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box

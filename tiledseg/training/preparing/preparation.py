@@ -14,11 +14,10 @@ import torch
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
-from tiledseg.config.augmentation import Augmentation, augmentation
 from tiledseg.config.data import IMAGENET
 from tiledseg.config.memory import ALL
 from tiledseg.config.run import Config, OptimizerConfig
-from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.config.train import MEDIAN_FREQUENCY, Augmentation, TrainConfig, augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import USUAL_LOSS, LossBytes
 from tiledseg.geometry.halo import network_footprint

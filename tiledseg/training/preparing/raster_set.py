@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.config.augmentation import augmentation
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config
+from tiledseg.config.train import augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
