@@ -94,6 +94,7 @@ def test_flags_stand_above_the_file_that_comes_before_them(tmp_path: Path) -> No
     ("text", "words"),
     [
         ("data: [\n", ("run.yaml, line", "is not YAML", "mend")),
+        ("data:\n\timages: a.tif\n", ("run.yaml, line 2", "mend")),
         ("- 1\n", ("run.yaml", "list [1]", "data, tiling")),
         ("3\n", ("run.yaml", "int 3")),
         ("", ("run.yaml", "nothing", "data, tiling")),

@@ -147,33 +147,6 @@ def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(valid_HW, truth[::step, ::step] != 255)
 
 
-def test_bad_input_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
-    good, labels = write(tmp_path / "p.tif", prediction), write(tmp_path / "b.tif", truth)
-    far = write(tmp_path / "far.tif", truth, transform=Affine(0.5, 0, 350001.5, 0, -0.5, 3770000))
-    wrong = write(tmp_path / "wrong.tif", np.where(truth == 3, 77, truth).astype(np.uint8))
-    cases = [
-        ([good, far], ["transform", "350000", "350001.5"]),
-        ([good, str(tmp_path / "missing.tif")], ["missing.tif"]),
-        ([good, labels, "--classes", "3"], ["b.tif holds value 3 at (row 5, col"]),
-        ([wrong, labels, "--classes", "4"], ["wrong.tif holds value 77 at (row 5, col"]),
-        ([good, labels, "--classes", "many"], ["'many'"]),
-        ([good, labels, "--classes", "5", "--ignore-index", "4"], ["ignore_index 4"]),
-        ([good, labels, "--image", good], ["--plot"]),
-        ([good, labels, "--plot", str(tmp_path / "no" / "map.png")], ["not a folder"]),
-    ]
-    before = sorted(tmp_path.iterdir())
-    for (first, second, *options), said in cases:
-        assert main(["--prediction", first, "--labels", second, *options]) == 2, options
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: ")
-        assert captured.err.count("\n") == 1
-        assert captured.out == ""
-        assert all(part in captured.err for part in said), captured.err
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def named(path: Path, pixels: np.ndarray, names: Sequence[str]) -> str:
     write(path, pixels)
     with rasterio.open(path, "r+") as file:

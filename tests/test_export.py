@@ -19,7 +19,6 @@ from torch import nn
 
 import tiledseg
 from tests.crash.runs import Material
-from tests.small_files import tree
 from tiledseg.errors import ConfigError
 from tiledseg.export import main
 from tiledseg.inference import exports as exported
@@ -115,37 +114,6 @@ def test_tiles_of_one_size(folder: Path, tmp_path: Path) -> None:
     assert main(["--checkpoint", str(folder / "run"), "--tile", "64", "--output", str(tmp_path / "n.onnx")]) == 0
     (taken,) = onnxruntime.InferenceSession(str(tmp_path / "n.onnx")).get_inputs()
     assert taken.shape[1:] == [3, 64, 64]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--output ROOT/net.tflite", ("net.tflite", ".onnx, .pt2, .json")),
-        ("--output ROOT/a.onnx ROOT/b.onnx", ("a.onnx", "b.onnx", "one kind")),
-        ("--output ROOT/model.json --checkpoint ROOT/none", ("none", "no checkpoint")),
-        ("--output ROOT/new.onnx --tile 7", ("--tile is 7", "multiple of 2")),
-        ("--output ROOT/new.onnx --tile 2", ("--tile is 2", "halo")),
-        ("--output ROOT/new.json --tolerance 1e-3", ("--tolerance is 0.001", "no .onnx or .pt2")),
-        ("--output ROOT/new.pt2 --resolution 50", ("--resolution is 50", "no .onnx")),
-        ("--output ROOT/new.onnx --build a.b:c", ("--build is a.b:c", "leave it out")),
-        ("--output ROOT/link.json", ("link.json", "is the input")),
-        ("", ("--output",)),
-        ("--output ROOT/net2.pt2 --which best", ("best",)),
-    ],
-)
-def test_bad_input_is_one_line(
-    folder: Path, capfd: pytest.CaptureFixture[str], options: str, words: tuple[str, ...]
-) -> None:
-    link = folder / "link.json"
-    if not link.exists():
-        link.symlink_to(next((folder / "run" / "checkpoints").glob("step-*/manifest.json")))
-    before = tree(folder)
-    typed = [word.replace("ROOT", str(folder)) for word in options.split()]
-    assert main(["--checkpoint", str(folder / "run"), *typed]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert all(word in err for word in words), err
-    assert tree(folder) == before
 
 
 def test_what_is_off_leaves_the_older_file(

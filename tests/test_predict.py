@@ -223,15 +223,9 @@ def test_grids_as_typed() -> None:
             grid(text)
 
 
-def test_refusals_of_names_and_of_normalisation(
-    material: Material, trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_pixels_as_they_are_have_no_normalisation_of_their_own(
+    material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A raster is written as a GeoTIFF: under another format's name it would be something else than it says."""
-    for name in ("m.png", "m.JP2", "m.h5", "m.vrt"):
-        assert predict(trained, image, tmp_path / name) == 2
-        assert f"--output is '{tmp_path / name}', but a GeoTIFF is written there" in capsys.readouterr().err
-    assert predict(trained, image, tmp_path / "m.tif", "--probabilities", str(tmp_path / "p.jpg")) == 2
-    assert "--probabilities is" in capsys.readouterr().err
     run = tmp_path / "run"
     assert train([*material.train_command(run)[1:], "--train.epochs", "1", "--data.normalize", "false"]) == 0
     assert predict(run, image, tmp_path / "map.tif", "--normalize", "image") == 2

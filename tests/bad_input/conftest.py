@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.input_materials import make_edited_stores, make_inputs
 from tests.bad_input.materials import make_broken_runs, make_broken_stores, make_materials
-from tests.bad_input.output_materials import make_outputs
 from tiledseg.comm.launch import detect
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
@@ -32,13 +30,10 @@ def root(tmp_path_factory: pytest.TempPathFactory, world: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("bad_input") if world is None or world.rank == 0 else None  # type: ignore
     path = on_root(world, lambda: path)
     on_root(world, lambda: make_materials(path))
-    on_root(world, lambda: make_inputs(path))
-    on_root(world, lambda: make_outputs(path))
     assert train(["--config", str(path / "good.yaml")]) == 0
     on_root(world, lambda: make_broken_runs(path))
     assert tile(["--config", str(path / "good.yaml"), "--output", str(path / "good.h5")]) == 0
     on_root(world, lambda: make_broken_stores(path))
-    on_root(world, lambda: make_edited_stores(path))
     return path
 
 

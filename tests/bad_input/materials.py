@@ -1,9 +1,13 @@
-"""The files that broken inputs are made from: small good rasters, one trained run, and damaged copies of them."""
+"""The files that broken inputs are made from: small good rasters, one trained run, damaged copies of them, and paths
+that are no regular files.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +15,16 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyogrio
 import rasterio
+import shapely
+from affine import Affine
 from rasterio.transform import from_origin
 
 from tests.checkpoint.resealed import CHANGES, seal
+from tests.raster.referring import raw_vrt, tile_map, vrt
 from tests.small_files import write_raster, write_yaml
+from tiledseg.raster.tile_store import checksum
 
 RESEALED_NAMES = ("network-impossible", "config-null")
 SIDE = 48
@@ -41,6 +50,8 @@ def make_materials(root: Path) -> None:
     write_yaml(root / "good.yaml", good_config(root))
     _make_broken_configs(root)
     (root / "folder").mkdir()
+    _make_inputs(root)
+    _make_outputs(root)
 
 
 def _make_good_rasters(root: Path) -> None:
@@ -97,14 +108,7 @@ def _make_broken_files(root: Path) -> None:
 def _make_broken_configs(root: Path) -> None:
     good = good_config(root)
     write_yaml(root / "unknown-key.yaml", {**good, "data": {**good["data"], "imagse": "a.tif"}})
-    write_yaml(root / "unknown-group.yaml", {**good, "optimiser": {"lr": 1}})
-    write_yaml(root / "wrong-type.yaml", {**good, "train": {**good["train"], "epochs": [1, 2]}})
     (root / "malformed.yaml").write_text("data:\n  images: [a.tif\n  labels: b.tif\n")
-    (root / "tabs.yaml").write_text("data:\n\timages: a.tif\n")
-    (root / "hollow.yaml").write_text("data:\n  classes: 3\ntrain:\n")
-    (root / "empty.yaml").write_text("# nothing here\n")
-    (root / "list.yaml").write_text("- data\n- model\n")
-    (root / "binary.yaml").write_bytes(bytes(range(128, 256)))
 
 
 def make_broken_stores(root: Path) -> None:
@@ -114,6 +118,7 @@ def make_broken_stores(root: Path) -> None:
     (root / "cut-end.h5").write_bytes(whole[:-1])
     with h5py.File(root / "other.h5", "w") as file:
         file["numbers"] = np.arange(10)
+    _make_edited_stores(root)
 
 
 def make_broken_runs(root: Path) -> None:
@@ -167,3 +172,85 @@ def _edit(step: Path, change: Any) -> None:
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
+
+
+_NO_SERVER = "127.0.0.1:9"
+
+
+def _make_inputs(root: Path) -> None:
+    (root / "vrt.tif").write_text(vrt(str(root / "image.tif"), SIDE))
+    (root / "raw-vrt.tif").write_text(raw_vrt("/etc/passwd", SIDE))
+    (root / "web-map.tif").write_text(tile_map(_NO_SERVER))
+    shutil.copy(root / "image.tif", root / "masked.tif")
+    shutil.copy(root / "vrt.tif", root / "masked.tif.msk")
+    os.mkfifo(root / "fifo")
+    (root / "link-to-fifo.tif").symlink_to("fifo")
+    shutil.copy(root / "image.tif", root / "piped.tif")
+    os.mkfifo(root / "piped.tif.aux.xml")
+    _make_socket(root / "socket")
+    pixels_CHW = np.ones((3, SIDE, SIDE), np.uint8)
+    write_raster(root / "nowhere-on-earth.tif", pixels_CHW, transform=Affine(0.5, 0, np.nan, 0, -0.5, 4e6))
+
+
+def _make_edited_stores(root: Path) -> None:
+    for name, edit in (("regridded", _cut_otherwise), ("linked", _link_pixels)):
+        with h5py.File(shutil.copy(root / "good.h5", root / f"{name}.h5"), "r+") as file:
+            edit(file["images/00000"])
+    with h5py.File(root / "good.h5", "r") as file:
+        places = {kind: file[f"{kind}/00000/pixels"].id.get_chunk_info(2).byte_offset for kind in ("images", "labels")}
+    for name, kind in (("flipped", "images"), ("flipped-labels", "labels")):
+        data = bytearray((root / "good.h5").read_bytes())
+        data[places[kind] + 9] ^= 1
+        (root / f"{name}.h5").write_bytes(data)
+    with h5py.File(root / "old.h5", "w", userblock_size=512) as file:
+        file.attrs.update(format="tiledseg tiles", version=2, images=1)
+    with open(root / "old.h5", "r+b") as raw:
+        raw.write(b"tiledseg tiles 2 000000000100 ")
+
+
+def _cut_otherwise(group: h5py.Group) -> None:
+    text = group.attrs["raster"].replace('"grid": [2, 2]', '"grid": [2, 3]')
+    group.attrs.update(raster=text, crc32=checksum(text))
+
+
+def _link_pixels(group: h5py.Group) -> None:
+    del group["pixels"]
+    group["pixels"] = h5py.ExternalLink("good.h5", "/images/00000/pixels")
+
+
+def _make_socket(path: Path) -> None:
+    """By its name in its folder: a socket's whole path may be 107 characters long."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _make_outputs(root: Path) -> None:
+    (root / "link.tif").symlink_to(root / "image.tif")
+    (root / "link.json").symlink_to(root / "run" / "checkpoints" / "step-000002" / "manifest.json")
+    (root / "dangling").symlink_to(root / "nowhere" / "file")
+    os.mkfifo(root / "pipe.png")
+    os.mkfifo(root / "styled.qml")
+    (root / "text.gpkg").write_text("no database\n")
+    square = shapely.to_wkb(np.array([shapely.box(0, 0, 1, 1)], object))
+    pyogrio.raw.write(root / "parcels.gpkg", square, [], [], layer="mine", geometry_type="Polygon", crs="EPSG:32611")
+    (root / "folder.png").mkdir()
+    for name in (".own.tif.part", "mask.tif.msk", ".own.h5.part"):
+        shutil.copy(root / "image.tif", root / name)
+    _make_taken_folders(root / "taken")
+    shutil.copy(root / "image.png", root / "taken" / "image" / "progress.png")
+    shutil.copy(root / "image.tif", root / "taken" / "inside" / "checkpoints" / "image.tif")
+    (root / "taken" / "noted" / "config.yaml").write_text("# my own notes\n" + (root / "good.yaml").read_text())
+
+
+def _make_taken_folders(root: Path) -> None:
+    """Folders for a run, in each of which one name is something else than the run's."""
+    for name in ("events", "checkpoints", "metrics", "image", "inside/checkpoints", "noted"):
+        (root / name).mkdir(parents=True)
+    for name in ("events", "checkpoints"):
+        (root / name / name).write_text("a file in the way\n")
+    os.mkfifo(root / "metrics" / "metrics.jsonl")

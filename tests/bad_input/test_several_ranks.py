@@ -1,8 +1,8 @@
 """Bad input met by several ranks at once: rank 0 alone speaks, in one line; the job's code is 2; nothing is written.
 
-`test_one_rank.py` has every case. The table here has those in which ranks differ in their part: each way to fail, by
+`test_one_rank.py` has every case. The list here has those in which ranks differ in their part: each way to fail, by
 each command that ranks run together. Every case starts and ends a mesh of its own inside this one job. What a launcher
-does is left out: it ends the ranks that wait to be ended. `test_launched.py` has it in.
+does is left out: it ends the ranks that wait to be ended. `test_one_rank.py` has it in.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.case import Case
+from tests.bad_input.case import Case, check_line, command
 from tests.bad_input.cases import CASES
-from tests.bad_input.refusal import check_line, command
 from tests.small_files import tree
 from tiledseg.comm import failure, session
 

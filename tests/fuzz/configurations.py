@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from tests.fuzz.damage import damage_bytes
-from tests.fuzz.material import good_config
+from tests.fuzz.files import damage_bytes
 from tests.fuzz.process import Outcome
-from tests.fuzz.trial import Trial, finished_run
+from tests.fuzz.trial import Trial, finished_run, good_config
 from tiledseg.config.checks import range_of
 from tiledseg.config.run import Config
 

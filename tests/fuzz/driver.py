@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz import configurations, files, interruptions, lines
-from tests.fuzz.material import digests, make_material, restore
-from tests.fuzz.process import LIMIT_SECONDS, Outcome, run, run_function
-from tests.fuzz.trial import Trial, common_faults, outcome_word
+from tests.fuzz.process import LIMIT_SECONDS, Outcome, run
+from tests.fuzz.trial import Trial, common_faults, digests, outcome_word, restore
 
 Draw = Callable[[random.Random, Path], Trial]
 KINDS: dict[str, Draw] = {
@@ -65,16 +63,12 @@ def warm_up() -> None:
 
 
 class Workshop:
-    """A folder with material, in which cases run one after the other."""
+    """A folder with a copy of the material, in which cases run one after the other."""
 
-    def __init__(self, root: Path, plant: Callable[[], None] | None = None, limit: float = LIMIT_SECONDS) -> None:
-        self.pristine, self.case = root / "pristine", root / "case"
-        self.plant, self.limit = plant, limit
-        self.case.mkdir(parents=True)
-        made = run_function(lambda: make_material() or 0, self.case, limit=300)  # type: ignore[func-returns-value]
-        if made.code != 0:
-            raise RuntimeError(f"the material cannot be made: {made.err}")
-        shutil.copytree(self.case, self.pristine)
+    def __init__(self, root: Path, name: str = "case") -> None:
+        self.pristine, self.case = root / "pristine", root / name
+        self.plant: Callable[[], None] | None = None
+        self.limit = LIMIT_SECONDS
 
     def run(self, seed: int, number: int, kinds: Sequence[str] = tuple(KINDS)) -> Result:
         """Case `number` of a seed: prepared, run and judged."""
@@ -112,7 +106,7 @@ def run_cases(root: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str
         if child == 0:
             code = 1
             try:
-                workshop = Workshop(root / f"job-{job}")
+                workshop = Workshop(root, f"case-{job}")
                 lines = [json.dumps(asdict(workshop.run(seed, number, kinds))) for number in mixed[job::jobs]]
                 (root / f"results-{job}.jsonl").write_text("\n".join(lines))
                 code = 0

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.fuzz.files import LAST, MAP
-from tests.fuzz.material import STEPS, STORE
 from tests.fuzz.process import Interruption, Outcome, run
-from tests.fuzz.trial import Trial, finished_run, same_file, same_weights
+from tests.fuzz.trial import STEPS, STORE, Trial, finished_run, same_file, same_weights
 
 COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "train": (["--config", "run.yaml"], ("run",)),

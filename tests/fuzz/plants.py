@@ -1,4 +1,4 @@
-"""Faults that are planted in a command, to see that the harness finds each: `python -m tests.fuzz.plants`."""
+"""Faults that are planted in a command, to see that the harness finds each."""
 
 from __future__ import annotations
 
@@ -7,32 +7,27 @@ import importlib
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz.driver import Workshop, warm_up
+from tests.fuzz.driver import Workshop
 from tests.fuzz.files import LAST, MAP
-from tests.fuzz.material import STEPS, restore
 from tests.fuzz.process import Interruption
-from tests.fuzz.trial import Trial, finished_run, same_file, same_weights
+from tests.fuzz.trial import STEPS, Trial, finished_run, restore, same_file, same_weights
 
 
-def main() -> int:
-    """Prints a line a plant: its name, what has to be found, what was found. Exit 1 where one was not."""
-    warm_up()
-    missed = 0
-    with tempfile.TemporaryDirectory(prefix="plants-") as root:
-        workshop = Workshop(Path(root))
-        for name, (trial, plant, limit, word) in PLANTS.items():
-            restore(workshop.pristine, workshop.case)
-            workshop.plant, workshop.limit = plant, limit
-            _, faults = workshop.judge(trial)
-            found = any(fault.startswith(word) for fault in faults) if word else not faults
-            missed += not found
-            print(f"{name}: {'found' if found else 'MISSED'}: {word or 'no fault'}: {faults}")
-    return 1 if missed else 0
+def missed(workshop: Workshop) -> int:
+    """Count the plants that are not found; print a line for each: its name, what has to be found, what was found."""
+    count = 0
+    for name, (trial, plant, limit, word) in PLANTS.items():
+        restore(workshop.pristine, workshop.case)
+        workshop.plant, workshop.limit = plant, limit
+        _, faults = workshop.judge(trial)
+        found = any(fault.startswith(word) for fault in faults) if word else not faults
+        count += not found
+        print(f"{name}: {'found' if found else 'MISSED'}: {word or 'no fault'}: {faults}")
+    return count
 
 
 def _after(command: str, change: Callable[[], None], code: int | None = None) -> Callable[[], None]:
@@ -101,6 +96,3 @@ PLANTS: dict[str, tuple[Trial, Callable[[], None] | None, float, str]] = {
     ),
     "torn result of a kill": (KILLED, _torn_map, 20, "after the interruption"),
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,6 @@ from tiledseg.models.layers.resampling import (
     Interpolated,
     MaxPoolModule,
     Reflected,
-    max_pool,
     upsample,
 )
 from tiledseg.tracing.allocations import AllocationMeter
@@ -185,16 +184,3 @@ def test_max_pooling_keeps_its_input_only() -> None:
     with AllocationMeter([x_BCHW]) as meter:
         made = MaxPoolModule(2)(x_BCHW)
         assert meter.bytes == made.nbytes
-
-
-@pytest.mark.parametrize("side", [(8, 6), (7, 6), (2, 4)])
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_maxima_without_indices_are_those_of_torch(side: tuple[int, int], layout: torch.memory_format) -> None:
-    """Infinite values and numbers that are none too; the layout stays."""
-    x_BCHW = torch.randn(2, 5, *side, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=layout)
-    x_BCHW[0, 0, :2, :2] = torch.tensor([[float("nan"), 1.0], [float("inf"), float("-inf")]])
-    expected = functional.max_pool2d(x_BCHW, 2)
-    with torch.no_grad():
-        found = max_pool(x_BCHW, ((2, 2),) * 2 + ((0, 0), (1, 1)))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert found.is_contiguous(memory_format=layout)

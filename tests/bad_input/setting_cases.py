@@ -1,0 +1,206 @@
+"""Broken flags, values and files of configuration; ways of spreading the work; numbers that no memory can hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.bad_input.case import evaluate, plan, predict, resume, scene, tile, train
+
+FLAGS = (
+    train("unknown-flag", "--data.colour 3", "data.colour", "--help"),
+    train("misspelt-flag", "--model.base_chanels 4", "model.base_chanels", "did you mean --model.base_channels?"),
+    train("unknown-key", "--config ROOT/unknown-key.yaml", "unknown-key.yaml", "data.imagse", "val_images"),
+    train("malformed-yaml", "--config ROOT/malformed.yaml", "malformed.yaml, line 3, column 9", "mend"),
+)
+
+WINDOWS = "--train.tiles_per_step null --train.sampling windows --train.window 16 --train.windows_per_step 2"
+
+VALUES = (
+    train("group-norm", "--model.norm group --model.base_channels 6", "level 1 has 12 channels", "8 groups", "give 1,"),
+    train("output-too-long", f"--run.output ROOT/{'x' * 300}", "run.output", "File name too long", "another folder"),
+    resume("events-a-file", "--run.output ROOT/broken/events-file", "events", "is a file", "move it away"),
+    resume("metrics-damaged", "--run.output ROOT/broken/metrics", "metrics.jsonl, line 2", "move the file away"),
+    train("decay-of-nothing", "--optimizer.decay_norms false", "decay_norms is false", "weight_decay is 0"),
+    train("loss-old-key", "--train.focal_gamma 1", "older version", "train.loss {name: focal, gamma: VALUE}"),
+    train("policy-old-key", "--optimizer.step_size 1", "older version", "optimizer.policy {name: step, size: VALUE}"),
+    train("policy-field", "--optimizer.policy '{name: step, power: 1}'", "optimizer.policy", "step has no field"),
+    train("loss-field", "--train.loss '{name: dice, gamma: 1}'", "train.loss", "no field 'gamma'", "weight"),
+    train("best-without-validation", "--train.best loss", "train.best", "loss", "data.val_images"),
+    train("early-stop-by-nothing", "--train.early_stop 3", "train.early_stop", "3", "train.best", "mean_iou"),
+    train("weights-few", "--train.class_weights [1,2]", "train.class_weights", "2 weights for 3 classes", "one a"),
+    train("weights-class", "--train.class_weights '{4: 1}'", "train.class_weights", "4", "0 to 2"),
+    train("skip-empty-of-images", "--train.tiles_per_step null --train.skip_empty true", "skip_empty", "whole images"),
+    train("balance-of-images", "--train.tiles_per_step null --train.balance_classes 0.5", "is 0.5", "tiles_per_step"),
+    train("window-of-tiles", "--train.window 16", "train.sampling is tiles and train.window 16", "leave it out"),
+    train("windows-of-no-size", "--train.sampling windows", "windows and train.window not given", "give train.window"),
+    train("windows-and-tiles", f"{WINDOWS} --train.tiles_per_step 2", "tiles_per_step is 2", "windows", "leave it out"),
+    train("window-too-large", f"{WINDOWS} --train.window 49", "train.window is 49", "48 px", "at most 48"),
+    train("window-halo-of-tiles", "--train.window_halo none", "window_halo is none", "train.sampling windows"),
+    train("windows-each-tile", f"{WINDOWS} --train.augment_each tile", "augment_each is tile", "leave it out"),
+    train("windows-in-layer", f"{WINDOWS} --parallel.halo layer", "layer", "window_halo exact", "parallel.halo read"),
+    train("windows-norm", f"{WINDOWS} --model.norm batch", "a part of the image"),
+    train("small-windows-norm", f"{WINDOWS} --train.window_halo none --model.norm batch", "model.norm is batch"),
+    train(
+        "small-windows-norm-validated-in-tiles",
+        f"{WINDOWS} --train.window_halo none --model.norm instance --data.val_images ROOT/image.tif "
+        "--data.val_labels ROOT/labels.tif",
+        *("of the validation", "model.norm is instance", "tiling.grid 1"),
+    ),
+    train("augment-each-of-nothing", "--train.augment_each tile", "augment_each is tile", "train.augment is empty"),
+    train(
+        "augment-each-shared",
+        "--train.augment [turn] --train.augment_each tile --parallel.halo layer",
+        *("augment_each", "parallel.halo read"),
+    ),
+    train("batch-larger-than-data", "--train.tiles_per_step 5", "train.tiles_per_step", "5", "4 tiles", "at most 4"),
+    train("batch-with-auto-grid", "--tiling.grid auto", "tiles_per_step", "auto", "give a grid"),
+    train("grid-too-fine", "--tiling.grid 25", "25", "48", "alignment of 2", "at most 24"),
+    train("halo-too-small", "--tiling.halo 2", "halo 2", "5", "auto"),
+    train("preset-contradicted", "--model.name small --model.levels 3", "model.levels", "3", "small", "6"),
+    train("norm-that-tiles-change", "--model.norm instance", "model.norm", "instance", "parallel.exact false"),
+    train("batch-norm-that-tiles-change", "--model.norm batch", "model.norm", "batch", "parallel.exact false"),
+    train("no-norm-to-freeze", "--model.freeze_norm true", "model.freeze_norm is true", "U-Net", "no batch norm"),
+    train(
+        "norm-of-one-pixel",
+        "--data.images ROOT/tiny.tif --data.labels ROOT/tiny-labels.tif --tiling.grid 1 --model.norm instance "
+        "--train.tiles_per_step 1",
+        *("model.norm is instance", "2 x 2 px", "1 pixel", "fewer model.levels"),
+    ),
+    train("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
+    train("classes-as-a-map", "--data.classes '{0: 0, 1: 1}'", "classes", "give a list of records"),
+    train("classes-mixed", "--data.classes '[{name: a, value: 1}, {name: b, value: \"#ff0000\"}]'", "mixes"),
+    train("classes-two-of-a-name", "--data.classes '[{name: a}, {name: a}]'", "two classes named a"),
+    train("classes-from-nowhere", "--data.classes ROOT/none.csv", "none.csv", "No such file"),
+    train("classes-from-a-raster", "--data.classes ROOT/image.tif", "image.tif", ".csv"),
+    train("ignore-inside-classes", "--data.ignore_index 1", "ignore_index 1", "0 to 2"),
+    train("bands-too-many", "--data.bands [1,9]", "band 9", "image.tif", "1 to 3"),
+    train("nodata-not-storable", "--data.nodata -9999", "data.nodata", "-9999", "uint8"),
+)
+
+_LAYER = "--train.tiles_per_step null --parallel.halo layer"
+_EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
+_IDLE = "--parallel.idle_ranks true"  # of three ranks
+
+HALO_MODES = (
+    train("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
+    train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
+    train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
+    train("mesh-of-more-ranks-than-the-job", f"{_EXCHANGE} --parallel.mesh [9,9]", "[9, 9]", "81", "start more ranks"),
+    train("mesh-finer-than-the-grid", f"{_LAYER} --parallel.mesh [3,1]", "parallel.mesh", "3", "mesh"),
+    train("fusion-without-a-mode", "--parallel.fusion 2", "parallel.fusion", "2", "read", "layer"),
+    train("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+    train("more-images-than-there-are", f"{_LAYER} {_IDLE} --train.images_per_step 2", "images_per_step", "at most"),
+    train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
+    train("norm-that-exchange-changes", f"{_EXCHANGE} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
+    predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
+)
+
+_BLOCKS = "--memory.blocks 2"
+_OFFLOAD = "--memory.offload all --memory.store ROOT/folder"
+
+BLOCKS = (
+    train("recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "recompute all"),
+    train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
+    predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
+    train("store-without-blocks", "--memory.blocks none --memory.store ROOT/folder", "memory.store", "memory.blocks"),
+    train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
+    train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),
+    train("offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc"),
+    train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
+    train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store is host"),
+    train(
+        "offload-without-a-choice",
+        "--memory.offload auto --memory.store ROOT/folder --memory.recompute all",
+        "memory.offload is auto",
+        "memory.recompute is all",
+    ),
+    train("blocks-and-fusion", f"{_LAYER} --parallel.fusion 2 {_BLOCKS}", "memory.blocks", "fusion 2", "leave one"),
+    train("blocks-and-overlap", f"{_LAYER} --parallel.overlap true {_BLOCKS}", "memory.blocks", "overlap true"),
+    train("blocks-in-exchange", f"{_EXCHANGE} {_BLOCKS}", "memory.blocks", "parallel.halo exchange", "layer or read"),
+    predict("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
+    predict("blocks-with-views", f"{_BLOCKS} --tta turns", "--tta", "turns", "--memory.blocks", "leave one out"),
+    train("compiled-in-blocks", f"{_BLOCKS} --train.compile on", "train.compile", "memory.blocks", "leave it out"),
+    train("compiled-layers", f"{_LAYER} {_IDLE} --train.compile on", "train.compile", "parallel.halo", "exchange"),
+    train("compiled-and-recomputed", "--train.compile on --memory.recompute all", "train.compile", "memory.recompute"),
+    train("blocks-of-two-tiles", f"{_BLOCKS} --train.tiles_per_batch 2", "tiles_per_batch", "memory.blocks"),
+)
+
+_PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
+
+PIPELINES = (
+    train("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
+    train("schedule-of-older-versions", f"{_PIPELINES} --parallel.schedule eager", "parallel.schedule", "use 1f1b"),
+    train("schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"),
+    train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),
+    train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
+    train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
+    train("recompute-of-stages", "--memory.recompute always", "recompute is always", "stages is 1"),
+    train(
+        "recompute-by-two-words",
+        f"{_PIPELINES} --memory.recompute except_last --parallel.recompute always",
+        *("memory.recompute is except_last", "parallel.recompute is always", "leave one"),
+    ),
+    train("memory-recompute-of-two", f"{_PIPELINES} --memory.recompute [always,never]", "recompute", "2 parts"),
+    train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
+    train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),
+    replace(
+        train("balance-that-does-not-sum", f"{_PIPELINES} --parallel.balance [4,4,4]", "[4,4,4]", "12", "17"),
+        least_ranks=3,
+    ),
+    replace(
+        train(
+            "skip-torn-from-its-rank",
+            f"{_PIPELINES} --parallel.schedule folded --parallel.balance [5,2,3,3,4]",
+            "folded",
+            "encoder0.stash from stage",
+            "move the cuts",
+        ),
+        least_ranks=3,
+    ),
+    replace(
+        train("stage-too-large", f"{_PIPELINES} --parallel.balance modelled --model.base_channels 120000", "stage"),
+        least_ranks=3,
+    ),
+    replace(
+        train("given-stage-too-large", f"{_PIPELINES} --parallel.balance [6,6,5] --model.base_channels 120000", "GiB"),
+        least_ranks=3,
+    ),
+    *(
+        replace(
+            each("ranks-that-match-no-mesh", f"--tiling.grid 2 {typed}", "own nothing", "start 2", "idle_ranks true"),
+            name=f"ranks-that-match-no-{word}",
+            least_ranks=3,
+        )
+        for each in (train, predict)
+        for word, typed in (
+            ("mesh", f"{_EXCHANGE if each is train else '--parallel.halo exchange'} --parallel.mesh [1,2]"),
+            ("pipeline", "--parallel.stages 2"),
+        )
+    ),
+)
+
+HUGE = 10**30
+
+
+SIZES = (
+    *(plan(flag, f"--{flag} {HUGE}", f"--{flag}", str(HUGE), "at most") for flag in ("size", "images", "gpus", "mesh")),
+    *(plan(flag, f"--{flag} {HUGE}", flag, str(HUGE), "at most") for flag in ("bands", "classes", "kernel", "levels")),
+    plan("huge-grid", "--size 100000 --grid 1000", "--grid", "1000000 tiles", "32768 at most"),
+    plan(
+        "huge-auto", "--size 2147483647 --grid auto --gpu-memory 16GiB", "2147483647", "too many grids", "give a grid"
+    ),
+    plan("huge-bandwidth", "--bandwidth 1e-300", "--bandwidth", "1e-300", "at least 1"),
+    plan("huge-stages", f"--stages {HUGE}", "--stages", str(HUGE)),
+    plan("huge-balance", f"--stages 2 --balance [{HUGE},1]", "--balance", str(HUGE)),
+    plan("huge-digits", f"--size {'9' * 5000}", "--size", "invalid int value"),
+    scene("huge-size", f"--size {HUGE} 1", str(HUGE), "2000000"),
+    tile("huge-bands", f"--bands [{HUGE}]", "--bands", "at most"),
+    tile("huge-nodata", "--nodata 1e999", "data.nodata", "inf", "uint8"),
+    predict("huge-mesh", f"--parallel.halo layer --parallel.mesh [{HUGE},1]", "parallel.mesh", "at most"),
+    evaluate("huge-raw-value", f'--classes \'[{{"name": "a", "value": {HUGE}}}]\'', str(HUGE), "64 bits"),
+    evaluate("huge-nesting", f"--classes '{'[' * 50000}'", "nests lists and maps", "16 deep"),
+    evaluate("huge-twice", '--classes \'[{"name": "a", "name": "b"}]\'', "'name' a second time", "keep one"),
+    train("huge-network", "--model.base_channels 1048576", "model", "GB", "fewer"),
+)
+
+SETTINGS = (*FLAGS, *VALUES, *HALO_MODES, *BLOCKS, *PIPELINES, *SIZES)
