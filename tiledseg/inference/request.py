@@ -43,7 +43,7 @@ class Request:
 
     `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
     the files that the request was read from. `probability_type`: float32, or uint8 (`mapping.in_bytes`). `polygons`:
-    a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.maps.geopackage.pixels_of`).
+    a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`).
     `views`: a word of `VIEWS`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
     `machine`: the profile of the machine; a map on a CPU has smaller tiles.

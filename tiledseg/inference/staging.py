@@ -1,6 +1,6 @@
 """Maps for s3://: made whole in a folder of this machine, then put into their bucket.
 
-All ranks put their pixels in place in one file (`raster.maps.writer`), which no server takes. So the folder mirrors the
+All ranks put their pixels in place in one file (`raster.map_writer`), which no server takes. So the folder mirrors the
 buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
 never has the object's name; one that could not go up stays in the folder.
 """
