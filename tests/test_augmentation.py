@@ -8,7 +8,7 @@ import pytest
 
 from tests.small_files import write_yaml
 from tiledseg.commands.options import parse_config, to_yaml
-from tiledseg.config.train import NOTHING, Augmentation, augmentation
+from tiledseg.config.words import NOTHING, Augmentation, augmentation
 from tiledseg.errors import ConfigError
 
 LIST = [

@@ -15,7 +15,7 @@ from tests.law.cases import one_rank
 from tests.law.runs import losses, run
 from tests.small_files import write_raster
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
-from tiledseg.config.train import augmentation
+from tiledseg.config.words import augmentation
 from tiledseg.raster.places import View
 from tiledseg.raster.samples.draws import Draw, Drawer, pixel_noise
 from tiledseg.raster.samples.sampling import Sampler

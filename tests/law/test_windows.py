@@ -21,7 +21,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
-from tiledseg.config.train import augmentation
+from tiledseg.config.words import augmentation
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.law.cases import ArrayReader
-from tiledseg.config.train import Augmentation
+from tiledseg.config.words import Augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint

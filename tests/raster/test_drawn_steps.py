@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tiledseg.config.train import Augmentation
+from tiledseg.config.words import Augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint

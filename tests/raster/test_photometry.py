@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tiledseg.config.train import Augmentation
+from tiledseg.config.words import Augmentation
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.samples.draws import Drawer, Photometry, draw_photometry, pixel_noise
 

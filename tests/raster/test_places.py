@@ -15,7 +15,7 @@ from rasterio.warp import Resampling, reproject, transform
 from scipy.ndimage import map_coordinates
 
 from tests.small_files import UTM, write_raster
-from tiledseg.config.train import Augmentation
+from tiledseg.config.words import Augmentation
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo

@@ -21,7 +21,7 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.config.train import Augmentation
+from tiledseg.config.words import Augmentation
 from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
 from tiledseg.raster.places import View

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config
-from tiledseg.config.train import augmentation
+from tiledseg.config.words import augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
