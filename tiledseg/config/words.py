@@ -1,4 +1,4 @@
-"""Words of the configuration that other rooms share: losses, policies, scores, schedules of pipelines, augmentations."""
+"""Words of the configuration that other rooms share: losses, policies, scores, schedules and augmentations."""
 
 from __future__ import annotations
 

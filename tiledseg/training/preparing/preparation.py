@@ -17,7 +17,8 @@ from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.data import IMAGENET
 from tiledseg.config.memory import ALL
 from tiledseg.config.run import Config, OptimizerConfig
-from tiledseg.config.words import MEDIAN_FREQUENCY, Augmentation, TrainConfig, augmentation
+from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.config.words import Augmentation, augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import USUAL_LOSS, LossBytes
 from tiledseg.geometry.halo import network_footprint
