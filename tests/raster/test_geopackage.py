@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from xml.etree import ElementTree as Xml
 
 import numpy as np
 import pyogrio
@@ -17,8 +20,9 @@ from rasterio.features import rasterize
 from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
 from tiledseg.raster import geopackage
-from tiledseg.raster.geopackage import begin, discard_polygons, pixels_of, publish_polygons, write_polygons
+from tiledseg.raster.geopackage import begin, pixels_of, polygons_output, publish_polygons, write_polygons
 from tiledseg.raster.labels.classes import default_classes
+from tiledseg.raster.labels.polygons import read_polygons
 
 LEGEND = default_classes(4)
 
@@ -80,8 +84,26 @@ def test_rings_within_rings(tmp_path: Path) -> None:
     assert shapely.get_num_interior_rings(found[numbers == 1]).item() > 1
     _, numbers, pixels = polygons_of(tmp_path, np.array([[1, 0], [0, 1]], np.uint8), {0, 1})
     assert sorted(zip(numbers, pixels, strict=True)) == [(0, 1), (0, 1), (1, 1), (1, 1)], "they touch at a corner"
-    discard_polygons(begin(tmp_path / "p.gpkg"))
+    begin(tmp_path / "p.gpkg").discard()
     assert [path.name for path in tmp_path.iterdir()] == ["plain.tif"]
+
+
+def test_qgis_finds_the_classes_colours_and_labels_read_the_layer_alone(tmp_path: Path) -> None:
+    write_raster(tmp_path / "plain.tif", np.arange(4, dtype=np.uint8).reshape(1, 2, 2), crs=UTM, transform=PLACE)
+    file = begin(tmp_path / "p.gpkg")
+    write_polygons(file, tmp_path / "plain.tif", Info(2, 2), LEGEND, {1, 3})
+    publish_polygons(file)
+    with closing(sqlite3.connect(tmp_path / "p.gpkg")) as base:
+        query = "SELECT styleQML, f_geometry_column, useAsDefault FROM layer_styles WHERE f_table_name = 'classes'"
+        ((style, column, default),) = base.execute(query).fetchall()
+    root = Xml.fromstring(style)
+    colours = [each.attrib["v"] for each in root.iter("prop") if each.attrib["k"] == "color"]
+    assert colours == [",".join(map(str, (*LEGEND[number].colour, 255))) for number in (1, 3)]
+    assert [(each.attrib["value"], each.attrib["symbol"]) for each in root.iter("category")] == [("1", "1"), ("3", "3")]
+    assert (column, default) == ("geom", 1)
+    polygons = read_polygons(str(tmp_path / "p.gpkg"), Info(2, 2), attribute="class")
+    assert sorted(polygons.values or ()) == [1, 3]
+    polygons_output("--polygons", tmp_path / "p.gpkg")  # may be replaced
 
 
 def test_a_least_area_is_of_whole_pixels() -> None:

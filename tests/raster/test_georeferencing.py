@@ -16,7 +16,7 @@ from rasterio.rpc import RPC
 from tests.raster.test_tile_store import cut, plan
 from tests.small_files import UTM
 from tiledseg.errors import RasterError
-from tiledseg.raster.map_writer import RasterLayout, discard, lay_out, publish
+from tiledseg.raster.map_writer import RasterLayout, lay_out, publish
 from tiledseg.raster.reader import open_raster
 
 POINTS = [
@@ -106,7 +106,7 @@ def test_a_map_over_one_with_a_sidecar_has_its_own_place(tmp_path: Path) -> None
     assert (tmp_path / "map.tif.aux.xml").exists()
     source = write(tmp_path / "turned.tif", **PLACES["turned"])
     with open_raster(source) as reader:
-        discard(lay_out(tmp_path / "map.tif", reader.info, 1, "uint8"))
+        lay_out(tmp_path / "map.tif", reader.info, 1, "uint8").discard()
     assert (tmp_path / "map.tif.aux.xml").exists()
     mapped(source, tmp_path / "map.tif")
     assert place_of(tmp_path / "map.tif") == place_of(source)

@@ -32,7 +32,7 @@ from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster import tiff_files
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.map_writer import discard, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import lay_out, pack_layout, publish, raster_output
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
 WAYS = [Packing(*pair) for pair in itertools.product(FORMATS, COMPRESSIONS)]
@@ -171,7 +171,7 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
             patch.setattr(tiff_files, "_LOOK_SECONDS", 0.002)
             pack_layout(layout, beat=measure)
         measure()
-        discard(layout)
+        layout.discard()
         asked = raster_output("--output", tmp_path / "n.tif", Info(*shape), 1, dtype, how).size
         assert max(seen) <= asked + 4096, how
 

@@ -19,7 +19,7 @@ from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer as writer
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter, discard, lay_out, publish
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter, lay_out, publish
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -115,7 +115,7 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path, overview = tmp_path / "a.tif", tmp_path / "a.tif.ovr"
     path.write_bytes(b"old")
     overview.write_bytes(b"old")
-    discard(lay_out(path, Info(30, 40), 1, "uint8"))
+    lay_out(path, Info(30, 40), 1, "uint8").discard()
     assert (path.read_bytes(), overview.exists()) == (b"old", True)
     first = lay_out(path, Info(30, 40), 1, "uint8", 255)
     write_boxes(first, [Box.of_shape((30, 40))], np.full((1, 30, 40), 9, np.uint8))
@@ -133,7 +133,7 @@ def test_two_jobs_with_one_output(tmp_path: Path) -> None:
         RasterWriter(first)
     with pytest.raises(OutputError, match="another job"):
         publish(first)
-    discard(first)
+    first.discard()
     publish(second)
     with pytest.raises(WriteError, match=r"a\.tif: No such file"):
         publish(second)

@@ -29,7 +29,6 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import (
     PolygonFile,
     begin,
-    discard_polygons,
     pixels_of,
     polygon_notes,
     publish_polygons,
@@ -37,10 +36,10 @@ from tiledseg.raster.geopackage import (
 )
 from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.map_writer import RasterLayout, discard, lay_out, pack_layout, publish
+from tiledseg.raster.map_writer import RasterLayout, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
-from tiledseg.system.run_lock import claimed
+from tiledseg.system.run_lock import UnfinishedFile, claimed
 from tiledseg.user_files.machine import SOME_CPU
 
 _REWRITTEN = "{} was written to while it was mapped: the map may be of old and new pixels; map it again"
@@ -190,12 +189,14 @@ class MapFiles:
     rasters: tuple[RasterLayout, ...] = ()
     polygons: PolygonFile | None = None
 
+    @property
+    def every(self) -> tuple[UnfinishedFile, ...]:
+        return self.rasters if self.polygons is None else (*self.rasters, self.polygons)
+
     def claim(self, held: ExitStack) -> None:
         """Keep other processes from writing the files until `held` is closed."""
-        for layout in self.rasters:
-            held.enter_context(claimed(layout.temporary, layout.path))
-        if self.polygons is not None:
-            held.enter_context(claimed(self.polygons.claim, self.polygons.path))
+        for file in self.every:
+            held.enter_context(claimed(file.temporary, file.path))
 
     def finish(self, request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int) -> None:
         """Make the whole files from the ranks' pixels, under temporary names. On one rank, by all of its cores."""
@@ -221,10 +222,8 @@ class MapFiles:
 
     def discard(self) -> None:
         """Remove unfinished files. On any rank: the others may be ended unheard."""
-        for layout in self.rasters:
-            discard(layout)
-        if self.polygons is not None:
-            discard_polygons(self.polygons)
+        for file in self.every:
+            file.discard()
 
     def notes(self, info: RasterInfo) -> tuple[str, ...]:
         """Return warnings on what a map does not keep of its image, and on styles that stay beside it."""

@@ -1,20 +1,22 @@
 """Polygons of a class map in a GeoPackage, as QGIS and other programs open it: needs the extra `vector`.
 
 A polygon is an area of one class whose pixels touch by their sides (connectivity 4: areas that only touch at a corner
-are two). GDAL outlines the finished plain file of the map; in memory are the map's outlines.
+are two). GDAL outlines the finished plain file of the map; the outlines, and the file of them, are made in memory.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import sqlite3
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as Xml
 
 import numpy as np
 import rasterio
@@ -24,15 +26,21 @@ from rasterio.features import shapes
 from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
 from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.labels.polygons import check_begin
-from tiledseg.system.outputs import Output, temporary
-from tiledseg.system.run_lock import check_unclaimed, taken
+from tiledseg.raster.labels.polygons import STYLES, check_begin
+from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
 from tiledseg.system.writing import flush, write_error, writing
 
 LAYER = "classes"
 """The one layer: a feature is a polygon, with its `class` (number), its `name` and its `pixels`."""
 
 _FEATURES_AT_ONCE = 1 << 14
+_JOURNALS = ("-journal", "-wal", "-shm")
+_STYLE_COLUMNS = (
+    "f_table_catalog TEXT(256), f_table_schema TEXT(256), f_table_name TEXT(256), f_geometry_column TEXT(256), "
+    "styleName TEXT(30), styleQML TEXT, styleSLD TEXT, useAsDefault BOOLEAN, description TEXT, owner TEXT(30), "
+    "ui TEXT(30), update_time DATETIME DEFAULT CURRENT_TIMESTAMP"
+)
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
@@ -53,71 +61,34 @@ def polygons_output(key: str, path: str | Path) -> Output:
         except (RasterError, pyogrio.errors.DataSourceError) as error:
             reason = first_line(error)
             raise OutputError(f"{key} {path} is there and is no GeoPackage: {reason}; choose another") from None
-        others = [name for name in layers if name != LAYER]
+        others = [name for name in layers if name not in (LAYER, STYLES)]
         if others:
             raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
-    part = temporary(path)
-    return Output(key, path, (_claim_path(path), *_with_journals(part), *_with_journals(path)[1:]))
+    return whole(key, path, sidecars=_JOURNALS)
 
 
-@dataclass(frozen=True)
-class PolygonFile:
-    """A GeoPackage that is not whole yet. SQLite's own file comes late, so a job holds an empty one from its start;
-    `inode` tells it from another job's."""
-
-    path: Path
-    inode: int
-
-    @property
-    def part(self) -> Path:
-        return temporary(self.path)
-
-    @property
-    def claim(self) -> Path:
-        return _claim_path(self.path)
+class PolygonFile(UnfinishedFile):
+    """A GeoPackage that is not whole yet: an empty file, which holds its place."""
 
 
 def begin(path: str | Path) -> PolygonFile:
     """Make the empty file that holds the place of `path`, after `check_outputs` of `polygons_output`."""
-    claim = _claim_path(path)
+    part = temporary(path)
     with writing(path):
-        check_unclaimed(claim, path)
-        claim.unlink(missing_ok=True)
-        claim.touch()
-        return PolygonFile(Path(path), claim.stat().st_ino)
+        check_unclaimed(part, path)
+        part.unlink(missing_ok=True)
+        part.touch()
+        return PolygonFile(Path(path), part, part.stat().st_ino)
 
 
 def publish_polygons(file: PolygonFile) -> None:
     """Give the polygons their name. On one rank, after `write_polygons`."""
     with writing(file.path):
-        if file.claim.stat().st_ino != file.inode:
-            raise taken(file.path)
-        flush(file.part)
-        os.replace(file.part, file.path)
-        file.claim.unlink()
-
-
-def discard_polygons(file: PolygonFile) -> None:
-    """Remove the unfinished file; do nothing where it is gone or another job's."""
-    with suppress(OSError):
-        if file.claim.stat().st_ino == file.inode:
-            _remove_unfinished(file.part)
-            file.claim.unlink()
-
-
-def _claim_path(path: str | Path) -> Path:
-    part = temporary(path)
-    return part.with_name(f"{part.name}.claim")
-
-
-def _with_journals(path: Path) -> list[Path]:
-    """Return a GeoPackage's name, and those of SQLite's files beside an unfinished one."""
-    return [path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm")]
-
-
-def _remove_unfinished(part: Path) -> None:
-    for name in _with_journals(part):
-        name.unlink(missing_ok=True)
+        file.check_ours()
+        flush(file.temporary)
+        for end in _JOURNALS:  # of an older file: SQLite would put them into the new one
+            file.path.with_name(file.path.name + end).unlink(missing_ok=True)
+        os.replace(file.temporary, file.path)
 
 
 def write_polygons(
@@ -129,34 +100,35 @@ def write_polygons(
     least_pixels: float = 0.0,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Outline the areas of `classes` with at least `least_pixels` in the class map `plain`, into the unfinished `file`.
+    """Outline the areas of `classes` with at least `least_pixels` in the class map `plain`, into the unfinished `file`,
+    with a style for QGIS.
 
     Polygons are placed as the raster `info`; without a transform they are in its pixels, without a CRS. Raises
     WriteError.
     """
     import shapely
 
-    names = np.array([record.name for record in legend], object)
     a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
     crs = info.crs.to_wkt() if info.crs and is_placed(info.transform) else None
-
-    def append(outlines: NDArray[Any], numbers: NDArray[np.int32], more: bool) -> None:
-        pixels = shapely.area(outlines).astype(np.int64)
-        placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
-        _append(file, shapely.to_wkb(placed), [numbers, names[numbers], pixels], crs, more)
-
+    batches: list[tuple[NDArray[Any], ...]] = [(np.empty(0, object), np.empty(0, np.int32), np.empty(0, np.int64))]
     with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels
-        _remove_unfinished(file.part)
-        append(np.empty(0, object), np.empty(0, np.int32), more=False)
         outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
         while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
             beat()
             of_classes = [(shape["coordinates"], int(number)) for shape, number in batch if int(number) in classes]
             outlines = _polygons([coordinates for coordinates, _ in of_classes])
+            pixels = shapely.area(outlines)
+            large = pixels >= least_pixels
+            placed = shapely.transform(
+                outlines[large], lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f])
+            )
             numbers = np.array([number for _, number in of_classes], np.int32)
-            large = shapely.area(outlines) >= least_pixels
-            if large.any():
-                append(outlines[large], numbers[large], more=True)
+            batches.append((shapely.to_wkb(placed), numbers[large], pixels[large].astype(np.int64)))
+        wkb, numbers, pixels = (np.concatenate(column) for column in zip(*batches, strict=True))
+        fields = {"class": numbers, "name": np.array([one.name for one in legend], object)[numbers], "pixels": pixels}
+        file.check_ours()
+        file.temporary.write_bytes(_encode(file.path, wkb, fields, crs))
+        _add_style(file, legend, sorted(classes))
 
 
 def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
@@ -171,18 +143,45 @@ def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
     return shapely.polygons(lines, indices=np.repeat(np.arange(len(coordinates)), [len(one) for one in coordinates]))
 
 
-def _append(file: PolygonFile, wkb: NDArray[Any], fields: list[NDArray[Any]], crs: str | None, more: bool) -> None:
-    """Append features to the layer, or make it where `more` is False."""
+def _encode(path: Path, wkb: NDArray[Any], fields: Mapping[str, NDArray[Any]], crs: str | None) -> bytes:
+    """Return a GeoPackage of one layer. It is made in memory: SQLite needs locks, which not each file system has."""
     import pyogrio
 
-    names = ["class", "name", "pixels"]
-    options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs, "append": more}
+    data = io.BytesIO()
+    options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the unfinished file's name does not end in .gpkg; a CRS may be missing
+        warnings.simplefilter("ignore")  # a CRS may be missing
         try:
-            pyogrio.raw.write(file.part, wkb, fields, names, **options)
+            pyogrio.raw.write(data, wkb, list(fields.values()), list(fields), **options)
         except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
-            raise write_error(file.path, error) from error
+            raise write_error(path, error) from error
+    return data.getvalue()
+
+
+def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequence[int]) -> None:
+    """Add the table by which QGIS shows the layer in the classes' colours, as QGIS itself writes it."""
+    root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
+    renderer = Xml.SubElement(root, "renderer-v2", type="categorizedSymbol", attr="class")
+    categories, symbols = Xml.SubElement(renderer, "categories"), Xml.SubElement(renderer, "symbols")
+    for number in classes:
+        name, colour = legend[number].name, ",".join(map(str, (*legend[number].colour, 255)))
+        Xml.SubElement(categories, "category", value=str(number), symbol=str(number), label=name, render="true")
+        symbol = Xml.SubElement(symbols, "symbol", type="fill", name=str(number), alpha="1")
+        layer = Xml.SubElement(symbol, "layer", {"class": "SimpleFill", "enabled": "1", "pass": "0"})
+        for key, value in (("color", colour), ("style", "solid"), ("outline_style", "no")):
+            Xml.SubElement(layer, "prop", k=key, v=value)
+    row = {"f_table_catalog": "", "f_table_schema": "", "f_table_name": LAYER, "f_geometry_column": "geom"}
+    row |= {"styleName": LAYER, "styleQML": Xml.tostring(root, encoding="unicode"), "useAsDefault": 1}
+    try:  # no locks, no journal: the file is nobody else's yet
+        with closing(sqlite3.connect(f"{file.temporary.absolute().as_uri()}?vfs=unix-none", uri=True)) as base, base:
+            base.execute("PRAGMA journal_mode = OFF")
+            base.execute(f"CREATE TABLE {STYLES} (id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, {_STYLE_COLUMNS})")
+            places = ", ".join("?" * len(row))
+            base.execute(f"INSERT INTO {STYLES} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
+            contents = "INSERT INTO gpkg_contents (table_name, data_type, identifier) VALUES (?, 'attributes', ?)"
+            base.execute(contents, (STYLES, STYLES))
+    except sqlite3.Error as error:
+        raise write_error(file.path, error) from error
 
 
 def pixels_of(area: str | None, info: RasterInfo) -> float:

@@ -41,24 +41,21 @@ from tiledseg.raster.tiff_files import (
     style_path,
 )
 from tiledseg.system.outputs import Output, temporary, whole
-from tiledseg.system.run_lock import check_unclaimed, taken
+from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
 from tiledseg.system.writing import replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
 
 
 @dataclass(frozen=True, eq=False)
-class RasterLayout:
+class RasterLayout(UnfinishedFile):
     """The place of each block of a laid-out raster: a value to broadcast.
 
-    `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
-    file from one that another job has put in its place. `notes` say what of the source's place the file cannot keep.
+    `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file. `notes` say what of the
+    source's place the file cannot keep.
     `packing`: how the file is kept that gets the name; `legend`: what its numbers mean, of a class map.
     """
 
-    path: Path
-    temporary: Path
-    inode: int
     bands: int
     height: int
     width: int
@@ -67,6 +64,10 @@ class RasterLayout:
     notes: tuple[str, ...] = ()
     packing: Packing = PLAIN
     legend: tuple[ClassRecord, ...] = ()
+
+    @property
+    def working_names(self) -> tuple[Path, ...]:
+        return _working_names(self.temporary)
 
     @property
     def whole(self) -> Path:
@@ -225,16 +226,11 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
     file, and WriteError.
     """
     with writing(layout.path):
-        _check_ours(layout)
+        layout.check_ours()
         if layout.packing.second_file:
             pack(layout.temporary, layout.packing, layout.path, threads, beat)
         if layout.legend:
             add_names(_own_sidecar(layout.whole), layout.legend)
-
-
-def _check_ours(layout: RasterLayout) -> None:
-    if layout.temporary.stat().st_ino != layout.inode:
-        raise taken(layout.path)
 
 
 def publish(layout: RasterLayout) -> None:
@@ -244,7 +240,7 @@ def publish(layout: RasterLayout) -> None:
     another job has replaced the laid-out file, and WriteError where it is gone or cannot be renamed.
     """
     with writing(layout.path):
-        _check_ours(layout)
+        layout.check_ours()
         for suffix in SIDECARS:  # of an older file: they do not describe the new one
             layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
         if _own_sidecar(layout.whole).exists():  # it holds what a TIFF cannot
@@ -254,18 +250,11 @@ def publish(layout: RasterLayout) -> None:
             with replacing(layout.style) as style:
                 Path(style).write_bytes(style_of(layout.legend))
     if layout.packing.second_file:
-        discard(layout)
+        layout.discard()
 
 
 def _own_sidecar(path: Path) -> Path:
     return path.with_name(f"{path.name}.aux.xml")
-
-
-def discard(layout: RasterLayout) -> None:
-    """Remove the unfinished file; nothing where it is gone or another job's."""
-    with contextlib.suppress(OSError):
-        if layout.temporary.stat().st_ino == layout.inode:
-            remove(_working_names(layout.temporary))
 
 
 def _reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -137,6 +138,32 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
 def taken(path: str | Path) -> OutputError:
     """Return the one line for a file that another job is writing."""
     return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
+
+
+@dataclass(frozen=True, eq=False)
+class UnfinishedFile:
+    """A file under a temporary name until it is whole; `inode` tells it from one that another job has put there."""
+
+    path: Path
+    temporary: Path
+    inode: int
+
+    @property
+    def working_names(self) -> tuple[Path, ...]:
+        """Return all names that it may have until it is whole."""
+        return (self.temporary,)
+
+    def check_ours(self) -> None:
+        """Raise OutputError where another job has replaced it."""
+        if self.temporary.stat().st_ino != self.inode:
+            raise taken(self.path)
+
+    def discard(self) -> None:
+        """Remove it; do nothing where it is gone or another job's."""
+        with contextlib.suppress(OSError):
+            if self.temporary.stat().st_ino == self.inode:
+                for name in self.working_names:
+                    name.unlink(missing_ok=True)
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -43,6 +43,9 @@ _BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # of a shape
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
 _MARGIN = 0.02  # of the image's extent, around it
 
+STYLES = "layer_styles"
+"""The table of a GeoPackage in which QGIS keeps styles: no layer."""
+
 BLOCK = 256
 _CACHED_BLOCKS = 256  # 16 MiB
 
@@ -111,9 +114,9 @@ def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str
     import pyogrio.raw
     import shapely
 
-    layers = [str(name) for name in pyogrio.list_layers(path)[:, 0]]
+    layers = [str(name) for name in pyogrio.list_layers(path)[:, 0] if name != STYLES]
     _check_layer(path, layer, layers)
-    about = pyogrio.read_info(path, layer=layer)
+    about = pyogrio.read_info(path, layer=layer or layers[0])
     crs = _checked(path, about["crs"] and named_crs(path, about["crs"]), attribute, list(about["fields"]))
     _, fids, wkb, fields = pyogrio.raw.read(
         path,
