@@ -19,7 +19,7 @@ from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent, Content, count_units, square_units, tile_units
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import ContentSampler, DrawnWindows, Position, Sampler
+from tiledseg.raster.samples.sampling import DrawnWindows, Position, Sampler
 
 FOOTPRINT = Footprint(4, 8, 8)
 SHAPES = ((72, 56), (40, 48))
@@ -82,7 +82,7 @@ def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
         if counts.any()
     }
     assert 30 < len(filled) < 40
-    sampler = ContentSampler(Sampler((20, 20), 3, 4), found)
+    sampler = Sampler((20, 20), 3, 4, content=found)
     epochs = [sampler.steps(epoch) for epoch in range(2)]
     for steps in epochs:
         assert sorted(itertools.chain.from_iterable(steps)) == sorted(filled)
@@ -100,7 +100,7 @@ def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
 def test_classes_are_drawn_alike() -> None:
     """Tiles with a rare class make its third of the draws, each by its share of the class's pixels."""
     found = content(ByContent(False, 1.0))
-    sampler = ContentSampler(Sampler((20, 20), 0, 40), found)
+    sampler = Sampler((20, 20), 0, 40, content=found)
     drawn = Counter(tile for epoch in range(100) for step in sampler.steps(epoch) for tile in step)
     total = sum(drawn.values())
     assert total == 100 * 40
@@ -108,7 +108,7 @@ def test_classes_are_drawn_alike() -> None:
     expected = (found.counts[:, :3] / found.counts[:, :3].sum(0)).mean(1)
     for tile, number in numbers.items():
         assert drawn[tile] / total == pytest.approx(expected[number], abs=0.02)
-    half = ContentSampler(Sampler((20, 20), 0, 40), content(ByContent(False, 0.5)))
+    half = Sampler((20, 20), 0, 40, content=content(ByContent(False, 0.5)))
     drawn = Counter(tile for epoch in range(100) for step in half.steps(epoch) for tile in step)
     for tile, number in numbers.items():
         assert drawn[tile] / total == pytest.approx((expected[number] + 1 / 40) / 2, abs=0.02)
@@ -142,6 +142,6 @@ def test_windows_are_drawn_by_class_and_not_where_nothing_is(
 
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tiles_per_step is 39, but train.skip_empty leaves \d+ of 40 tiles"):
-        ContentSampler(Sampler((20, 20), 3, 39), content(ByContent(True, 0.0)))
+        Sampler((20, 20), 3, 39, content=content(ByContent(True, 0.0)))
     with pytest.raises(ConfigError, match=r"no training label is in a class"):
         Content((), np.zeros((0, 4), np.int64), ByContent(True, 0.0))

@@ -16,7 +16,7 @@ from tiledseg.execution.survey import survey, survey_content
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, square_units, tile_units
-from tiledseg.raster.samples.sampling import ContentSampler, DrawnTiles, DrawnWindows, Sampler
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.choose_objective import weighted
 from tiledseg.training.preparing.first_weights import imagenet
@@ -78,8 +78,7 @@ def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
     if isinstance(steps, DrawnWindows):
         return replace(preparation, sampler=replace(steps, content=content))
     assert isinstance(steps, DrawnTiles), "there are no other steps"
-    assert isinstance(steps.sampler, Sampler), "nothing was drawn by content before"
-    drawn = replace(steps, sampler=ContentSampler(steps.sampler, content), tilings=preparation.plan.tilings)
+    drawn = replace(steps, sampler=replace(steps.sampler, content=content), tilings=preparation.plan.tilings)
     return replace(preparation, sampler=drawn)
 
 

@@ -37,11 +37,11 @@ class ByContent(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A part of an image, and the number of the tile whose core it is; None of a square."""
+    """A part of an image, and the number of the tile whose core it is; -1 of a square."""
 
     image: int
     box: Box
-    tile: int | None = None
+    tile: int = -1
 
 
 Unit = tuple[Region, ...]

@@ -24,7 +24,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, window_tile
 from tiledseg.raster.places import View
-from tiledseg.raster.samples.content import Content
+from tiledseg.raster.samples.content import Content, Region
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
 from tiledseg.system.console import counted
 
@@ -79,6 +79,10 @@ class Sampler(Steps):
 
     `kept`: of each image the tiles that are taken (None: all), as many as `tiles_per_image` says.
 
+    With `content` (and a number of tiles a step) an epoch has as many tiles as that draws at all. A share of them, the
+    balance, is drawn by class, the same tile maybe more than once; in the place of the others stand the tiles of a
+    shuffled list. With a share of 0 each of these occurs once an epoch.
+
     Raises ConfigError where there are fewer tiles than one step takes.
     """
 
@@ -87,6 +91,7 @@ class Sampler(Steps):
     tiles_per_step: int | None = None
     images_per_step: int = 1
     kept: tuple[tuple[int, ...], ...] | None = None
+    content: Content | None = None
 
     def __post_init__(self) -> None:
         if self.images_per_step > len(self.tiles_per_image):
@@ -94,31 +99,44 @@ class Sampler(Steps):
                 f"train.images_per_step is {self.images_per_step}, but there are {len(self.tiles_per_image)} training "
                 "images; give at most that many"
             )
-        total = sum(self.tiles_per_image)
+        total = self._tiles_per_epoch
         if self.tiles_per_step is not None and self.tiles_per_step > total:
+            have = f"the training images have {counted(total, 'tile')} in all"
+            if self.content is not None:
+                have = f"train.skip_empty leaves {total} of {len(self.content.regions)} tiles"
             raise ConfigError(
-                f"train.tiles_per_step is {self.tiles_per_step}, but the training images have {counted(total, 'tile')} "
-                f"in all; give at most {total}, or a finer tiling.grid"
+                f"train.tiles_per_step is {self.tiles_per_step}, but {have}; give at most {total}, or a finer "
+                "tiling.grid"
             )
+
+    @property
+    def _tiles_per_epoch(self) -> int:
+        return sum(self.tiles_per_image) if self.content is None else len(self.content.drawn)
 
     @property
     def steps_per_epoch(self) -> int:
         if self.tiles_per_step is None:
             return math.ceil(len(self.tiles_per_image) / self.images_per_step)
-        return math.ceil(sum(self.tiles_per_image) / self.tiles_per_step)
+        return math.ceil(self._tiles_per_epoch / self.tiles_per_step)
 
     def steps(self, epoch: int) -> list[Step]:
         generator = epoch_generator(self.seed, epoch)
-        images = range(len(self.tiles_per_image))
-        if self.tiles_per_step is None:
-            order = shuffled(images, generator)
-            groups = (
-                order[start : start + self.images_per_step] for start in range(0, len(order), self.images_per_step)
-            )
-            return [tuple(tile for image in sorted(group) for tile in self._all_tiles(image)) for group in groups]
-        pairs = shuffled([pair for image in images for pair in self._all_tiles(image)], generator)
-        size = self.tiles_per_step
-        return [tuple(sorted(pairs[start : start + size])) for start in range(0, len(pairs), size)]
+        images, size = range(len(self.tiles_per_image)), self.tiles_per_step
+        if size is None:
+            order, size = shuffled(images, generator), self.images_per_step
+            groups = (sorted(order[start : start + size]) for start in range(0, len(order), size))
+            return [tuple(tile for image in group for tile in self._all_tiles(image)) for group in groups]
+        if self.content is None:
+            tiles = shuffled([tile for image in images for tile in self._all_tiles(image)], generator)
+        else:
+            tiles = [TileReference(region.image, region.tile) for region in self._drawn(self.content, generator)]
+        return [tuple(sorted(tiles[start : start + size])) for start in range(0, len(tiles), size)]
+
+    def _drawn(self, content: Content, generator: random.Random) -> list[Region]:
+        return [
+            content.regions[content.by_class(generator) if generator.random() < content.choice.balance else number]
+            for number in shuffled(content.drawn, generator)
+        ]
 
     def _all_tiles(self, image: int) -> Step:
         tiles = self.kept[image] if self.kept is not None else range(self.tiles_per_image[image])
@@ -155,50 +173,6 @@ def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class ContentSampler(Steps):
-    """The steps of `sampler`, of a number of tiles each, but with the tiles that `content` draws.
-
-    An epoch has as many tiles as are drawn at all. A share of them, the balance, is drawn by class, the same tile
-    maybe more than once; in the place of the others stand the tiles of a shuffled list. With a share of 0 each of these
-    occurs once an epoch. Raises ConfigError where a step takes more tiles than there are.
-    """
-
-    sampler: Sampler
-    content: Content
-
-    def __post_init__(self) -> None:
-        tiles = len(self.content.drawn)
-        if self._size > tiles:
-            raise ConfigError(
-                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {tiles} of "
-                f"{len(self.content.regions)} tiles; give at most {tiles}, or a finer tiling.grid"
-            )
-
-    @property
-    def seed(self) -> int:
-        return self.sampler.seed
-
-    @property
-    def _size(self) -> int:
-        assert self.sampler.tiles_per_step is not None, "checked with the configuration"
-        return self.sampler.tiles_per_step
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(len(self.content.drawn) / self._size)
-
-    def steps(self, epoch: int) -> list[Step]:
-        generator = epoch_generator(self.seed, epoch)
-        numbers = [
-            self.content.by_class(generator) if generator.random() < self.content.choice.balance else number
-            for number in shuffled(self.content.drawn, generator)
-        ]
-        regions = [self.content.regions[number] for number in numbers]
-        tiles = [TileReference(region.image, region.tile) for region in regions if region.tile is not None]
-        return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
-
-
 @dataclass(frozen=True)
 class DrawnTiles(Steps):
     """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
@@ -208,7 +182,7 @@ class DrawnTiles(Steps):
     quarter turn; so shown the k-th of them is an image of its own, the k-th after all others, with as many tiles.
     """
 
-    sampler: Sampler | ContentSampler
+    sampler: Sampler
     drawer: Drawer
     each: str
     tilings: tuple[Tiling, ...] = ()
