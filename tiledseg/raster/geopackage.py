@@ -170,7 +170,12 @@ def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequen
         layer = Xml.SubElement(symbol, "layer", {"class": "SimpleFill", "enabled": "1", "pass": "0"})
         for key, value in (("color", colour), ("style", "solid"), ("outline_style", "no")):
             Xml.SubElement(layer, "prop", k=key, v=value)
-    row: dict[str, Any] = {"f_table_catalog": "", "f_table_schema": "", "f_table_name": LAYER, "f_geometry_column": "geom"}
+    row: dict[str, Any] = {
+        "f_table_catalog": "",
+        "f_table_schema": "",
+        "f_table_name": LAYER,
+        "f_geometry_column": "geom",
+    }
     row |= {"styleName": LAYER, "styleQML": Xml.tostring(root, encoding="unicode"), "useAsDefault": 1}
     try:  # no locks, no journal: the file is nobody else's yet
         with closing(sqlite3.connect(f"{file.temporary.absolute().as_uri()}?vfs=unix-none", uri=True)) as base, base:
