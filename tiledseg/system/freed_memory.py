@@ -22,7 +22,6 @@ _MMAP_THRESHOLD, _LARGE = -3, 1 << 20
 _HEAPS, _ONE = -8, 1
 _MAPPINGS, _TRIMMED = 65536, 128 << 10  # what glibc starts with
 
-# What a user says of the same matter, by glibc's two ways.
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 _TUNABLES = tuple(f"glibc.malloc.{name}=" for name in ("trim_threshold", "top_pad", "mmap_max", "mmap_threshold"))
 
@@ -69,19 +68,11 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
         raise ConfigError(f"{SWITCH}={said} is neither 0 nor 1: leave it out, or set 0 to give freed memory back")
     if said == "0":
         return f"{SWITCH}=0"
-    own = _own_setting(environ)
-    if own is not None:
-        return f"{own} decides"
+    own = [f"{name}={environ[name]}" for name in _VARIABLES if name in environ]  # the user's, by glibc's two ways
+    own += [word for word in environ.get("GLIBC_TUNABLES", "").split(":") if word.startswith(_TUNABLES)]
+    if own:
+        return f"{own[0]} decides"
     return None if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else "the C library is not glibc"
-
-
-def _own_setting(environ: Mapping[str, str]) -> str | None:
-    """Return the user's own setting of glibc for freed memory, as NAME=value; None where there is none."""
-    for name in _VARIABLES:
-        if name in environ:
-            return f"{name}={environ[name]}"
-    tunables = environ.get("GLIBC_TUNABLES", "").split(":")
-    return next((word for word in tunables if word.startswith(_TUNABLES)), None)
 
 
 def resident_bytes() -> int:

@@ -175,25 +175,15 @@ def _check_room(outputs: Sequence[Output]) -> None:
         free = shutil.disk_usage(folder).free
         if needed[device] > free:
             raise OutputError(
-                f"cannot write {output.key} {output.path}: it needs {_gib(needed[device])} GiB, {folder} has "
-                f"{_gib(free)} GiB free; make room"
+                f"cannot write {output.key} {output.path}: it needs {needed[device] / 2**30:.3g} GiB, {folder} has "
+                f"{free / 2**30:.3g} GiB free; make room"
             )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3g}"
 
 
 CHECKPOINTS, VALIDATION, EVENTS = "checkpoints", "validation", "events"
 """Folders."""
-CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE = (
-    "config.yaml",
-    "metrics.jsonl",
-    "started.json",
-    "summary.json",
-    "progress.png",
-    "report.html",
-)
+CONFIG, METRICS, STARTED = "config.yaml", "metrics.jsonl", "started.json"
+SUMMARY, PROGRESS, PAGE = "summary.json", "progress.png", "report.html"
 """Files."""
 FOLDERS = CHECKPOINTS, VALIDATION, EVENTS
 FILES = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, "run.lock"
