@@ -113,8 +113,9 @@ def rates(store: Store | None) -> dict[str, float]:
     """Both ways, and what the plan takes the GPU to reach."""
     if store is None:
         raise SkippedError("a CPU's tensors lie in the host's memory as it is")
-    speed = store.speed
-    return {"written": store.written, "read": store.read, "flops": speed.flops, "bandwidth": speed.memory_bandwidth}
+    machine = store.machine
+    figures = {"flops": machine.flops, "bandwidth": machine.memory_bandwidth}
+    return {"written": store.written, "read": store.read, **figures}
 
 
 def by_kept(choices: StepChoices, plain: int, loop: Loop, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.walk.items import Speed
 from tiledseg.units import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--host", type=float, default=50e9, help="bytes a second to the host's memory, each way")
     given = parser.parse_args()
     unet = UNet(given.levels, base_channels=given.channels, norm=given.norm)
-    store = Store(given.host, given.host, Speed(given.flops, given.bandwidth))
+    store = Store(given.host, given.host, Machine(given.flops, memory_bandwidth=given.bandwidth))
     size = given.size, given.size
     step = step_choices(unet.graph(), unet.bands, size, ACTIVATION_BYTES[given.precision], store)
     plain = plain_bytes(unet, given.size, given.precision)

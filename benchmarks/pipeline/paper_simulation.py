@@ -13,7 +13,7 @@ from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagePrices, choose, stage
-from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, backward_passes, tile_walk
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 BY_HAND_STAGES = 6
@@ -51,7 +51,7 @@ class Simulated:
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)
-        work = sum(cost.multiply_adds * (1 + backward_passes(self.layers, k)) for k, cost in enumerate(self.costs))
+        work = sum(cost.multiply_adds * (1 + cost.passes) for cost in self.costs)
         scale = FLOPS_PER_MULTIPLY_ADD * work / machine.flops / self.measured
         self.forward = [scale * t.forward for t in times]
         self.backward = [scale * t.backward for t in times]

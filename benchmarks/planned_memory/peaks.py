@@ -26,7 +26,8 @@ from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.walk.items import Walk, network_walk
+from tiledseg.planning.walk.items import Walk
+from tiledseg.planning.walk.step_memory import network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96

@@ -39,7 +39,8 @@ from tiledseg.planning.cost_model.mode_cost import settled
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.items import Walk, network_walk, price
+from tiledseg.planning.walk.items import Walk, price
+from tiledseg.planning.walk.step_memory import network_walk
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.tracing.allocations import AllocationMeter
 

@@ -19,13 +19,13 @@ from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.memory import offload
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory import store as store_room
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.walk import segment_memory
-from tiledseg.planning.walk.items import Speed
 from tiledseg.training import start
 from tiledseg.training.offloading import check_store
 from tiledseg.training.preparing import measured_store
@@ -142,7 +142,9 @@ def test_what_leaves_memory_comes_back_to_the_last_bit(name: str, shared: Path, 
 def test_what_a_budget_has_leave_changes_no_loss(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured_store, "measured_store", lambda *asked: Store(1e15, 1e15, Speed(1e9, 1e9)))
+    monkeypatch.setattr(
+        measured_store, "measured_store", lambda *asked: Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
+    )
     monkeypatch.setattr(store_room, "LEAST", 1)
     mesh = meshes["gloo"]
     whole = kept(shared, "nothing left", {"model.norm": "pixel"} if mesh.size == 1 else halo("layer"))

@@ -9,15 +9,15 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, InputError
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.items import Speed
 
 MIB = 1 << 20
-CPU = Store(2e9, 1e9, Speed(6e10, 1e10))
+CPU = Store(2e9, 1e9, Machine(6e10, memory_bandwidth=1e10))
 NORMED = UNet(3, base_channels=8, norm="instance")
 
 

@@ -14,7 +14,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.sharing.decomposition import context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.planning.cost_model.mode_cost import block_work
+from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.halo_traffic import (
     SentBytes,
     input_tensor,
@@ -72,7 +72,10 @@ def test_layer_mode_does_what_is_predicted(
             y_BCHW = run()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.forward
         assert SentBytes(len(reductions), sum(reductions)) == sums.forward
-        assert counter.get_total_flops() == 2 * block_work(layers, unet.bands, *run.steps)
+        assert (
+            counter.get_total_flops()
+            == 2 * rank_walk(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4).work
+        )
         traffic.reset()
         y_BCHW.sum().backward()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.backward

@@ -16,9 +16,10 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.halo_traffic import strip_bytes
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.step_memory import block_memory, training_memory
+from tiledseg.planning.walk.step_memory import memory_of, training_memory
 from tiledseg.tracing.allocations import AllocationMeter
 
 
@@ -84,7 +85,7 @@ def test_memory_is_that_of_a_real_step(axes: Axes, name: str, fusion: int, low: 
     unet = UNETS[name]
     run, layers = spread(unet, axes, fusion), unet.graph()
     kept_bytes, peak_bytes = kept(run), peak(run)
-    memory = block_memory(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4)
+    memory = memory_of(rank_walk(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4))
     assert memory.activations == kept_bytes
     assert low <= (memory.activations + memory.backward) / peak_bytes <= high
     measured = sum(strip.untyped_storage().nbytes() for strip in strips(run))
@@ -116,7 +117,7 @@ def test_one_rank_needs_what_a_context_does(padding: str, norm: str, value_bytes
     unet = UNet(3, base_channels=4, padding=padding, norm=norm)
     layers, size = unet.graph(), {"same": 64, "valid": 92}[padding]
     (steps,) = rank_steps(layers, Partition((0, size)))
-    memory = block_memory(layers, unet.bands, steps, steps, 1, value_bytes)
+    memory = memory_of(rank_walk(layers, unet.bands, steps, steps, 1, value_bytes))
     assert memory == training_memory(layers, unet.bands, (size, size), value_bytes)
     assert strip_bytes(layers, unet.bands, steps, steps, value_bytes) == 0
 
@@ -126,8 +127,8 @@ def test_frozen_one_rank_needs_what_a_context_does(norm: str) -> None:
     layers = UNet(3, base_channels=4, norm=norm).graph()
     frozen = layers.with_frozen([name for name in layers.names if name.startswith(("encoder", "bottom"))])
     (steps,) = rank_steps(frozen, Partition((0, 64)))
-    memory = block_memory(frozen, 4, steps, steps, 1, 4)
+    memory = memory_of(rank_walk(frozen, 4, steps, steps, 1, 4))
     assert memory == training_memory(frozen, 4, (64, 64), 4)
-    assert memory.total < block_memory(layers, 4, steps, steps, 1, 4).total
-    shared, all_trained = (block_memory(graph, 4, steps, steps, 2, 4) for graph in (frozen, layers))
+    assert memory.total < memory_of(rank_walk(layers, 4, steps, steps, 1, 4)).total
+    shared, all_trained = (memory_of(rank_walk(graph, 4, steps, steps, 2, 4)) for graph in (frozen, layers))
     assert shared.activations < all_trained.activations

@@ -28,7 +28,6 @@ from tiledseg.planning.cost_model.mode_cost import (
     DEPTHS,
     ModeCost,
     Task,
-    block_work,
     choose_fusion,
     gradient_bytes,
     label,
@@ -36,7 +35,7 @@ from tiledseg.planning.cost_model.mode_cost import (
     mode_cost,
     settled,
 )
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import layer_costs, rank_walk
 from tiledseg.planning.step.halo_traffic import (
     SentBytes,
     Traffic,
@@ -46,7 +45,7 @@ from tiledseg.planning.step.halo_traffic import (
     tensors_of,
 )
 from tiledseg.planning.step.rank_steps import rank_steps
-from tiledseg.planning.walk.step_memory import block_memory, training_memory
+from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 MACHINE = Machine()
 
@@ -148,15 +147,15 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     assert cost.read == size[0] * size[1]
     assert cost.read_max >= cost.read / len(places)
     traffics = [layer_traffic(task.graph, rows[i], cols[j], tensors) for i, j in places]
-    works = [block_work(task.graph, 4, rows[i], cols[j]) for i, j in places]
+    walks = [rank_walk(task.graph, 4, rows[i], cols[j], task.ranks, 4) for i, j in places]
+    works = [walk.work for walk in walks]
     assert (cost.work, cost.work_max) == (sum(works), max(works))
     assert cost.traffic == sum(traffics, Traffic())
     assert cost.busiest.step.bytes == max(t.step.bytes for t in traffics)
     assert cost.traffic.forward.messages >= cost.traffic.backward.messages
     needed = [
-        block_memory(task.graph, 4, rows[i], cols[j], task.ranks, 4).total
-        + strip_bytes(task.graph, 4, rows[i], cols[j], 4)
-        for i, j in places
+        memory_of(walk).total + strip_bytes(task.graph, 4, rows[i], cols[j], 4)
+        for walk, (i, j) in zip(walks, places, strict=True)
     ]
     blocks = [16 * cut_rows.owned(i).size * cut_cols.owned(j).size for i, j in places]
     assert max(needed) <= cost.memory <= max(n + b for n, b in zip(needed, blocks, strict=True))

@@ -202,7 +202,7 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
     layers = unet.graph()
     whole = training_memory(layers, unet.bands, (48, 64), width)
     prices = StagePrices(tile_walk(layers, unet.bands, (48, 64), width))
-    assert prices.memory(0, len(layers)).total(1) == whole.total
+    assert prices.memory(0, len(layers)).needed(1) == whole.total
     assert prices.memory(0, len(layers)).inputs == unet.bands * 48 * 64 * width
 
 

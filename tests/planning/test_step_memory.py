@@ -1,109 +1,106 @@
-"""The walked peak of a training step against PyTorch's allocations, each storage followed from birth to death."""
+"""The planned memory of a training step against PyTorch's allocations: of networks, layers, and choices."""
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import cycle
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
+from torch import nn
+from torch.nn.functional import pad
 
-from benchmarks.planned_memory.peaks import allocator_peak
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS
+from benchmarks.planned_memory.peaks import allocated_peak, allocator_peak, walk_of
+from tests.planning.allocated import measured, planned, usual_loss
+from tiledseg.architecture.gated_scnn import GatedSCNN
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS, Network
+from tiledseg.architecture.presets import KINDS
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import Config, TrainConfig
-from tiledseg.execution.halo_modes import Part
-from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.precision import INPUT_DTYPES
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.layers.joins import ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Sigmoid
+from tiledseg.geometry.layers.resampling import AlignedUpsample, Border, PixelUnshuffle, Upsample
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import is_legal_size
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
-from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
-from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.run.plan import step_cost
-from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Spread
+from tiledseg.models.network import build_modules, build_network
+from tiledseg.planning.memory.greedy import Greedy
+from tiledseg.planning.step.cost import LayerCost, layer_costs, loss_bytes, unfolded_bytes
+from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.dataset import Sample
-from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
-from tiledseg.training.step import Stepper, StepRules
-from tiledseg.units import ACTIVATION_BYTES
+from tiledseg.training.choose_objective import choose_objective
+
+SAME, VALID = (64, 96), (140, 156)
 
 
-def measured_peak(network: GraphNetwork, context: tuple[int, int]) -> int:
-    """Most bytes of one forward and backward pass, without weights and their gradients, which are there before."""
-    trained = [parameter for parameter in network.train().parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)
-    known = [t for p in trained for t in (p, p.grad)] + list(network.parameters())
-    source = torch.randn(1, network.bands, *context).contiguous(memory_format=torch.channels_last)  # as runs have it
-    meter = AllocationMeter(known)
-    with meter:
-        logits = network(source.clone())
-        labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
-        loss = cross_entropy(logits, labels, reduction="sum")
-        del logits, labels  # as in the trainer's steps, the loss alone holds them
-        loss.backward()
-    return meter.peak
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("padding", ["same", "valid"])
-def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, dropout: float) -> None:
-    """Within 0.1 %."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("padding", "norm", "upsampling"),
+    [
+        *((padding, *pair) for padding in ("same", "valid") for pair in zip(NORMS, cycle(UPSAMPLINGS), strict=False)),
+        *(("same", "none", upsampling) for upsampling in UPSAMPLINGS),
+    ],
+)
+def test_a_step_is_that_of_torch(padding: str, norm: str, upsampling: str, dtype: torch.dtype) -> None:
+    """Kept: to the byte. The peak within 0.1 %; in float64 kernels unfold windows, which the meter does not see."""
+    dropout = 0.3 if upsampling == "bilinear" else 0.0
     unet = UNet(4, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, dropout=dropout)
-    context = {"same": (64, 96), "valid": (140, 156)}[padding]
-    assert all(is_legal_size(unet.graph(), side) for side in context)
-    memory = training_memory(unet.graph(), unet.bands, context)
-    ratio = (memory.activations + memory.backward) / measured_peak(build_modules(unet, seed=0), context)
-    assert 0.999 <= ratio <= 1.001
+    context = {"same": SAME, "valid": VALID}[padding]
+    width = dtype.itemsize
+    kept, peak = planned(unet.graph(), unet.bands, context, width)
+    found = measured(build_modules(unet, seed=0).to(dtype), context)
+    assert kept == found[0]
+    assert peak >= 0.999 * found[1]
+    assert width == 8 or peak <= 1.001 * found[1]
+    costs = layer_costs(unet.graph(), unet.bands, context, width)
+    assert kept == sum(cost.kept_bytes for cost in costs) + loss_bytes([costs[-1]], width)
 
 
-@pytest.mark.parametrize("word", ["compact", "all"])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["none", "instance", "batch"])
+def test_what_is_kept_under_bf16_autocast(norm: str) -> None:
+    """To the byte, with the cast weights. Group and pixel norm are left out: autocast casts them on GPUs only."""
+    unet = UNet(4, base_channels=4, norm=norm, classes=3)
+    network = build_modules(unet, seed=0)
+    found, _ = measured(network, SAME, autocast=True, loss_of=lambda x, y: usual_loss(x.float(), y))
+    weights = [m.weight for m in network.modules() if hasattr(m, "kernel_size") and hasattr(m, "weight")]
+    copies = sum(weight.nbytes // 2 for weight in weights)
+    assert planned(unet.graph(), unet.bands, SAME, 2)[0] + copies == found
+
+
+@pytest.mark.parametrize(("norm", "word"), [*zip((*NORMS, *NORMS[:2]), cycle(("compact", "all")), strict=False)])
 def test_peak_where_some_is_computed_once_more(norm: str, word: str) -> None:
     """Within 2 %; and it is less."""
-    unet, context = UNet(4, base_channels=8, norm=norm, dropout=0.1), (64, 96)
+    unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
     graph = unet.graph()
     policy = named_policy(graph, unet.bands, word)
-    memory, kept = (training_memory(each, unet.bands, context) for each in (graph.with_memory(policy), graph))
-    found = measured_peak(build_modules(unet, seed=0).follow(policy), context)
-    assert memory.activations + memory.backward == pytest.approx(found, rel=0.02)
-    assert memory.activations < kept.activations
-    assert memory.total < kept.total
+    (kept, peak), (all_kept, most) = (planned(each, unet.bands, SAME) for each in (graph.with_memory(policy), graph))
+    assert peak == pytest.approx(measured(build_modules(unet, seed=0).follow(policy), SAME)[1], rel=0.02)
+    assert kept < all_kept
+    assert peak < most
 
 
-@pytest.mark.parametrize("factors", [{"encoder*": 0, "bottom*": 0}, {"encoder0*": 0}, {"encoder*": 0, "decoder*": 0}])
-@pytest.mark.parametrize("norm", NORMS)
+FACTORS = {"encoder*": 0.0, "bottom*": 0.0}, {"encoder0*": 0.0}, {"encoder*": 0.0, "decoder*": 0.0}
+
+
+@pytest.mark.parametrize(("norm", "factors"), [*zip((*NORMS, "batch"), cycle(FACTORS), strict=False)])
 def test_a_frozen_part_keeps_nothing(norm: str, factors: dict[str, float]) -> None:
-    """Within 1 %."""
-    unet, context = UNet(4, base_channels=4, norm=norm), (64, 96)
+    """Within 1 %; where statistics stand still too."""
+    unet = UNet(4, base_channels=4, norm=norm)
     network = freeze(build_modules(unet, seed=0), factors)
-    memory, all_trained = (training_memory(graph, unet.bands, context) for graph in (network.graph, unet.graph()))
-    assert memory.activations + memory.backward == pytest.approx(measured_peak(network, context), rel=0.01)
+    memory, all_trained = (training_memory(graph, unet.bands, SAME) for graph in (network.graph, unet.graph()))
+    assert memory.activations + memory.backward == pytest.approx(measured(network, SAME)[1], rel=0.01)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert (memory.weights, memory.gradients, memory.optimizer) == (all_trained.weights, 8 * trained, 8 * trained)
     assert memory.total < all_trained.total
-
-
-@pytest.mark.parametrize("factors", [{}, {"encoder*": 0, "bottom*": 0}])
-def test_statistics_that_stand_still(factors: dict[str, float]) -> None:
-    """Within 0.1 %: torch keeps the norm's input, and of its statistics nothing."""
-    unet, context = UNet(4, base_channels=4, norm="batch"), (64, 96)
-    network = freeze(build_modules(unet, seed=0), factors).hold_statistics()
-    memory = training_memory(network.graph, unet.bands, context)
-    assert memory.activations + memory.backward == pytest.approx(measured_peak(network, context), rel=0.001)
+    if norm == "batch":
+        still = network.hold_statistics()
+        assert planned(still.graph, unet.bands, SAME)[1] == pytest.approx(measured(still, SAME)[1], rel=0.001)
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
@@ -128,114 +125,8 @@ def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_col
     layers = unet.graph()
     legal = [n for n in range(16, 300) if is_legal_size(layers, n)]
     context = legal[more_rows], legal[more_cols]
-    memory = training_memory(layers, unet.bands, context)
-    assert memory.activations + memory.backward == pytest.approx(
-        measured_peak(build_modules(unet, seed=0), context), rel=0.01, abs=2048
-    )
-
-
-@pytest.mark.parametrize("factors", [{}, {"encoder*": 0, "bottom*": 0}, {"encoder0*": 0, "decoder*": 0}])
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 0.001), ("fp64", 0.005), ("bf16", 0.02), ("fp16", 0.02)])
-def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float, factors: dict[str, float]) -> None:
-    """With weights, the optimizer's values, the sums of gradients in float64, and what kernels of float64 unfold. Where
-    a part is frozen, within 1 %; in float64 up to 8 % less is allocated where nobody wants the decoder's gradients."""
-    most = max(most, 0.01 if factors else 0.0)
-    if precision == "fp64" and "decoder*" in factors:
-        most = 0.08
-    unet, side = UNet(3, base_channels=16), 96
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
-    sample = Sample(0, tile, np.ones((unet.bands, side, side), INPUT_DTYPES[precision]), labels_HW, valid_HW)
-    with AllocationMeter([]) as meter:
-        network = freeze(build_modules(unet, seed=0), factors).train()
-        run = ParallelRun.open(Spread(), network, mesh, precision)
-        optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad])
-        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, StepRules(255, 0))
-        for step in range(2):  # the optimizer makes its values in the first
-            meter.peak = 0
-            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
-    found, lasting = meter.peak, meter.bytes
-    if precision == "fp64":  # the meter sees no tensors of kernels' own
-        found = lasting + allocator_peak(lambda: stepper.run(2, iter([sample]), [Part(0, tile)], stop=False))
-    memory = training_memory(network.graph, unet.bands, (side, side), ACTIVATION_BYTES[precision])
-    assert memory.total == pytest.approx(found, rel=most)
-
-
-LOSSES = ["cross_entropy", "focal", "dice", {"cross_entropy": 1, "dice": 0.5}, "boundary", {"focal": 1, "boundary": 1}]
-
-USUAL = [("cross_entropy", "fp64"), ("cross_entropy", "bf16")]
-
-
-@pytest.mark.parametrize(("loss", "precision"), [*((loss, "fp32") for loss in LOSSES), ("dice", "fp64"), *USUAL])
-def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str) -> None:
-    """The trainer's own steps of a network whose peak is at its loss: within 3 %, which the usual loss would miss where
-    another is asked for. The loss alone decides how long it needs the network's output."""
-    kernel = 1 if precision == "fp64" else 3  # what is unfolded of a larger one would be the peak
-    unet, side = UNet(1, convs_per_level=1, base_channels=2, classes=8, kernel=kernel), 160
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    labels_HW = np.random.default_rng(0).integers(0, 8, (side, side), np.uint8)
-    config = Config(train=TrainConfig(loss=loss, precision=precision))
-    label_map = LabelMap.from_config(8)
-    objective = objective_of(config, unet, label_map, ())
-    around = Box(
-        tile.core.row.expand(objective.margin, objective.margin), tile.core.col.expand(*[objective.margin] * 2)
-    )
-    around = around.clip(Box.of_shape((side, side)))
-    pixels_CHW = np.ones((unet.bands, side, side), INPUT_DTYPES[precision])
-    sample = Sample(0, tile, pixels_CHW, labels_HW, np.ones((side, side), bool), labels_HW, around)
-    with AllocationMeter([]) as meter:
-        network = build_modules(unet, seed=0).train()
-        run = ParallelRun.open(Spread(), network, mesh, precision)
-        optimizer = torch.optim.AdamW(network.parameters())
-        rules = StepRules(255, 0, objective=objective)
-        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, rules)
-        for step in range(2):
-            meter.peak = 0
-            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
-    further = loss_bytes_of(config, unet, label_map, objective)
-    sizes = unet.bands, (side, side), ACTIVATION_BYTES[precision]
-    asked, usual = (training_memory(graph, *sizes).total for graph in (unet.graph().with_loss(further), unet.graph()))
-    assert asked == pytest.approx(meter.peak, rel=0.03)
-    if loss == "cross_entropy":
-        assert asked == usual
-    else:
-        assert usual / meter.peak < (0.99 if loss == "focal" else 0.94), "it would be missed"
-
-
-@pytest.mark.parametrize(
-    ("images", "batch", "precision", "side"),
-    [
-        *((images, batch, "fp32", 96) for images, batch in ((1, 1), (2, 1), (3, 1), (3, 2), (3, 3))),
-        *((3, batch, "bf16", 32) for batch in (1, 3)),
-    ],
-)
-def test_images_that_go_together_need_what_the_plan_says(images: int, batch: int, precision: str, side: int) -> None:
-    """A batch norm over whole steps: every image's activations are held until the one backward pass, and for every
-    batch the copies of weights that autocast makes.
-
-    Measured 1.00, 1.10 and 1.14 of the peak one by one, 1.13 and 1.09 in batches: their backward passes do not all need
-    most at once.
-    """
-    unet = UNet(3, base_channels=8 if precision == "fp32" else 48, norm="batch")
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
-    samples = [Sample(i, tile, np.ones((unet.bands, side, side), "float32"), labels_HW, valid_HW) for i in range(3)]
-    spread = Spread("layer", MeshShape(1, 1, 1), together=images > 1)
-    with AllocationMeter([]) as meter:
-        network = build_modules(unet, seed=0).train()
-        run = ParallelRun.open(spread, network, mesh, precision)
-        optimizer = torch.optim.AdamW(network.parameters())
-        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, StepRules(255, 0))
-        for step in range(2):
-            meter.peak = 0
-            parts = [Part(sample.image, tile) for sample in samples[:images]]
-            stepper.run(step, iter(samples), parts, stop=False)
-    question = RunQuestion(unet, (Extent((side, side)),), 1, 1 << 40, precision=precision, images_per_step=images)
-    planned = step_cost(question, spread, spread.mesh, [tiling], batch).memory
-    assert 0.97 <= planned / meter.peak <= 1.15
+    found = measured(build_modules(unet, seed=0), context)[1]
+    assert planned(layers, unet.bands, context)[1] == pytest.approx(found, rel=0.01, abs=2048)
 
 
 def test_totals_and_states() -> None:
@@ -249,3 +140,134 @@ def test_totals_and_states() -> None:
     half = training_memory(unet.graph(), 4, (64, 64), 2)
     assert (half.weights, half.gradients) == (6 * parameters, 8 * parameters)
     assert half.activations < single.activations < double.activations
+
+
+def after_a_convolution(layer: Layer, out: int = 2, channels: int = 8) -> Graph:
+    first = Convolution(channels, 3, padding=1)
+    return Graph((Node("first", first), Node("it", layer), Node("last", Convolution(out, 1))))
+
+
+def gated_by(layer: Layer) -> Graph:
+    return Graph(
+        (
+            Node("first", Convolution(8, 3, padding=1)),
+            Node("it", layer),
+            Node("gate", Sigmoid()),
+            Node("gated", Multiply(), ("first", "gate")),
+            Node("last", Convolution(2, 1)),
+        )
+    )
+
+
+GRAPHS = {
+    "corners aligned": after_a_convolution(AlignedUpsample()),
+    "bicubic": after_a_convolution(Upsample("bicubic")),
+    "reflected": after_a_convolution(Border(1, 1, 0.0, "reflect"), channels=64),
+    "replicated": after_a_convolution(Border(1, 1, 0.0, "replicate"), channels=64),
+    "blocks to channels": after_a_convolution(PixelUnshuffle(), 8),
+    "maximum": gated_by(ImageMax()),
+    "maximum, shared": gated_by(ImageMax(even=True)),
+    "sum": gated_by(ImageMean(total=True)),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_single_layers_of_others(name: str) -> None:
+    """Within 2 %: weights of places, and a few rows at a time, are not counted. A gradient that is not channels last is
+    copied within the convolution's backward pass, where the meter does not see it: 11 % here."""
+    graph = GRAPHS[name]
+    found = measured(build_network(graph, 3, 0), (256, 256))[1]
+    unseen = 0.12 if name in ("corners aligned", "bicubic", "blocks to channels") else 0.02
+    assert 0.98 * found <= planned(graph, 3, (256, 256))[1] <= (1 + unseen) * found
+
+
+EDGES = choose_objective(GatedSCNN(), "cross_entropy", 255)
+
+
+def loss_of(output: Any, labels_BHW: torch.Tensor) -> torch.Tensor:
+    if isinstance(output, tuple):
+        return EDGES.sums(output, pad(labels_BHW, (EDGES.margin,) * 4, value=-1))[0]
+    return usual_loss(output, labels_BHW)
+
+
+@pytest.mark.parametrize(
+    ("network", "tolerance", "side"),
+    [
+        (SegNet(3, 8, "batch", 4, 3), 0.001, 256),
+        # Steps of single pixels in shortcuts keep a copy of those pixels.
+        (ResidualUNet("resnet18", 16, "batch", bands=4), 0.02, 256),
+        (ResidualUNet("resnet18", 16, "batch", bands=4), 0.01, 192),  # its peak is in a norm's backward pass
+        (ResidualUNet("resnet50", 16, "none", "bilinear", 4), 0.02, 256),
+        # What the loss of several outputs keeps is a measured multiple of them.
+        (GatedSCNN("resnet18", 16, "batch", bands=4, classes=5), 0.02, 256),
+        (GatedSCNN("wide38", 8, "none", False, bands=4, classes=3), 0.03, 256),
+    ],
+)
+def test_networks_of_others(network: Network, tolerance: float, side: int) -> None:
+    """With their losses."""
+    found = measured(build_modules(network, seed=0), (side, side), loss_of=loss_of)[1]
+    assert planned(network.graph(), 4, (side, side))[1] == pytest.approx(found, rel=tolerance)
+
+
+CHANNELS, SIDE = 16, 64
+CASES = {
+    "3 x 3": (Convolution(8, 3, padding=1), nn.Conv2d(CHANNELS, 8, 3, padding=1)),
+    "5 x 5": (Convolution(8, 5), nn.Conv2d(CHANNELS, 8, 5)),
+    "step 2": (Convolution(8, 3, stride=2, padding=1), nn.Conv2d(CHANNELS, 8, 3, stride=2, padding=1)),
+    "dilated": (Convolution(8, 3, padding=2, dilation=2), nn.Conv2d(CHANNELS, 8, 3, padding=2, dilation=2)),
+    "up 2 x 2": (TransposedConvolution(8), nn.ConvTranspose2d(CHANNELS, 8, 2, stride=2)),
+    "up 4 x 4": (
+        TransposedConvolution(8, 4, stride=2, padding=1),
+        nn.ConvTranspose2d(CHANNELS, 8, 4, stride=2, padding=1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "module"), CASES.values(), ids=CASES)
+def test_float64_unfolds_what_is_counted(layer: Convolution | TransposedConvolution, module: nn.Module) -> None:
+    """Within 1 %; other precisions nothing."""
+    x_BCHW = torch.randn(1, CHANNELS, SIDE, SIDE, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    module = module.double().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y_BCHW = module(x_BCHW)
+        found = allocator_peak(lambda: module(x_BCHW)) - y_BCHW.nbytes
+    shape = tuple(y_BCHW.shape[1:])
+    work = layer.multiply_adds(CHANNELS) * shape[1] * shape[2]
+    cost = LayerCost("", "", shape, (x_BCHW.nbytes,), y_BCHW.nbytes, 0, work)
+    assert unfolded_bytes(layer, cost, 8) == pytest.approx(found, rel=0.01)
+    assert unfolded_bytes(layer, cost, 4) == unfolded_bytes(layer, cost, 2) == 0
+
+
+@pytest.mark.parametrize(("norm", "width"), [*zip(NORMS, cycle((2, 4, 8)), strict=False)])
+def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> None:
+    unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
+    walk = walk_of(unet, width)
+    kept = price(walk, Greedy(walk).kept)
+    assert kept.peak == planned(unet.graph(), unet.bands, SAME, width)[1]
+    assert kept.seconds == 0
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        UNet(4, base_channels=8),
+        UNet(3, base_channels=8, norm="instance", upsampling="bilinear"),
+        UNet(3, base_channels=8, norm="group", dropout=0.2),
+        UNet(3, base_channels=8, norm="pixel", upsampling="nearest"),
+        UNet(3, base_channels=8, norm="batch", padding="same", convs_per_level=1),
+        KINDS["segnet"](),
+    ],
+    ids=["none", "instance", "group", "pixel", "batch", "segnet"],
+)
+@pytest.mark.parametrize("share", [0.9, 0.55])
+def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: float) -> None:
+    """Within 2 %, and never above the budget by more than that."""
+    found = walk_of(network)
+    greedy = Greedy(found)
+    full = greedy.peak(greedy.kept)
+    chosen = greedy.choose(int(share * full))
+    assert chosen is not None
+    assert chosen.peak <= share * full
+    policy = found.policy(chosen.words)
+    assert found.words(policy) == chosen.words
+    assert allocated_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)

@@ -1,24 +1,50 @@
 """Somebody's module, of which parts are computed once more in the backward pass, as far as a budget demands.
 
-In the first step all of them are. Then it is known what each keeps and how long it takes, and those that take longest
-for a byte keep what they keep, as many as the budget has room for.
+A part is a block of a few layers, with its inputs and outputs. In the first step all parts are computed once more. Then
+it is known what each keeps and how long it takes, and those that take longest for a byte keep what they keep, as many
+as the budget has room for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from tiledseg.errors import ConfigError
 from tiledseg.memory.offload import LEAST, Mover, Offload
-from tiledseg.memory.part_call import run_part, within
-from tiledseg.memory.parts import ModulePart, PartPlace, find_places
+from tiledseg.memory.second_run import run_part, within
 from tiledseg.system.console import say
+
+MOST_LAYERS = 12
+"""Modules without parts in one that is run once more: what lies between them is there at once in the backward pass."""
+
+
+@dataclass(eq=False)
+class ModulePart:
+    """A part of a module that runs by itself: `modules`, called by `forward`. `name` is for the user.
+
+    `bytes`: most that it keeps in a step; `in_step`: in this step so far; `seconds`: the least of a run. `stays`: it
+    keeps them.
+    """
+
+    name: str
+    modules: tuple[nn.Module, ...]
+    forward: Callable[..., Any]
+    bytes: int = 0
+    in_step: int = 0
+    seconds: float = float("inf")
+    stays: bool = False
+
+
+Place = tuple[nn.Module, list[ModulePart | nn.Module]]
+"""A module whose forward pass is replaced by these, one after the other. Modules in it are called as they are."""
 
 
 class Recomputing(Offload):
@@ -31,9 +57,9 @@ class Recomputing(Offload):
         super().__init__(mover, limit, least)
         self.model, self.aim = model, budget
         self._places = find_places(model)
-        self._parts = [part for place in self._places for part in place.parts]
+        self._parts = [part for _, calls in self._places for part in calls if isinstance(part, ModulePart)]
         self._without = 0  # most bytes that are held with all parts computed once more
-        self._nothing_leaves, self._warned = limit > budget, False
+        self._may_warn = limit > budget  # nothing leaves
         self._replaced = ExitStack()
 
     @property
@@ -44,12 +70,9 @@ class Recomputing(Offload):
     def __enter__(self) -> Self:
         super().__enter__()
         if len(self._entered) == 1:
-            for place in self._places:
-                own = place.module.__dict__.get("forward")
-                if not place.in_turn:
-                    place.parts[0].forward = place.module.forward
-                place.module.forward = self._instead(place)
-                self._replaced.callback(_put_back, place.module, own)
+            for module, calls in self._places:
+                self._replaced.callback(_put_back, module, module.__dict__.get("forward"))
+                module.forward = self._instead(calls)
             self._replaced.callback(self.model.register_forward_pre_hook(self._begin).remove)
         return self
 
@@ -58,14 +81,12 @@ class Recomputing(Offload):
             self._replaced.close()
         super().__exit__(kind, error, at)
 
-    def _instead(self, place: PartPlace) -> Callable[..., Any]:
+    def _instead(self, calls: Sequence[ModulePart | nn.Module]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not place.in_turn:
-                return self._run(place.parts[0], args, kwargs)
-            result = args[0] if args else kwargs["input"]
-            for part in place.parts:
-                result = self._run(part, (result,), {}) if len(part.modules) > 1 else part.forward(result)
-            return result
+            for call in calls:
+                result = self._run(call, args, kwargs) if isinstance(call, ModulePart) else call(*args, **kwargs)
+                args, kwargs = (result,), {}
+            return args[0]
 
         return forward
 
@@ -73,7 +94,7 @@ class Recomputing(Offload):
         if part.stays or within() or not torch.is_grad_enabled() or torch.jit.is_tracing():
             return part.forward(*args, **kwargs)
         begun = time.perf_counter()
-        result, freed = run_part(part, args, kwargs)
+        result, freed = run_part(part.name, part.modules, part.forward, args, kwargs)
         if not _in_backward():
             part.seconds = min(part.seconds, time.perf_counter() - begun)
             part.in_step += freed
@@ -93,27 +114,20 @@ class Recomputing(Offload):
         for part in self._parts:
             part.stays = False
         room = self.aim - self._without
-        if self._largest() > room:
-            self._warn()
-        for part in sorted(self._parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
-            part.stays = True
-            if part.bytes + self._largest() > room:
-                part.stays = False
-            else:
-                room -= part.bytes
-
-    def _largest(self) -> int:
-        """Return the bytes that the second run of a part brings back at once."""
-        return max((part.bytes for part in self._parts if not part.stays), default=0)
-
-    def _warn(self) -> None:
-        """Warn once, and where nothing can leave."""
-        if self._nothing_leaves and not self._warned:
-            self._warned = True
+        if self._largest() > room and self._may_warn:
+            self._may_warn = False
             say(
                 f"warning: with all parts of model computed once more autograd holds {self._without + self._largest()} "
                 f"bytes, beyond a budget of {self.aim}; give store a folder on a local disk, or use a smaller batch"
             )
+        for part in sorted(self._parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
+            part.stays = True
+            part.stays = part.bytes + self._largest() <= room
+            room -= part.bytes * part.stays
+
+    def _largest(self) -> int:
+        """Return the bytes that the second run of a part brings back at once."""
+        return max((part.bytes for part in self._parts if not part.stays), default=0)
 
 
 def _put_back(module: nn.Module, own: Any) -> None:
@@ -125,3 +139,76 @@ def _put_back(module: nn.Module, own: Any) -> None:
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def find_places(model: nn.Module) -> list[Place]:
+    """Return the places of parts of at most `MOST_LAYERS` layers. Raises ConfigError where the module cannot run again,
+    or has no such parts."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {type(model).__name__}; give a torch.nn.Module, or leave model out")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction) or hasattr(module, "_orig_mod"):
+            kind = "compiled" if hasattr(module, "_orig_mod") else "a module of torch.jit"
+            raise ConfigError(
+                f"model is {type(model).__name__}, of which {name or 'all'} is {kind}: its layers cannot be run by "
+                "themselves; give the module that it was made of, or leave model out"
+            )
+    places = list({id(place[0]): place for place in _places(model, type(model).__name__, True)}.values())
+    if not places:
+        raise ConfigError(
+            f"model is {type(model).__name__}, which has no parts of several layers to run once more; leave model out"
+        )
+    return places
+
+
+def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[Place]:
+    few = not isinstance(module, nn.ModuleList | nn.ModuleDict) and not is_root and 2 <= _layers(module) <= MOST_LAYERS
+    if few and not any(map(_is_watched, module.children())):
+        yield module, [ModulePart(name, (module,), module.forward)]
+        return
+    runs = tuple(_runs(module)) if type(module).forward is nn.Sequential.forward else ()
+    if any(len(run) > 1 for run in runs):
+        several = (len(run) > 1 and ModulePart(f"a part of {name}", run, _in_turn(run)) for run in runs)
+        yield module, [part or run[0] for part, run in zip(several, runs, strict=True)]
+    together = {id(child) for run in runs if len(run) > 1 for child in run}
+    for child_name, child in module.named_children():
+        if id(child) not in together:
+            yield from _places(child, f"{name}.{child_name}")
+
+
+def _layers(module: nn.Module) -> int:
+    """Count the modules without parts in it; one that has none counts as one."""
+    return sum(1 for part in module.modules() if not any(True for _ in part.children()))
+
+
+def _runs(sequence: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
+    """Yield its modules in turn, one that stands there twice twice: as many as are few layers together; larger ones
+    alone."""
+    run: tuple[nn.Module, ...] = ()
+    for child in filter(None, sequence._modules.values()):
+        alone = _layers(child) > MOST_LAYERS or _is_watched(child)
+        if run and (alone or sum(map(_layers, run)) + _layers(child) > MOST_LAYERS):
+            yield run
+            run = ()
+        run = (*run, child)
+        if alone:
+            yield run
+            run = ()
+    if run:
+        yield run
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return True if a hook sees the results of a layer in it: it would see them twice."""
+    return any(part._forward_hooks or part._backward_hooks for part in module.modules())
+
+
+def _in_turn(run: Sequence[nn.Module]) -> Callable[[Any], Any]:
+    """Return a call of the modules one after the other."""
+
+    def forward(input: Any) -> Any:  # as torch.nn.Sequential names it
+        for module in run:
+            input = module(input)
+        return input
+
+    return forward

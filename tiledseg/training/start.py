@@ -231,8 +231,10 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
 
 def _speed(preparation: Preparation) -> str:
     """Return the speed that a predicted time rests on: assumed, or measured where a store may be used."""
-    from tiledseg.planning.walk.items import ASSUMED
+    from tiledseg.planning.cost_model.machine import ASSUMED
 
     blocks = preparation.question.blocks
     store = preparation.question.store or (blocks.store if blocks else None)
-    return f"{'measured' if store else 'assumed'} {(store.speed if store else ASSUMED).in_words}"
+    machine = store.machine if store else ASSUMED
+    speed = f"{machine.flops / 1e9:,.0f} Gflop/s and {machine.memory_bandwidth / 1e9:,.0f} GB/s of memory"
+    return f"{'measured' if store else 'assumed'} {speed}"

@@ -9,13 +9,18 @@ import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
 from tiledseg.architecture.unet import UNet
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory.choice import StepChoices, step_choices
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.walk.items import Speed, Walk, price
+from tiledseg.planning.walk.items import Walk, price
 
 WALKS, NETWORKS = 60, 25
-STORES = {"none": None, "disk": Store(2e9, 1e9, Speed(60e9, 8e9)), "host": Store(50e9, 50e9, Speed(400e12, 3e12))}
+STORES = {
+    "none": None,
+    "disk": Store(2e9, 1e9, Machine(60e9, memory_bandwidth=8e9)),
+    "host": Store(50e9, 50e9, Machine(400e12, memory_bandwidth=3e12)),
+}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -64,7 +69,7 @@ def test_drawn_networks_take_at_most_a_hundredth_of_a_step_more_than_the_best() 
     more.sort()
     assert more[len(more) * 95 // 100] < 1e-9, "equal"
     assert more[-2] < 0.01
-    assert more[-1] < 0.015
+    assert more[-1] < 0.02
 
 
 def drawn_networks() -> Iterator[StepChoices]:
@@ -78,8 +83,8 @@ def drawn_networks() -> Iterator[StepChoices]:
             upsampling=draw.choice(("transposed", "nearest", "bilinear")),
         )
         size = draw.choice((256, 512))
-        speed = Speed(draw.choice((1e10, 1e12, 1e13)), 6e11)
-        step = step_choices(unet.graph(), unet.bands, (size, size), 4, speed=speed)
+        speed = Machine(draw.choice((1e10, 1e12, 1e13)), memory_bandwidth=6e11)
+        step = step_choices(unet.graph(), unet.bands, (size, size), 4, machine=speed)
         if sum(item.can_be("rebuild") for item in step.walk.items) <= 11:
             yield step
 

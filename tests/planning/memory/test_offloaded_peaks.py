@@ -13,15 +13,15 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory import store
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory import offload_by
-from tiledseg.planning.walk.items import Speed
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.offloading import hooks_of
 
-QUICK = Store(1e15, 1e15, Speed(1e9, 1e9))
+QUICK = Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
 
 
 @pytest.mark.parametrize("norm", ["none", "instance"])

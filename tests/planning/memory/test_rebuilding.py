@@ -16,7 +16,6 @@ from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_tabl
 from tiledseg.planning.cost_model.machine import CopyRates
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.question import Question
-from tiledseg.planning.walk.items import Speed
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.user_files.machine import find_machine
 
@@ -113,8 +112,7 @@ def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:
     assert f"with memory.offload auto, to {part['store']}: " in " ".join(rebuilding_table(part).split())
     assert part["leaving"]["away"]
     assert part["leaving"]["peak"] <= budget
-    speed = Speed(profile.flops, profile.memory_bandwidth)
-    rebuilt = step_choices(network.graph(), 4, (512, 512), 4, speed=speed).choose(budget)
+    rebuilt = step_choices(network.graph(), 4, (512, 512), 4, machine=profile).choose(budget)
     assert rebuilt is not None
     assert part["leaving"]["extra"] < part["choice"]["extra"] == rebuilt.extra
 

@@ -21,13 +21,13 @@ from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search import best, candidates
 from tiledseg.planning.search.best import INEXACT, MEMORY, Priced, Pricing, differences, explained, search
 from tiledseg.planning.search.candidates import FREE, Candidate
-from tiledseg.planning.walk.items import Speed, price
+from tiledseg.planning.walk.items import price
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine
 
 SUMMIT, CPU = find_machine("summit"), find_machine("cpu")
 SLOW_LINKS = SUMMIT.with_figures(latency=3e-3, bandwidth=2e6)
-SPEED = Speed(100e9, 20e9)
+SPEED = Machine(100e9, memory_bandwidth=20e9)
 QUICK, SLOW = Store(20e9, 20e9, SPEED), Store(1e6, 1e6, SPEED)
 IN_BLOCKS = BlocksAsked(None, True, True, QUICK)
 
@@ -232,7 +232,7 @@ def test_a_gpus_tensors_leave_for_its_hosts_memory() -> None:
     counts."""
     profile = replace(find_machine("h100"), host_store=CopyRates(1e15, 1e15))
     asked = with_stores(replace(tight(QUICK), machine=profile, store=None))
-    assert asked.store == Store(1e15, 1e15, Speed(profile.flops, profile.memory_bandwidth)), "each its own way"
+    assert asked.store == Store(1e15, 1e15, profile), "each its own way"
     assert asked.blocks is None, "nobody knows a disk"
     assert with_stores(replace(asked, store=None, recompute="all")).store is None
     assert with_stores(replace(asked, machine=replace(profile, host_store=None))).store is None

@@ -12,7 +12,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.text import columns, size, words, wrapped
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
-from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, speed_of, store_of
+from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, store_of
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
@@ -79,7 +79,7 @@ class _Budget:
         self.store = self.disk = ASSUMED_STORE
         place, basis = "a disk", "assumed"
         if machine.known:
-            assumed = replace(ASSUMED_STORE, speed=speed_of(machine))
+            assumed = replace(ASSUMED_STORE, machine=machine)
             self.store, self.disk = store_of(machine) or assumed, disk_of(machine) or assumed
             if store_of(machine) is not None:
                 place = "the host's memory" if machine.has_devices else "a disk"
@@ -94,7 +94,7 @@ class _Budget:
     def step(self, context: Context, leaves: bool = False) -> StepChoices:
         """Return the choices of a step; `leaves`: tensors may be offloaded. The machine's speed is the same in both."""
         store = self.store if leaves else None
-        return step_choices(self.graph, self.bands, context, self.value, store, self.store.speed)
+        return step_choices(self.graph, self.bands, context, self.value, store, self.store.machine)
 
     def blocks(self, context: Context) -> BlockPlan | None:
         """Return blocks in memory, or where these do not fit in a file; None where none fit."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, LayerCost
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -103,6 +104,15 @@ class Machine:
         wasted = math.ceil(channels / self.lanes) * self.lanes / channels
         return self.launch + max(wasted * operations / self.flops, moved / self.memory_bandwidth)
 
+    def node(self, cost: LayerCost) -> tuple[float, float]:
+        """Return the seconds of a node, forward and backward."""
+        operations, channels = FLOPS_PER_MULTIPLY_ADD * cost.multiply_adds, cost.shape[0]
+        back = (cost.moved + cost.reread) * bool(cost.passes)
+        return (
+            self.kernel(cost.moved, operations, channels),
+            self.kernel(back * bool(cost.moved), cost.passes * operations, channels),
+        )
+
     def taking_turns(self, ranks: int) -> float:
         """Return the threads a core where `ranks` have more of them than cores, else 1."""
         return 1.0 if self.cores is None else max(1.0, min(ranks, self.ranks_per_host) * self.threads / self.cores)
@@ -131,6 +141,10 @@ class Machine:
         """Return the slowest link among so many ranks."""
         host = Link(self.latency, self.bandwidth)
         return (self.network or host) if self._spans_hosts(ranks) else host
+
+
+ASSUMED = Machine(memory_bandwidth=600e9)
+"""The speed by which the memory plan weighs computing again where no machine is known: its ratios decide."""
 
 
 def parse_flops(text: str) -> float:

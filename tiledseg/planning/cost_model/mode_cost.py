@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_trained, tensor_channels
+from tiledseg.geometry.shapes import count_trained
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime, sum_of
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.cost import ForwardWalk, layer_costs, rank_walk
 from tiledseg.planning.step.halo_traffic import (
     Traffic,
     input_tensor,
@@ -33,9 +33,9 @@ from tiledseg.planning.step.halo_traffic import (
     strip_bytes,
     tensors_of,
 )
-from tiledseg.planning.step.rank_steps import RankSteps, rank_kinds
+from tiledseg.planning.step.rank_steps import rank_kinds
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
-from tiledseg.planning.walk.step_memory import block_memory, training_memory
+from tiledseg.planning.walk.step_memory import memory_of, training_memory
 from tiledseg.units import DOUBLE_BYTES
 
 DEPTHS = (1, 2, 4, 8, WHOLE)  # of fusion; depths between them change little
@@ -153,9 +153,8 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     sums = StepTime(messages=machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks))
     ranks = []
     for rank in layer_ranks(graph, rows, cols, fusion, bands, width):
-        memory = block_memory(graph, bands, rank.row, rank.col, task.ranks, width).total + held_besides(task, rank)
-        work, time = block_work(graph, bands, rank.row, rank.col), sum_of((rank.time(prices), sums))
-        ranks.append(RankCost(work, memory, time, rank.traffic, rank.number))
+        memory, time = memory_of(rank.walk).total + rank.besides, sum_of((rank.time(prices), sums))
+        ranks.append(RankCost(rank.walk.work, memory, time, rank.traffic, rank.number))
     return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
 
 
@@ -171,16 +170,19 @@ def gradient_bytes(task: Task) -> int:
 
 
 class LayerRank(NamedTuple):
-    """A kind of rank in layer mode, and how many there are: its steps along rows and columns, and what it sends."""
+    """A kind of rank in layer mode, and how many there are. `besides`: bytes of strips, and of the block of the input
+    where the first layer keeps another tensor; `owned`: pixels of its outputs."""
 
-    row: RankSteps
-    col: RankSteps
+    walk: ForwardWalk
+    besides: int
+    owned: int
     number: int
     traffic: Traffic
 
     def time(self, prices: Prices) -> StepTime:
         """Predict the time of one image, without all-reduces."""
-        return prices.block(self.row, self.col, self.traffic.step)
+        messages = prices.machine.message_seconds(self.traffic.step, prices.ranks)
+        return prices.walked(self.walk, self.owned)._replace(messages=messages)
 
 
 @functools.lru_cache(maxsize=64)
@@ -189,12 +191,19 @@ def layer_ranks(
 ) -> tuple[LayerRank, ...]:
     """Return the kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
     along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
-    tensors = tensors_of(graph, bands, value_bytes)
+    tensors, ranks = tensors_of(graph, bands, value_bytes), rows.parts * cols.parts
     kinds = (zip(along.steps, along.counts, strict=True) for along in (along_rows, along_cols))
-    return tuple(
-        LayerRank(row, col, m * n, layer_traffic(graph, row, col, tensors))
-        for (row, m), (col, n) in itertools.product(*kinds)
-    )
+    found = []
+    for (row, m), (col, n) in itertools.product(*kinds):
+        first = row[0].inputs[0], col[0].inputs[0]
+        own = all(step.held == step.read and not step.moves for step in first)
+        besides = strip_bytes(graph, bands, row, col, value_bytes)
+        besides += 0 if own else first[0].held * first[1].held * tensors[0].pixel_bytes
+        walk = rank_walk(graph, bands, row, col, ranks, value_bytes)
+        found.append(
+            LayerRank(walk, besides, row[-1].given * col[-1].given, m * n, layer_traffic(graph, row, col, tensors))
+        )
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=64)
@@ -206,32 +215,12 @@ def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, ba
     check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
-def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> int:
-    """Return the multiply-adds of a forward pass of the rank with these steps. Pixels that are cropped after a layer
-    count too."""
-    channels, nodes = tensor_channels(graph, bands), zip(graph.layers, graph.sources, row, col, strict=True)
-    return sum(layer.multiply_adds(channels[s[0]]) * r.computed * c.computed for layer, s, r, c in nodes)
-
-
-def held_besides(task: Task, rank: LayerRank) -> int:
-    """Return the bytes of the strips, and of the block of the input where the first layer keeps another tensor."""
-    first = rank.row[0].inputs[0], rank.col[0].inputs[0]
-    own = all(step.held == step.read for step in first) and not any(step.moves for step in first)
-    block = 0 if own else first[0].held * first[1].held * task.input_pixel_bytes
-    return strip_bytes(task.graph, task.bands, rank.row, rank.col, task.value_bytes) + block
-
-
 def _tile_ranks(task: Task, machine: Machine, exchanges: bool) -> list[RankCost]:
     """Return the cost of each rank's tiles, calculated once for each kind of block. Mode `exchange` has one exchange of
     the input, which needs no gradient. Its ranks also hold the window, where several contexts are cut from it, and the
     block, where that is not the window."""
-    graph, bands, width, cut, prices = (
-        task.graph,
-        task.bands,
-        task.value_bytes,
-        task.decomposition,
-        task.prices(machine),
-    )
+    graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
+    prices = task.prices(machine)
     tile = functools.cache(prices.tile)
 
     @functools.cache

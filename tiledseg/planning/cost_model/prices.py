@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
+from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, backward_passes
-from tiledseg.planning.step.halo_traffic import SentBytes, inputs_by_node, tensors_of
-from tiledseg.planning.step.rank_steps import RankSteps
+from tiledseg.planning.step.cost import ForwardWalk, tile_walk
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`
@@ -51,14 +49,6 @@ def sum_of(times: Iterable[StepTime]) -> StepTime:
     return StepTime(*map(sum, zip(StepTime(), *times, strict=True)))
 
 
-class NodeWork(NamedTuple):
-    """The work of a node: channels of its output; bytes moved and operations, forward and backward."""
-
-    channels: int
-    forward: tuple[int, int] = (0, 0)
-    backward: tuple[int, int] = (0, 0)
-
-
 @dataclass(frozen=True)
 class Prices:
     """Seconds of parts of a step: of a network with `bands`, in values of `width` bytes, on one of `ranks` ranks."""
@@ -79,7 +69,7 @@ class Prices:
     def nodes(self, context: tuple[int, int]) -> list[tuple[float, float]]:
         """Price each node in a training step on one context of shape (height, width), forward and backward: the sum of
         a weight's gradients counts for its node, reading for the first node, the loss for the last one."""
-        times, pixels = self._layers(graph_work(self.graph, self.bands, context, self.width)), context[0] * context[1]
+        times, pixels = self._nodes(tile_walk(self.graph, self.bands, context, self.width)), context[0] * context[1]
         times = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(times, self.weights, strict=True)]
         ends = (0, self._reading(pixels), 0.0), (-1, *self._loss(pixels, pixels))
         for k, forward, backward in ends:
@@ -88,34 +78,16 @@ class Prices:
 
     def tile(self, context: tuple[int, int], owned: int) -> StepTime:
         """Price a training step's work on one context of shape (height, width) that owns so many pixels."""
-        works = graph_work(self.graph, self.bands, context, self.width)
-        return self._with_ends(works, context[0] * context[1], owned)
+        return self.walked(tile_walk(self.graph, self.bands, context, self.width), owned)
 
-    def block(self, row: RankSteps, col: RankSteps, sent: SentBytes) -> StepTime:
-        """Price the same of a rank's block of an image in layer mode, which sends so much, without all-reduces.
-        Exchanges copy windows, and norms take another look at what they take and give."""
-        steps, graph, kernel = list(zip(row, col, strict=True)), self.graph, self.machine.kernel
-        computed = [r.computed * c.computed for r, c in steps]
-        windows = [[a.window * b.window for a, b in zip(r.inputs, c.inputs, strict=True)] for r, c in steps]
-        works = node_works(graph, self.bands, computed, windows, self.width)
-        first, last = row[0].inputs[0].held * col[0].inputs[0].held, row[-1].given * col[-1].given
-        copies = sum(
-            (1 + tensor.has_gradient) * kernel(2 * tensor.pixel_bytes * r.window * c.window)
-            for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, self.bands, self.width))
-            if r.moves or c.moves
-        )
-        norms = [w.forward[0] for layer, w in zip(graph.layers, works, strict=True) if layer.statistics is not None]
-        copies += 2 * sum(map(kernel, norms)) * (self.ranks > 1)
-        messages = self.machine.taking_turns(self.ranks) * copies + self.machine.message_seconds(sent, self.ranks)
-        return self._with_ends(works, first, last)._replace(messages=messages)
-
-    def _with_ends(self, works: Sequence[NodeWork], pixels: int, owned: int) -> StepTime:
-        forward, backward = map(sum, zip(*self._layers(works), self._loss(pixels, owned), strict=True))
+    def walked(self, walk: ForwardWalk, owned: int) -> StepTime:
+        """Price a training step's work on a tile or on a rank's block, without messages."""
+        pixels = walk.made[0].size[0] * walk.made[0].size[1]
+        forward, backward = map(sum, zip(*self._nodes(walk), self._loss(pixels, owned), strict=True))
         return StepTime(forward, backward, self._reading(pixels), self._weights(_GRADIENT, self.weights))
 
-    def _layers(self, works: Sequence[NodeWork]) -> list[tuple[float, float]]:
-        kernel = self.machine.kernel
-        return [(kernel(*work.forward, work.channels), kernel(*work.backward, work.channels)) for work in works]
+    def _nodes(self, walk: ForwardWalk) -> list[tuple[float, float]]:
+        return [self.machine.node(cost) for cost in walk.costs]
 
     def _loss(self, pixels: int, owned: int) -> tuple[float, float]:
         """Price the loss over the pixels that are owned, to which the output is cropped."""
@@ -151,32 +123,3 @@ class Prices:
         anyhow."""
         together = step.messages + step.all_reduce + step.waiting
         return self.machine.taking_turns(self.ranks) * (step.seconds - together) + together
-
-
-@lru_cache(maxsize=256)
-def graph_work(graph: Graph, bands: int, context: tuple[int, int], value_bytes: int) -> tuple[NodeWork, ...]:
-    """Count the work of each node on a context of shape (height, width)."""
-    pixels = [height * width for _, height, width in tensor_shapes(graph, bands, *context)]
-    taken = [[pixels[source] for source in sources] for sources in graph.sources]
-    return node_works(graph, bands, pixels[1:], taken, value_bytes)
-
-
-def node_works(
-    graph: Graph, bands: int, computed: Sequence[int], taken: Sequence[Sequence[int]], value_bytes: int
-) -> tuple[NodeWork, ...]:
-    """Count the work of nodes that compute so many pixels each, of inputs of so many. A node that hands its input on
-    has none."""
-    channels, tensors, works = tensor_channels(graph, bands), tensors_of(graph, bands, value_bytes), list[NodeWork]()
-    for k, (layer, sources) in enumerate(zip(graph.layers, graph.sources, strict=True)):
-        if layer.hands_on or not computed[k]:
-            works.append(NodeWork(channels[k + 1]))
-            continue
-        out, wanted = computed[k] * tensors[k + 1].pixel_bytes, graph.wants_gradient[k + 1]
-        inputs = [pixels * tensors[source].pixel_bytes for source, pixels in zip(sources, taken[k], strict=True)]
-        kept = out * layer.keeps_output + sum(inputs[index] for index in layer.kept_inputs)
-        operations = FLOPS_PER_MULTIPLY_ADD * layer.multiply_adds(channels[sources[0]]) * computed[k]
-        passes = backward_passes(graph, k) if operations else int(wanted)
-        moved = out + sum(inputs)
-        back = ((moved + kept) * bool(wanted and passes), passes * operations)
-        works.append(NodeWork(channels[k + 1], (moved, operations), back))
-    return tuple(works)

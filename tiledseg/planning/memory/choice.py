@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
-from tiledseg.planning.cost_model.mode_cost import Task, held_besides, layer_ranks, settled
+from tiledseg.planning.cost_model.machine import ASSUMED, Machine
+from tiledseg.planning.cost_model.mode_cost import Task, layer_ranks, settled
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
-from tiledseg.planning.step.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.items import ASSUMED, BACKWARD, Speed, Walk, network_walk
-from tiledseg.planning.walk.step_memory import fixed_memory
+from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.walk.items import BACKWARD, Walk
+from tiledseg.planning.walk.step_memory import fixed_memory, network_walk
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,11 @@ def step_choices(
     context: tuple[int, int],
     value_bytes: int,
     store: Store | None = None,
-    speed: Speed | None = None,
+    machine: Machine | None = None,
 ) -> StepChoices:
-    """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`. `speed`: of
-    the rank, the store's unless given. Raises GeometryError where this is no legal size."""
-    walk = network_walk(tile_walk(graph, bands, context, value_bytes), speed or (store.speed if store else ASSUMED))
+    """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`.
+    `machine`: the rank's speed, the store's unless given. Raises GeometryError where this is no legal size."""
+    walk = network_walk(tile_walk(graph, bands, context, value_bytes), machine or (store.machine if store else ASSUMED))
     return StepChoices(with_store(walk, store) if store else walk, fixed_memory(graph, bands, value_bytes))
 
 
@@ -125,8 +126,7 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     choices = []
     for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
-        forward = rank_walk(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
-        walk = network_walk(forward, store.speed if store else ASSUMED)
+        walk = network_walk(rank.walk, store.machine if store else ASSUMED)
         walk = with_store(walk, store) if store else walk
-        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + held_besides(task, rank)))
+        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + rank.besides))
     return choices

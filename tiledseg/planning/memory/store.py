@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiledseg.geometry.graph import OFFLOAD
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.walk.items import Speed, Walk
+from tiledseg.planning.cost_model.machine import ASSUMED, Machine
+from tiledseg.planning.walk.items import Walk
 
 STAYING = 3  # tensors as large as the largest that leaves: half of them on their way out, half on their way in
 LEAST = 1 << 20  # bytes of the smallest tensor that is offloaded: of less, the calls would count
@@ -20,23 +20,19 @@ WAITED = 0.35
 
 @dataclass(frozen=True)
 class Store:
-    """A store of tensors. `written`, `read`: bytes a second of a rank beside its host's others. `speed`: of a rank."""
+    """A store of tensors. `written`, `read`: bytes a second of a rank beside its host's others. `machine`: the
+    rank's speed."""
 
     written: float
     read: float
-    speed: Speed
+    machine: Machine
 
     def waited(self, written: float, read: float) -> float:
         """Return the seconds by which a step is longer for so many bytes each way."""
         return WAITED * (written / self.written + read / self.read)
 
 
-ASSUMED_STORE = Store(2e9, 5e9, Speed())  # a local NVMe disk as nodes of clusters have it
-
-
-def speed_of(machine: Machine) -> Speed:
-    """Return the speed at which a rank computes."""
-    return Speed(machine.flops, machine.memory_bandwidth)
+ASSUMED_STORE = Store(2e9, 5e9, ASSUMED)  # a local NVMe disk as nodes of clusters have it
 
 
 def disk_of(machine: Machine) -> Store | None:
@@ -44,7 +40,7 @@ def disk_of(machine: Machine) -> Store | None:
     if machine.disk is None:
         return None
     written, read = (rate / machine.ranks_per_host for rate in machine.disk)
-    return Store(written, read, speed_of(machine))
+    return Store(written, read, machine)
 
 
 def store_of(machine: Machine) -> Store | None:
@@ -52,7 +48,7 @@ def store_of(machine: Machine) -> Store | None:
     device has its own way to that memory. Return None where the store is not known."""
     if not machine.has_devices:
         return disk_of(machine)
-    return machine.host_store and Store(*machine.host_store, speed_of(machine))
+    return machine.host_store and Store(*machine.host_store, machine)
 
 
 def with_store(walk: Walk, store: Store) -> Walk:

@@ -145,7 +145,7 @@ def blocks_of(
 
         rates = asked.store or ASSUMED_STORE
         waited = rates.waited if asked.in_file else None
-        extra = needs.more_time(rates.speed, waited)
+        extra = needs.more_time(rates.machine, waited)
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
 
 

@@ -192,7 +192,8 @@ def plan_offload(
     small.
     """
     from tiledseg.planning.memory.store import LEAST, STAYING
-    from tiledseg.planning.walk.items import network_walk, price
+    from tiledseg.planning.walk.items import price
+    from tiledseg.planning.walk.step_memory import network_walk
 
     graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
     forward = tile_walk(graph, bands, context, value)

@@ -19,7 +19,7 @@ from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.run.spread import Parallelism, Spread
-from tiledseg.planning.step.cost import backward_passes, tile_walk
+from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 
 if TYPE_CHECKING:  # most runs do without
@@ -205,7 +205,7 @@ def balanced_pipeline(
 
     prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
-    backward = measured.backward if measured else [backward_passes(graph, k) * work for k, work in enumerate(forward)]
+    backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in prices.costs]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute,

@@ -8,7 +8,7 @@ measured ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 
 from tiledseg.config.words import chunk_ranks
@@ -25,39 +25,27 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import Timeline, simulate
-from tiledseg.planning.step.cost import ForwardWalk, copied
-from tiledseg.planning.walk.items import Walk, network_walk
-from tiledseg.planning.walk.step_memory import ADAM_VALUES, step_activations
-from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
+from tiledseg.planning.step.cost import ForwardWalk
+from tiledseg.planning.walk.items import Walk
+from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk
 
 _SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 
 @dataclass(frozen=True)
-class StageMemory:
-    """Bytes of a stage, by purpose.
+class StageMemory(StepMemory):
+    """Bytes of a stage on one micro-batch; `inputs`: all that it received, which is kept of one that is recomputed."""
 
-    `activations`: kept of one micro-batch from its forward to its backward pass. `inputs`: kept of one that is
-    recomputed, all that it received. `backward`: needed by the backward pass on top at its worst moment, the gradients
-    that it received included.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
     inputs: int
-    backward: int
 
     def kept(self, complete: int, inputs_only: int = 0) -> int:
         """Return the bytes of so many micro-batches with all their activations, and so many with their inputs only."""
         return complete * self.activations + inputs_only * self.inputs
 
-    def total(self, complete: int, inputs_only: int = 0) -> int:
+    def needed(self, complete: int, inputs_only: int = 0) -> int:
         """Return all bytes, with so many micro-batches kept at once."""
-        fixed = self.weights + self.gradients + self.optimizer
-        return fixed + self.kept(complete, inputs_only) + self.backward
+        return self.total - self.activations + self.kept(complete, inputs_only)
 
 
 class StagePrices:
@@ -65,7 +53,6 @@ class StagePrices:
 
     def __init__(self, forward: ForwardWalk) -> None:
         self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
-        self._copied = copied(self.graph, [cost.parameters for cost in self.costs])
         self.memory = cache(self._memory)
 
     @property
@@ -75,17 +62,8 @@ class StagePrices:
 
     def _memory(self, first: int, stop: int) -> StageMemory:
         """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
-        costs, width = self.costs[first:stop], self.forward.value_bytes
-        activations, backward = step_activations(self.forward, (first, stop))
-        trained, copies = sum(cost.trained for cost in costs), copy_bytes(width) * sum(self._copied[first:stop])
-        return StageMemory(
-            sum(cost.parameters for cost in costs) * wide_bytes(width) + copies,
-            trained * DOUBLE_BYTES,
-            ADAM_VALUES * trained * wide_bytes(width),
-            activations,
-            self.received(first, stop) if first else self.tensor_bytes(0),
-            backward,
-        )
+        inputs = self.received(first, stop) if first else self.tensor_bytes(0)
+        return StageMemory(**asdict(memory_of(self.forward, (first, stop))), inputs=inputs)
 
     def walk(self, first: int, stop: int) -> Walk:
         """Return the items of the run's backward pass, of one micro-batch."""
@@ -141,7 +119,7 @@ class PipelineCase:
         @cache
         def memory(first: int, stop: int, chunk: int) -> int:
             kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
-            return self.prices.memory(first, stop).total(*kept)
+            return self.prices.memory(first, stop).needed(*kept)
 
         return memory
 

@@ -6,11 +6,10 @@ The walk is checked against PyTorch's allocations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.planning.step.cost import LayerCost, loss_bytes, loss_peak, unfolded_bytes
+from tiledseg.planning.step.cost import LayerCost, loss_peak, unfolded_bytes
 from tiledseg.units import wide_bytes
 
 
@@ -29,28 +28,6 @@ class _Made(NamedTuple):
     tensor: int
     allocated: int
     held: int
-
-
-def backward_peak(
-    graph: Graph, costs: Sequence[LayerCost], kept: Sequence[int], bytes_per_value: int, first: int = 0
-) -> int:
-    """Return the peak bytes of the backward pass of the nodes from `first` on, on top of what they and the loss keep.
-
-    `kept`: bytes of each node of the run; the loss is the last node's.
-    """
-    stop = first + len(kept)
-    results = [costs[tensor - 1] for tensor in graph.results]
-    loss = loss_bytes(results, bytes_per_value) if stop == len(graph) else 0
-    moments = gradients_by_node(graph, costs, bytes_per_value, first, stop)
-    return peak_of(moments, kept, loss) - sum(kept) - loss
-
-
-def peak_of(moments: Sequence[Gradients], kept: Sequence[int], loss: int) -> int:
-    """Return the most bytes at once where nodes keep so many each, and the loss keeps `loss`."""
-    *nodes, last = moments
-    held = [0, *accumulate(kept)]
-    peaks = (max(held[k + 1] + each.peak, held[k] + each.after) for k, each in enumerate(nodes))
-    return max(held[-1] + loss + last.peak, *peaks)
 
 
 def gradients_by_node(

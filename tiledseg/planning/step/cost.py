@@ -41,16 +41,21 @@ INDEX_BYTES = 8  # labels of a loss
 @dataclass(frozen=True)
 class LayerCost:
     """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input.
-    `frozen`: its parameters are not trained. `loss`: see `geometry.graph.Node`."""
+    `passes`: how often its backward pass makes the multiply-adds; `reread`: bytes of kept tensors that it reads.
+    `looks`: how often it goes through its tensors, 0 where it hands one on. `frozen`: its parameters are not trained.
+    `loss`: see `geometry.graph.Node`."""
 
     name: str
     kind: str
     shape: Shape
-    parameters: int
-    multiply_adds: int
     input_bytes: tuple[int, ...]
     output_bytes: int
-    kept_bytes: int
+    parameters: int = 0
+    multiply_adds: int = 0
+    kept_bytes: int = 0
+    passes: int = 0
+    reread: int = 0
+    looks: int = 1
     frozen: bool = False
     loss: LossBytes = USUAL_LOSS
 
@@ -58,6 +63,11 @@ class LayerCost:
     def trained(self) -> int:
         """Parameters that have gradients."""
         return 0 if self.frozen else self.parameters
+
+    @property
+    def moved(self) -> int:
+        """Bytes that its forward pass reads and writes."""
+        return self.looks * (sum(self.input_bytes) + self.output_bytes)
 
 
 @dataclass
@@ -110,18 +120,6 @@ class Ran(NamedTuple):
     noted: int
     kept: KeptData
 
-    def kept_bytes(self, seen: set[int], entered: Sequence[bool] = ()) -> int:
-        """Return the bytes that autograd keeps for the node besides the tensors in `seen` (by id), and add its own to
-        these. An input that has `entered` a stage has memory of its own."""
-        total = self.kept.copies + self.kept.besides
-        tensors = [(self.brought[index], bool(entered) and entered[index]) for index in self.kept.inputs]
-        for tensor, is_entered in (*tensors, *([(self.made, False)] if self.kept.output else [])):
-            owner = tensor if is_entered else tensor.root
-            if id(owner) not in seen:
-                seen.add(id(owner))
-                total += tensor.bytes if is_entered else owner.memory
-        return total
-
 
 @dataclass(frozen=True)
 class MovedLayer(Layer):
@@ -166,13 +164,16 @@ class ForwardWalk:
     between, the window is its output. Padding at the image's border makes a new tensor too.
     """
 
-    def __init__(self, graph: Graph, bands: int, ranks: int, value_bytes: int) -> None:
+    def __init__(
+        self, graph: Graph, bands: int, ranks: int, value_bytes: int, results: Sequence[int] | None = None
+    ) -> None:
         self.graph, self.bands, self.ranks, self.value_bytes = graph, bands, ranks, value_bytes
+        self.results = graph.results if results is None else results
         self.channels, self._homes = tensor_channels(graph, bands), homes(graph)
         self.made: dict[int, _Present] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
-        self.ran: list[Ran] = []
+        self.ran: dict[int, Ran] = {}
         self._seen: set[int] = set()  # tensors that are kept already
         self._fresh = self._noted = 0  # of the present node
 
@@ -181,11 +182,16 @@ class ForwardWalk:
         """All steps as a graph: the network's own where nothing is done between its nodes."""
         if self.ranks == 1 and len(self.nodes) == len(self.graph):
             return self.graph
-        return Graph(tuple(self.nodes), tuple(self.made[tensor].name for tensor in self.graph.results))
+        return Graph(tuple(self.nodes), tuple(self.made[tensor].name for tensor in self.results))
 
     @property
     def input_bytes(self) -> int:
         return self.made[0].tensor.bytes
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of the forward pass; those of pixels that are cropped after a layer count too."""
+        return sum(cost.multiply_adds for cost in self.costs)
 
     def begin(self, height: int, width: int) -> None:
         """Start from the network's input."""
@@ -193,12 +199,11 @@ class ForwardWalk:
         self.made[0] = _Present(INPUT, tensor, self.bands, (height, width))
 
     def enter(self, tensor: int, size: tuple[int, int]) -> None:
-        """Add a tensor made elsewhere, which is held until the end, as its gradient is where it needs one."""
+        """Add a tensor made elsewhere, whose bytes count there. Its gradient is held until the end, if it needs one."""
         channels, name = self.channels[tensor], f"entering {tensor}"
-        made = Tensor(channels * size[0] * size[1], self.value_bytes)
+        made = Tensor(channels * size[0] * size[1], self.value_bytes, 0, home=self._homes[tensor])
         layer = MovedLayer(0, int(self.graph.wants_gradient[tensor]))
-        self._seen.add(id(made))
-        self._add(Node(name, layer, (INPUT,)), (channels, *size), (0,), made)
+        self._add(Node(name, layer, (INPUT,)), (channels, *size), (0,), made, looks=0)
         self.made[tensor] = _Present(name, made, channels, size)
 
     def step(self, k: int, row: DimStep, col: DimStep) -> None:
@@ -221,29 +226,55 @@ class ForwardWalk:
         channels, before = self.channels[graph.sources[k][0]], tuple(each.bytes for each in given)
         work = node.layer.multiply_adds(channels) * row.computed * col.computed
         walked = replace(node, layer=layer, cols=None, inputs=tuple(each.name for each in given))
-        ran = Ran(first, len(self.nodes), tensors, made, shape, self._fresh, self._noted, kept)
-        kept_bytes = ran.kept_bytes(self._seen)
-        cost = self._add(walked, shape, before, made, kept_bytes, node.layer.parameters(channels), work)
-        self.ran.append(ran._replace(fresh=self._fresh + unfolded_bytes(layer, cost, self.value_bytes)))
+        cost = self._add(
+            walked,
+            shape,
+            before,
+            made,
+            kept_bytes=self._kept_bytes(tensors, made, kept),
+            parameters=node.layer.parameters(channels),
+            multiply_adds=work,
+            passes=_backward_passes(graph, k) if work else int(graph.wants_gradient[k + 1]),
+            reread=sum(before[i] for i in node.layer.kept_inputs) + made.bytes * node.layer.keeps_output,
+            looks=0 if node.layer.hands_on or not math.prod(shape) else 1 + over_ranks,
+        )
+        fresh = self._fresh + unfolded_bytes(layer, cost, self.value_bytes)
+        self.ran[k] = Ran(first, len(self.nodes) - 1, tensors, made, shape, fresh, self._noted, kept)
         made.home = self._homes[k + 1] if made.home is None else made.home
         present = _Present(node.name, made, shape[0], shape[1:])
         self.made[k + 1] = self._move(f"{node.name}: given", present, (row.given, col.given), view=True)
 
+    def _kept_bytes(self, brought: Sequence[Tensor], made: Tensor, kept: KeptData) -> int:
+        """Return the bytes that autograd keeps for a node besides the tensors that it keeps already."""
+        total = kept.copies + kept.besides
+        for tensor in (*(brought[index] for index in kept.inputs), *([made] if kept.output else [])):
+            if id(tensor.root) not in self._seen:
+                self._seen.add(id(tensor.root))
+                total += tensor.root.memory
+        return total
+
     def _bring(self, k: int, index: int, row: InputStep, col: InputStep) -> _Present:
         """Cut, exchange and pad a tensor that the rank has to the window that node `k` reads."""
         name = f"{self.graph.nodes[k].name}.{index}"
-        made = self.made[self.graph.sources[k][index]]
+        source = self.graph.sources[k][index]
+        made, passes = self.made[source], int(self.graph.wants_gradient[source])
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
             self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
             layer = MovedLayer(None if given_back_in_place(self.graph, k, row, col) else made.bytes)
-            made = self._move(f"{name}: exchange", made, (row.window, col.window), layer)
+            made = self._move(f"{name}: exchange", made, (row.window, col.window), layer, passes=passes)
         if (row.read, col.read) != (row.window, col.window):
-            made = self._move(f"{name}: padding", made, (row.read, col.read))
+            made = self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
         return made
 
     def _move(
-        self, name: str, made: _Present, size: tuple[int, int], layer: Layer | None = None, view: bool = False
+        self,
+        name: str,
+        made: _Present,
+        size: tuple[int, int],
+        layer: Layer | None = None,
+        view: bool = False,
+        passes: int = 0,
     ) -> _Present:
         """Add a step that makes a tensor of another size, or a view of it: the tensor then stays whole in memory."""
         if view and made.size == size:
@@ -252,21 +283,13 @@ class ForwardWalk:
         if not view:
             tensor = Tensor(math.prod(shape), tensor.value_bytes)
             self._fresh += tensor.bytes
-        self._add(Node(name, layer or MovedLayer(made.bytes), (made.name,)), shape, (made.bytes,), tensor)
+        node = Node(name, layer or MovedLayer(made.bytes), (made.name,))
+        self._add(node, shape, (made.bytes,), tensor, passes=passes, looks=int(not view))
         return _Present(name, tensor, made.channels, size)
 
-    def _add(
-        self,
-        node: Node,
-        shape: Shape,
-        before: tuple[int, ...],
-        made: Tensor,
-        kept: int = 0,
-        parameters: int = 0,
-        work: int = 0,
-    ) -> LayerCost:
-        after, kind = math.prod(shape) * made.value_bytes, type(node.layer).__name__
-        cost = LayerCost(node.name, kind, shape, parameters, work, before, after, kept, node.frozen, node.loss)
+    def _add(self, node: Node, shape: Shape, before: tuple[int, ...], made: Tensor, **figures: int) -> LayerCost:
+        kind, after = type(node.layer).__name__, math.prod(shape) * made.value_bytes
+        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, loss=node.loss, **figures)
         self.nodes.append(node)
         self.costs.append(cost)
         return cost
@@ -345,21 +368,13 @@ def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
     return layer.unfolded(cost.multiply_adds, cost.shape) * bytes_per_value
 
 
-def backward_passes(graph: Graph, k: int) -> int:
+def _backward_passes(graph: Graph, k: int) -> int:
     """Return how often node `k` makes its forward multiply-adds once more in the backward pass: for the gradients of
     its inputs, and for those of its weights. The network's input counts as if one were made of it."""
     if not graph.wants_gradient[k + 1]:
         return 0
     back = any(source == 0 or graph.wants_gradient[source] for source in graph.sources[k])
     return int(back) + (not graph.nodes[k].frozen)
-
-
-def copied(graph: Graph, parameters: Sequence[int]) -> list[int]:
-    """Return each node's parameters whose cast copies are held, where autocast makes some: they are trained, or needed
-    for the gradient of an input. Copies of others last a moment."""
-    nodes = zip(parameters, graph.nodes, graph.sources, strict=True)
-    wants = graph.wants_gradient
-    return [count if not node.frozen or any(wants[t] for t in given) else 0 for count, node, given in nodes]
 
 
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:

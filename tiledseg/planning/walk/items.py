@@ -11,8 +11,7 @@ At the moments above `after` it only waits:
   way its own parents must be there, or are recomputed first;
 - offloaded, at none: it is fetched just before its use.
 
-Seconds follow from a node's work and the bytes that it reads and writes, at assumed speeds: only their ratio decides.
-Checked against `models.rebuild`, which recomputes so.
+`walk.step_memory` makes the items of a network. Checked against `models.rebuild`, which recomputes so.
 """
 
 from __future__ import annotations
@@ -24,35 +23,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
-from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of, spread
-from tiledseg.planning.step.backward_walk import gradients_by_node
-from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, INDEX_BYTES, ForwardWalk, LayerCost, loss_bytes
+from tiledseg.geometry.memory_policy import spread
 
 NEVER = 1e6  # seconds that mark a tensor which cannot be recomputed here: it is kept where a recomputed one needs it
 BACKWARD = 2  # seconds of a backward pass, in forward passes, about
 NO_GRAPH = Graph(())
 Words = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The assumed speed of a rank: operations a second, and bytes a second of its memory."""
-
-    flops: float = 10e12
-    memory_bandwidth: float = 600e9
-
-    @property
-    def in_words(self) -> str:
-        """The speed as words of a log."""
-        return f"{self.flops / 1e9:,.0f} Gflop/s and {self.memory_bandwidth / 1e9:,.0f} GB/s of memory"
-
-    def seconds(self, cost: LayerCost) -> float:
-        """Return the seconds of a step, forward."""
-        moved = sum(cost.input_bytes) + cost.output_bytes
-        return max(cost.multiply_adds * FLOPS_PER_MULTIPLY_ADD / self.flops, moved / self.memory_bandwidth)
-
-
-ASSUMED = Speed()
 
 
 @dataclass(frozen=True)
@@ -207,151 +183,3 @@ def _run(walk: Walk, words: Sequence[str], index: int, moment: int) -> tuple[flo
             most = max(most, held + before.bytes + work)
             seconds, held = seconds + first, held + before.bytes
     return seconds, max(most - item.bytes, held + item.work)
-
-
-def network_walk(walk: ForwardWalk, speed: Speed = ASSUMED, run: tuple[int, int] | None = None) -> Walk:
-    """Return the items of a forward walk of a tile, or of a rank's block. `run`: of the nodes (first, stop) alone,
-    those of a stage: tensors that enter it cannot be recomputed there."""
-    return _Items(walk, speed, run or (0, len(walk.graph)), run is not None).walk()
-
-
-class _Items:
-    """The nodes `ran` in a run of a forward walk, and how its backward pass uses their data.
-
-    `sizes`: bytes of each tensor by its home; `uses`: the moments at which the backward pass uses it. `large`, `small`:
-    bytes kept inside nodes, as large as a tensor or not; `copies`: nodes whose large ones are more than windows.
-    """
-
-    def __init__(self, walk: ForwardWalk, speed: Speed, run: tuple[int, int], is_stage: bool) -> None:
-        graph = self.graph = walk.graph
-        self.first, self.place = run[0], homes(graph)  # a run's moments are counted from its first node
-        self.ran = {k: walk.ran[k] for k in range(*run)}
-        self.sizes = [walk.input_bytes, *(ran.made.bytes for ran in walk.ran)]
-        for k, ran in enumerate(walk.ran):
-            self.sizes[self.place[k + 1]] = ran.made.bytes  # of the last node that writes over it
-        costs = walk.costs
-        self.seconds = {k: sum(map(speed.seconds, costs[ran.first : ran.moment + 1])) for k, ran in self.ran.items()}
-        steps = run if is_stage else (0, len(walk.walked))
-        self.gradients = gradients_by_node(walk.walked, costs, walk.value_bytes, *steps)
-        results = [costs[tensor - 1] for tensor in walk.walked.results] if run[1] == len(graph) else []
-        self.loss = loss_bytes(results, walk.value_bytes) if results else 0
-        self.uses: list[list[int]] = [[] for _ in graph.names]
-        self.large: dict[int, int] = {}
-        self.small: dict[int, int] = {}
-        self.copies: set[int] = set()
-        for k in self.ran:
-            if not graph.layers[k].hands_on and graph.wants_gradient[k + 1]:
-                self._use(k)
-
-    def moment(self, k: int) -> int:
-        return self.ran[k].moment - self.first
-
-    def _use(self, k: int) -> None:
-        """Count the data that the backward pass of node `k` uses."""
-        ran, kept = self.ran[k], self.ran[k].kept
-        inputs = [ran.brought[index] for index in kept.inputs]
-        used = [tensor.home for tensor in inputs if tensor.home is not None]
-        for home in dict.fromkeys([*used, *([self.place[k + 1]] if kept.output else [])]):
-            self.uses[home].append(self.moment(k))
-        windows = sum(tensor.bytes for tensor in inputs if tensor.home is None)
-        least = INDEX_BYTES * min(math.prod(ran.shape), max(tensor.values for tensor in ran.brought))
-        is_large = kept.besides >= least
-        inside = kept.copies + windows + kept.besides * is_large
-        if inside:
-            self.large[k] = inside
-        if kept.besides and not is_large:
-            self.small[k] = kept.besides
-        if inside > windows:
-            self.copies.add(k)
-
-    def walk(self) -> Walk:
-        after = self._first_uses()
-        order = sorted(home for home in after if home)
-        number = {home: index for index, home in enumerate(order)}
-        items = [self._tensor(home, after[home], number) for home in order]
-        items += [self._inside(node, number) for node in self.large]
-        noted = [self._again(home)[2] for home in order] + [self.ran[node].noted for node in self.large]
-        base, rebuilding = self._always(items, noted)
-        return Walk(tuple(items), base, rebuilding, self.graph, sum(self.seconds.values()))
-
-    def _first_uses(self) -> dict[int, int]:
-        """Return the moment of the first use of each home in the backward pass, of those that matter."""
-        after: dict[int, int] = {}
-        using: list[list[int]] = [[] for _ in self.graph.names]  # moments at which something is recomputed from a home
-        for node in self.large:
-            for source in self.graph.sources[node]:
-                using[self.place[source]].append(self.moment(node))
-        for home in reversed(range(len(self.graph.names))):
-            if self.uses[home]:
-                after[home] = max(self.uses[home])
-            elif using[home] and self.place[home] == home:
-                after[home] = min(using[home])
-            if home in after and self._is_made(home):
-                for origin in origins_of(self.graph)[home]:
-                    using[origin].append(min(self.uses[home], default=after[home]))
-        return after
-
-    def _is_made(self, home: int) -> bool:
-        """Return True if the nodes of the run alone make the tensor."""
-        return all(k in self.ran for k in makers(self.graph)[home])
-
-    def _again(self, home: int) -> tuple[float, int, int]:
-        """Return what recomputing a tensor takes: seconds, bytes besides it for the moment, and bytes that arrived for
-        it from other ranks, which stay."""
-        layers, before, most, seconds, noted = self.graph.layers, 0, 0, 0.0, 0
-        for k in (k for k in self.ran if self.place[k + 1] == home):
-            ran = self.ran[k]
-            writes = before and (layers[k].hands_on or self.graph.overwrites[k])
-            most = max(most, before + ran.fresh + (0 if writes else ran.made.bytes))
-            before = ran.made.bytes
-            seconds += 0.0 if layers[k].hands_on else self.seconds[k]
-            noted += ran.noted
-        return seconds, max(0, most - self.sizes[home]), noted
-
-    def _tensor(self, home: int, after: int, number: dict[int, int]) -> Item:
-        graph, size, used = self.graph, self.sizes[home], bool(self.uses[home])
-        name = graph.names[home]
-        if not self._is_made(home):
-            return Item(name, size, after, math.inf if used else NEVER, used=used, home=home)
-        seconds, work, noted = self._again(home)
-        parents = tuple(number[origin] for origin in origins_of(graph)[home] if origin in number)
-        again, cheap = seconds if can_rebuild(graph, home) else math.inf, is_cheap(graph, home)
-        return Item(name, size - noted, after, again, parents, work, used=used, cheap=cheap, home=home)
-
-    def _inside(self, node: int, number: dict[int, int]) -> Item:
-        """Return what a node keeps besides its tensors as an item: a second run of the node makes it."""
-        graph, ran, size = self.graph, self.ran[node], self.large[node]
-        homes_read = dict.fromkeys(self.place[source] for source in graph.sources[node])
-        parents = tuple(number[home] for home in homes_read if home in number)
-        again = self.seconds[node] if graph.layers[node].can_rebuild else math.inf
-        work = max(0, ran.fresh - size) + ran.made.bytes * (node in self.copies)
-        name = f"{graph.nodes[node].name} (inside)"
-        return Item(name, size - ran.noted, self.moment(node), again, parents, work, node=node)
-
-    def _always(self, items: Sequence[Item], noted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the bytes of each moment that are there whatever is chosen: in all, and before the node's gradients.
-        `noted`: bytes of each item that stay whatever becomes of it. The last moment is that of the loss."""
-        last = len(self.gradients)
-        more, freed = [0] * (last + 1), [0] * last  # bytes that a node keeps are freed once it has run backward
-
-        def add(size: int, start: int, stop: int = last) -> None:
-            more[start] += size
-            more[stop] -= size
-
-        for home, moments in enumerate(self.uses):
-            if moments:
-                add(self.sizes[home], min(moments), last if home == 0 else max(moments) + 1)  # the input stays
-                freed[min(moments)] += self.sizes[home]
-        for node, size in self.large.items():
-            add(size, self.moment(node), self.moment(node) + 1)
-            freed[self.moment(node)] += size
-        for node, size in self.small.items():
-            add(size, self.moment(node))
-            freed[self.moment(node)] += size
-        for item, size in zip(items, noted, strict=True):
-            add(size, min(item.waits_from, last))
-        add(self.loss, last - 1)
-        used = list(accumulate(more[:-1]))
-        every = list(zip(used, freed, self.gradients, strict=True))
-        base = tuple(here + max(each.peak, each.after - gone) for here, gone, each in every)
-        return base, tuple(here + each.before for here, _, each in every)

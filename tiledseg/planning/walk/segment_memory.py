@@ -16,12 +16,12 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, block_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.planning.step.backward_walk import gradients_by_node, peak_of
-from tiledseg.planning.step.cost import ForwardWalk, layer_costs, loss_bytes
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.step.cost import ForwardWalk, layer_costs
 from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
-from tiledseg.planning.walk.items import BACKWARD, Speed
-from tiledseg.planning.walk.step_memory import fixed_memory, weight_memory
+from tiledseg.planning.walk.items import BACKWARD
+from tiledseg.planning.walk.step_memory import block_peak, fixed_memory, weight_memory
 from tiledseg.units import norm_work_bytes
 
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
@@ -73,7 +73,7 @@ class BlockedStep:
         self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
         self.fixed = (fixed_memory if trains else weight_memory)(graph, bands, value_bytes)
         self.image = int(self.images * self.whole[0])
-        moments = (*self._forward(trains), *(self._backward() if trains else ()))
+        moments = self._backward() if trains else self._forward()
         self.stored, self._in_memory, self._in_file = (max(bytes_at) for bytes_at in zip(*moments, strict=True))
 
     def total(self, in_file: bool) -> int:
@@ -84,14 +84,14 @@ class BlockedStep:
         """Return the bytes that more blocks do not make less."""
         return self.fixed + self.image + (min(MOST_WRITTEN, self.stored) if in_file else self.stored)
 
-    def more_time(self, speed: Speed, waited: Callable[[float, float], float] | None) -> float:
+    def more_time(self, machine: Machine, waited: Callable[[float, float], float] | None) -> float:
         """Return the seconds by which a step is longer than on the whole, as a share of that. `waited`: the seconds for
         bytes written to a file and read from it; None where blocks lie in memory.
 
         A tensor between segments is written once, and read by each segment that takes it, forward and back; so are
         gradients.
         """
-        nodes = [speed.seconds(cost) for cost in self.costs]
+        nodes = [machine.node(cost)[0] for cost in self.costs]
         seconds = written = read = 0.0
         for at, segment in enumerate(self.segments):
             is_last = at + 1 == len(self.segments)
@@ -104,7 +104,7 @@ class BlockedStep:
                     values *= sum(one.size for one in intervals) / dim[tensor].size
                 read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
                 written += values
-        seconds += waited(written, read) if waited else (written + read) / speed.memory_bandwidth
+        seconds += waited(written, read) if waited else (written + read) / machine.memory_bandwidth
         return seconds / ((1 + BACKWARD) * sum(nodes)) - 1
 
     def _pairs(self, at: int) -> Iterable[tuple[NodeWindows, NodeWindows]]:
@@ -125,19 +125,19 @@ class BlockedStep:
         ]
         return max(shapes, key=lambda shape: shape.values)
 
-    def _forward(self, keeps: bool) -> Iterator[tuple[int, int, int]]:
-        """Yield the moments of a forward pass that `keeps` tensors for a backward pass, or of a map: a tensor is then
-        freed after the last segment that takes it."""
+    def _forward(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the moments of a map: a tensor is freed after the last segment that takes it."""
         ends = {tensor: at for at, segment in enumerate(self.segments) for tensor in segment.entering}
         lives: set[int] = set()
         for at, segment in enumerate(self.segments):
             lives.update(segment.leaving if at + 1 < len(self.segments) else ())
             stored = sum(self.whole[tensor] for tensor in lives)
             yield self._moment(at, self._live(at), stored, self._ahead(at), lives, 0.0)
-            lives = lives if keeps else {tensor for tensor in lives if ends[tensor] > at}
+            lives = {tensor for tensor in lives if ends[tensor] > at}
 
     def _backward(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the moments of a backward pass, from the last segment to the first."""
+        """Yield the moments of a backward pass, from the last segment to the first: they need more than those of the
+        forward pass before it."""
         values = {segment.leaving[0] for segment in self.segments[:-1]}
         gradients: set[int] = set()
         for at in reversed(range(len(self.segments))):
@@ -196,7 +196,7 @@ class BlockedStep:
         it reads. The loss follows the last segment; other ones are given the gradients of what leaves."""
         segment, graph = self.segments[at], self.graph
         rows, cols = (_largest_block(graph, segment, *windows) for windows in self.windows[at])
-        walk = ForwardWalk(graph, self.bands, 2, self.width)
+        walk = ForwardWalk(graph, self.bands, 2, self.width, segment.leaving)
         overwritten = {graph.origins[graph.sources[k][0]] for k in segment.nodes if graph.layers[k].overwrites}
         read = 0
         for tensor in segment.entering:
@@ -206,11 +206,7 @@ class BlockedStep:
             read += copies * self.channels[tensor] * size[0] * size[1] * self.width
         for k, row, col in zip(segment.nodes, rows[1], cols[1], strict=True):
             walk.step(k, row, col)
-        steps = Graph(tuple(walk.nodes), tuple(walk.made[tensor].name for tensor in segment.leaving))
-        given = at + 1 < len(self.segments)
-        moments = gradients_by_node(steps, walk.costs, self.width, 0, len(walk.nodes), given)
-        loss = 0 if given else loss_bytes([walk.costs[tensor - 1] for tensor in steps.results], self.width)
-        return read + peak_of(moments, [cost.kept_bytes for cost in walk.costs], loss)
+        return read + block_peak(walk, at + 1 == len(self.segments))
 
     def _foreign(self, at: int, tensor: int) -> float:
         """Return the bytes that the blocks of the rank with most read of other blocks."""

@@ -1,21 +1,26 @@
-"""The memory of one training step on a tile or on a rank's block, walked through the forward and the backward pass.
+"""The memory of one training step on a tile, a rank's block, a block of a tile, or a stage: one walk for all of them.
 
 Counted are weights, the float64 sums of their gradients (`tiledseg.gradients`), the optimizer's values, all that
-autograd keeps (see `cost`), and on top of it the worst moment of the backward pass. Not counted are the device's
+autograd keeps (see `step.cost`), and on top of it the worst moment of the backward pass. Not counted are the device's
 context, workspaces of its libraries, fragmentation, and communication buffers.
+
+Seconds follow from a node's work and the bytes that it reads and writes, at assumed speeds: only their ratio decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_trained, tensor_channels
-from tiledseg.planning.step.backward_walk import backward_peak
-from tiledseg.planning.step.cost import ForwardWalk, copied, loss_bytes, rank_walk, tile_walk
-from tiledseg.planning.step.rank_steps import RankSteps
+from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.planning.cost_model.machine import ASSUMED, Machine
+from tiledseg.planning.step.backward_walk import gradients_by_node
+from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, Tensor, loss_bytes, tile_walk
+from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
@@ -49,68 +54,235 @@ def training_memory(graph: Graph, bands: int, context: tuple[int, int], bytes_pe
     return memory_of(tile_walk(graph, bands, context, bytes_per_value))
 
 
-def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> StepMemory:
-    """Return the bytes of one training step of the rank with these steps, one of `ranks` that share the image, without
-    its strips and the block of the input."""
-    return memory_of(rank_walk(graph, bands, row, col, ranks, value_bytes))
-
-
-def memory_of(walk: ForwardWalk) -> StepMemory:
-    """Return the bytes of a training step that goes forward as `walk` does."""
-    costs, width = walk.costs, walk.value_bytes
-    trained = sum(cost.trained for cost in costs)
-    weights = _weights(walk.walked, [cost.parameters for cost in costs], width)
-    fixed = weights, trained * DOUBLE_BYTES, trained * wide_bytes(width) * ADAM_VALUES
-    return StepMemory(*fixed, *step_activations(walk))
-
-
-def step_activations(walk: ForwardWalk, run: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return the bytes that a step keeps for its backward pass, and those of the backward pass on top, by the memory
-    policy of the graph. `run`: of the nodes (first, stop) alone, those of a stage."""
-    policy = walk.graph.memory
-    if policy is not None and not policy.keeps_all:
-        from tiledseg.planning.walk.items import network_walk, price
-
-        items = network_walk(walk, run=run)
+def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemory:
+    """Return the bytes of a training step that goes forward as `walk` does, by the memory policy of the graph. `run`:
+    of the nodes (first, stop) alone, those of a stage. Of a rank's block, strips and the block of the input are left
+    out."""
+    policy, uses = walk.graph.memory, _Uses(walk, run)
+    if policy is None or policy.keeps_all:
+        activations, peak = uses.all_kept()
+    else:
+        items = uses.walk(ASSUMED)
         words = items.needed_words(policy)
-        activations = items.kept(words)
-        return activations, price(items, words).peak - activations
-    first, stop = run or (0, len(walk.walked))
-    kept = stage_kept(walk, first, stop) if run else [cost.kept_bytes for cost in walk.costs]
-    results = [walk.costs[tensor - 1] for tensor in walk.walked.results]
-    loss = loss_bytes(results, walk.value_bytes) if stop == len(walk.walked) else 0
-    return sum(kept) + loss, backward_peak(walk.walked, walk.costs, kept, walk.value_bytes, first)
+        activations, peak = items.kept(words), price(items, words).peak
+    fixed = _fixed(walk.graph, walk.bands, walk.value_bytes, run)
+    return StepMemory(*fixed, activations, peak - activations)
 
 
-def stage_kept(walk: ForwardWalk, first: int, stop: int) -> list[int]:
-    """Return the bytes that autograd keeps for each node of a stage and no earlier one of it."""
-    seen: set[int] = set()
-    entered = ([source <= first for source in walk.graph.sources[k]] for k in range(first, stop))
-    return [walk.ran[first + at].kept_bytes(seen, each) for at, each in enumerate(entered)]
+def block_peak(walk: ForwardWalk, is_last: bool) -> int:
+    """Return the bytes at the worst moment of a block of a tile, beside the tensors that enter it. Gradients of what
+    leaves are given, unless a loss follows."""
+    return _Uses(walk, given=not is_last).all_kept()[1]
 
 
-def fixed_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
-    """Return the bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
-    trained = count_trained(graph, bands)
-    held = trained * (wide_bytes(bytes_per_value) * ADAM_VALUES + DOUBLE_BYTES)
-    return weight_memory(graph, bands, bytes_per_value) + held
+def network_walk(walk: ForwardWalk, machine: Machine = ASSUMED, run: tuple[int, int] | None = None) -> Walk:
+    """Return the items of a forward walk of a tile, or of a rank's block. `run`: of the nodes (first, stop) alone,
+    those of a stage: tensors that enter it cannot be recomputed there."""
+    return _Uses(walk, run).walk(machine)
 
 
-def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
-    """Return the bytes of weights alone, as computed with."""
-    return _weights(graph, node_parameters(graph, bands), bytes_per_value)
+@lru_cache(maxsize=1024)
+def _fixed(graph: Graph, bands: int, width: int, run: tuple[int, int] | None = None) -> tuple[int, int, int]:
+    """Return the bytes of weights with the cast copies that are held, of the sums of gradients, and of the optimizer's
+    values, of the nodes of a run."""
+    nodes = range(*(run or (0, len(graph))))
+    parameters = _parameters(graph, bands)
+    trained = sum(parameters[k] for k in nodes if not graph.nodes[k].frozen)
+    weights = sum(parameters[k] for k in nodes) * wide_bytes(width)
+    copies = sum(_copied(graph, k) * parameters[k] for k in nodes) * copy_bytes(width)
+    return weights + copies, trained * DOUBLE_BYTES, trained * wide_bytes(width) * ADAM_VALUES
 
 
-def copies_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
-    """Return the bytes of the copies of weights that autocast makes and autograd keeps."""
-    return sum(copied(graph, node_parameters(graph, bands))) * copy_bytes(bytes_per_value)
-
-
-def node_parameters(graph: Graph, bands: int) -> list[int]:
-    """Return the parameters of each node."""
+def _parameters(graph: Graph, bands: int) -> list[int]:
     channels = tensor_channels(graph, bands)
     return [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
 
 
-def _weights(graph: Graph, parameters: Sequence[int], width: int) -> int:
-    return sum(parameters) * wide_bytes(width) + sum(copied(graph, parameters)) * copy_bytes(width)
+def _copied(graph: Graph, k: int) -> bool:
+    """Return True if the cast copies of a node's weights, which autocast may make, are held: they are trained, or
+    needed for the gradient of an input. Copies of others last a moment."""
+    return not graph.nodes[k].frozen or any(graph.wants_gradient[source] for source in graph.sources[k])
+
+
+def fixed_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
+    """Return the bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
+    return sum(_fixed(graph, bands, bytes_per_value))
+
+
+def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
+    """Return the bytes of weights alone, as computed with."""
+    return _fixed(graph, bands, bytes_per_value)[0]
+
+
+def copies_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
+    """Return the bytes of the copies of weights that autocast makes and autograd keeps."""
+    held = (count for k, count in enumerate(_parameters(graph, bands)) if _copied(graph, k))
+    return sum(held) * copy_bytes(bytes_per_value)
+
+
+class _Uses:
+    """The nodes `ran` in a run of a forward walk, and how its backward pass uses their data.
+
+    `sizes`: bytes of each tensor by its home; `uses`: the moments at which the backward pass uses it. `large`, `small`:
+    bytes kept inside nodes, as large as a tensor or not; `copies`: nodes whose large ones are more than windows.
+    """
+
+    def __init__(self, walk: ForwardWalk, run: tuple[int, int] | None = None, given: bool = False) -> None:
+        graph = self.graph = walk.graph
+        self.forward, self.place, self.is_stage = walk, homes(graph), run is not None
+        self.first, stop = run or (0, len(graph))  # a run's moments are counted from its first node
+        self.ran = {k: walk.ran[k] for k in range(self.first, stop) if k in walk.ran}
+        steps = run or (0, len(walk.nodes))
+        self.gradients = gradients_by_node(walk.walked, walk.costs, walk.value_bytes, *steps, given)
+        ends = stop == len(graph) and not given
+        results = [walk.costs[tensor - 1] for tensor in walk.walked.results] if ends else []
+        self.loss = loss_bytes(results, walk.value_bytes) if results else 0
+        self.sizes: dict[int, int] = {}
+        self.uses: dict[int, list[int]] = {}
+        self.large: dict[int, int] = {}
+        self.small: dict[int, int] = {}
+        self.copies: set[int] = set()
+        for k in self.ran:
+            if not graph.layers[k].hands_on and graph.wants_gradient[k + 1]:
+                self._use(k)
+
+    def moment(self, k: int) -> int:
+        return self.ran[k].moment - self.first
+
+    def _use(self, k: int) -> None:
+        """Count the data that the backward pass of node `k` uses."""
+        ran, kept = self.ran[k], self.ran[k].kept
+        used, windows = list[int](), 0
+        for index in kept.inputs:
+            tensor = ran.brought[index]
+            if tensor.root.home is None:
+                windows += tensor.root.memory
+            else:
+                used.append(self._home(tensor, self.is_stage and self.graph.sources[k][index] <= self.first))
+        used += [self._home(ran.made)] if kept.output else []
+        for home in dict.fromkeys(used):
+            self.uses.setdefault(home, []).append(self.moment(k))
+        least = INDEX_BYTES * min(math.prod(ran.shape), max(tensor.values for tensor in ran.brought))
+        is_large = kept.besides >= least
+        inside = kept.copies + windows + kept.besides * is_large
+        if inside:
+            self.large[k] = inside
+        if kept.besides and not is_large:
+            self.small[k] = kept.besides
+        if inside > windows:
+            self.copies.add(k)
+
+    def _home(self, tensor: Tensor, has_entered: bool = False) -> int:
+        """Return the home of a tensor, noting its bytes: one that has entered a stage has memory of its own."""
+        owner = tensor if has_entered else tensor.root
+        assert owner.home is not None, "a tensor of the network"
+        self.sizes[owner.home] = tensor.bytes if has_entered else owner.memory
+        return owner.home
+
+    def all_kept(self) -> tuple[int, int]:
+        """Return the bytes that are kept from the forward to the backward pass, where all are, and the peak."""
+        base, rebuilding = self._always(None)
+        return rebuilding[-1], max(base)
+
+    def walk(self, machine: Machine) -> Walk:
+        """Return the items of the backward pass."""
+        costs = self.forward.costs
+        spans = {k: costs[ran.first : ran.moment + 1] for k, ran in self.ran.items()}
+        self.seconds = {k: sum(machine.node(cost)[0] for cost in span) for k, span in spans.items()}
+        for k, ran in self.forward.ran.items():
+            self.sizes.setdefault(self.place[k + 1], ran.made.memory)
+        self.sizes.setdefault(0, self.forward.input_bytes)
+        after = self._first_uses()
+        order = sorted(home for home in after if home)
+        number = {home: index for index, home in enumerate(order)}
+        items = [self._tensor(home, after[home], number) for home in order]
+        items += [self._inside(node, number) for node in self.large]
+        noted = [self._again(home)[2] for home in order] + [self.ran[node].noted for node in self.large]
+        stays = {item.waits_from: 0 for item in items}
+        for item, size in zip(items, noted, strict=True):  # what has arrived for an item stays
+            stays[item.waits_from] += size
+        base, rebuilding = self._always(stays)
+        return Walk(tuple(items), base, rebuilding, self.graph, sum(self.seconds.values()))
+
+    def _first_uses(self) -> dict[int, int]:
+        """Return the moment of the first use of each home in the backward pass, of those that matter."""
+        after: dict[int, int] = {}
+        using: list[list[int]] = [[] for _ in self.graph.names]  # moments at which something is recomputed from a home
+        for node in self.large:
+            for source in self.graph.sources[node]:
+                using[self.place[source]].append(self.moment(node))
+        for home in reversed(range(len(self.graph.names))):
+            if home in self.uses:
+                after[home] = max(self.uses[home])
+            elif using[home] and self.place[home] == home:
+                after[home] = min(using[home])
+            if home in after and self._is_made(home):
+                for origin in origins_of(self.graph)[home]:
+                    using[origin].append(min(self.uses.get(home, [after[home]])))
+        return after
+
+    def _is_made(self, home: int) -> bool:
+        """Return True if the nodes of the run alone make the tensor."""
+        return all(k in self.ran for k in makers(self.graph)[home])
+
+    def _again(self, home: int) -> tuple[float, int, int]:
+        """Return what recomputing a tensor takes: seconds, bytes besides it for the moment, and bytes that arrived for
+        it from other ranks, which stay."""
+        layers, before, most, seconds, noted = self.graph.layers, 0, 0, 0.0, 0
+        for k in (k for k in self.ran if self.place[k + 1] == home):
+            ran = self.ran[k]
+            writes = before and (layers[k].hands_on or self.graph.overwrites[k])
+            most = max(most, before + ran.fresh + (0 if writes else ran.made.bytes))
+            before = ran.made.bytes
+            seconds += self.seconds[k]
+            noted += ran.noted
+        return seconds, max(0, most - self.sizes[home]), noted
+
+    def _tensor(self, home: int, after: int, number: dict[int, int]) -> Item:
+        graph, size, used = self.graph, self.sizes[home], home in self.uses
+        name = graph.names[home]
+        if not self._is_made(home):
+            return Item(name, size, after, math.inf if used else NEVER, used=used, home=home)
+        seconds, work, noted = self._again(home)
+        parents = tuple(number[origin] for origin in origins_of(graph)[home] if origin in number)
+        again, cheap = seconds if can_rebuild(graph, home) else math.inf, is_cheap(graph, home)
+        return Item(name, size - noted, after, again, parents, work, used=used, cheap=cheap, home=home)
+
+    def _inside(self, node: int, number: dict[int, int]) -> Item:
+        """Return what a node keeps besides its tensors as an item: a second run of the node makes it."""
+        graph, ran, size = self.graph, self.ran[node], self.large[node]
+        homes_read = dict.fromkeys(self.place[source] for source in graph.sources[node])
+        parents = tuple(number[home] for home in homes_read if home in number)
+        again = self.seconds[node] if graph.layers[node].can_rebuild else math.inf
+        work = max(0, ran.fresh - size) + ran.made.bytes * (node in self.copies)
+        name = f"{graph.nodes[node].name} (inside)"
+        return Item(name, size - ran.noted, self.moment(node), again, parents, work, node=node)
+
+    def _always(self, stays: dict[int, int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the bytes of each moment that are there whatever is chosen: in all, and before the node's gradients;
+        with None those where everything is kept. `stays`: bytes of items that stay from a moment on. The last moment is
+        that of the loss."""
+        last = len(self.gradients)
+        more, freed = [0] * (last + 1), [0] * last  # bytes that a node keeps are freed once it has run backward
+
+        def add(size: int, start: int, stop: int) -> None:
+            more[start] += size
+            more[last if stays is None else stop] -= size
+
+        for home, moments in self.uses.items():
+            first = min(moments)
+            add(self.sizes[home], first, last if home == 0 else max(moments) + 1)  # the input stays
+            freed[first] += self.sizes[home]
+        for node, size in self.large.items():
+            add(size, self.moment(node), self.moment(node) + 1)
+            freed[self.moment(node)] += size
+        for node, size in self.small.items():
+            add(size, self.moment(node), last)
+            freed[self.moment(node)] += size
+        for moment, size in (stays or {}).items():
+            add(size, min(moment, last), last)
+        add(self.loss, last - 1, last)
+        used = list(accumulate(more[:-1]))
+        every = list(zip(used, freed, self.gradients, strict=True))
+        base = tuple(here + max(each.peak, each.after - gone) for here, gone, each in every)
+        return base, tuple(here + each.before for here, _, each in every)

@@ -10,9 +10,8 @@ from tiledseg.memory.file_store import disk_rates
 from tiledseg.memory.host import GpuLanes, host_rates
 from tiledseg.memory.mover import HOST, TENSOR
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory.store import Store, speed_of
+from tiledseg.planning.memory.store import Store
 from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD
-from tiledseg.planning.walk.items import Speed
 
 _CHANNELS, _SIDE, _VALUE = 32, 128, 4
 _CHANNELS_ON_GPU, _SIDE_ON_GPU = 256, 256
@@ -31,11 +30,11 @@ def measured_store(
     on_disk = device.type == "cpu" or store != HOST
     rates = disk_rates(store, _MOVED) if on_disk else host_rates(GpuLanes(device), _MOVED)
     known = machine if machine and machine.known else None
-    speed = speed_of(known.computing(precision)) if known else _measured_speed(device, precision)
-    return Store(rates.written / ranks, rates.read / ranks, speed)
+    known = known.computing(precision) if known else _measured_speed(device, precision)
+    return Store(rates.written / ranks, rates.read / ranks, known)
 
 
-def _measured_speed(device: torch.device, precision: str) -> Speed:
+def _measured_speed(device: torch.device, precision: str) -> Machine:
     on_cpu = device.type == "cpu"
     channels, side = (_CHANNELS, _SIDE) if on_cpu else (_CHANNELS_ON_GPU, _SIDE_ON_GPU)
     x_BCHW = torch.rand(1, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
@@ -47,4 +46,4 @@ def _measured_speed(device: torch.device, precision: str) -> Speed:
         one_P = torch.rand(TENSOR // _VALUE, device=device)
         other_P = torch.empty_like(one_P)
         moving = least(device, lambda: other_P.copy_(one_P))
-    return Speed(work / computing, 2 * TENSOR / moving)
+    return Machine(work / computing, memory_bandwidth=2 * TENSOR / moving)
