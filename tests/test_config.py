@@ -10,7 +10,7 @@ import pytest
 
 from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model.mode_cost import fusion_word
+from tiledseg.planning.walk.mode_cost import fusion_word
 
 
 def good() -> Config:

@@ -24,17 +24,6 @@ from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.modes import choose_mode
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.mode_cost import (
-    DEPTHS,
-    ModeCost,
-    Task,
-    choose_fusion,
-    gradient_bytes,
-    label,
-    layer_cost,
-    mode_cost,
-    settled,
-)
 from tiledseg.planning.step.cost import layer_costs, rank_walk
 from tiledseg.planning.step.halo_traffic import (
     SentBytes,
@@ -45,6 +34,17 @@ from tiledseg.planning.step.halo_traffic import (
     tensors_of,
 )
 from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.mode_cost import (
+    DEPTHS,
+    ModeCost,
+    Task,
+    choose_fusion,
+    gradient_bytes,
+    label,
+    layer_cost,
+    mode_cost,
+    settled,
+)
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 MACHINE = Machine()

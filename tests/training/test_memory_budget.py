@@ -16,11 +16,11 @@ from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.mode_cost import Task, mode_cost
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.mode_cost import Task, mode_cost
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 

@@ -11,13 +11,13 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.text import columns, figures_basis, milliseconds, size, wrapped
-from tiledseg.planning.cost_model.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
 
 Shape = tuple[int, int]
 _HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")

@@ -12,12 +12,12 @@ from tiledseg.errors import InputError
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.modes import ModePlans, mode_plans
 from tiledseg.planning.answer.text import duration, milliseconds, size, words
-from tiledseg.planning.cost_model.mode_cost import fusion_word, mode_words
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import RunPlan, run_grid
 from tiledseg.planning.run.question import Extent
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.system.console import counted
 
 WIDTH, MOST_HEADING = 80, 4  # columns, and lines of the raster and the network

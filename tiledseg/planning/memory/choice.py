@@ -8,11 +8,11 @@ from typing import Any
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.planning.cost_model.machine import ASSUMED, Machine
-from tiledseg.planning.cost_model.mode_cost import Task, layer_ranks, settled
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.memory.store import Store, with_store
 from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import BACKWARD, Walk
+from tiledseg.planning.walk.mode_cost import Task, layer_ranks, settled
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk
 
 

@@ -12,9 +12,9 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model.mode_cost import fusion_word
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.tensor_limit import MOST_VALUES, check_countable
+from tiledseg.planning.walk.mode_cost import fusion_word
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store

@@ -10,12 +10,12 @@ from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model.mode_cost import Task
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.walk.mode_cost import Task
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 if TYPE_CHECKING:

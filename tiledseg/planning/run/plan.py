@@ -16,7 +16,6 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, map_tiles
@@ -33,6 +32,7 @@ from tiledseg.planning.run.pipeline import (
 )
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, goes_together, idle_note
+from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
 
 if TYPE_CHECKING:

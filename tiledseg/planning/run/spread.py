@@ -13,9 +13,9 @@ from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.mode_cost import check_blocks, choose_fusion, fusion_word
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
+from tiledseg.planning.walk.mode_cost import check_blocks, choose_fusion, fusion_word
 
 
 @dataclass(frozen=True)

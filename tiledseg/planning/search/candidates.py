@@ -17,11 +17,11 @@ from typing import Any
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
-from tiledseg.planning.cost_model.mode_cost import fusion_word, mode_words
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 
 TILES_A_RANK = (1, 2, 3, 4, 6, 8)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
