@@ -16,7 +16,7 @@ from tiledseg.comm.mesh import Mesh
 def small_views() -> Iterator[None]:
     """Panels of the small scene show windows of it, and all of it thinned."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.training.panels.SIDE", 24)
+        patch.setattr("tiledseg.training.validation.SIDE", 24)
         yield
 
 

@@ -10,18 +10,18 @@ import numpy as np
 from tiledseg.execution.scores import reliability_counts
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.outputs import CONFIG, METRICS, SUMMARY
-from tiledseg.training.panels import PanelView, SeenView
-from tiledseg.training.run_folder.validations import ValidatedScene, write_validation
-from tiledseg.training.validation import Findings
+from tiledseg.training.run_folder.validations import write_validation
+from tiledseg.training.validation import Findings, PanelView, SeenView
 
 CLASSES = (
     ClassRecord("field", (158, 188, 94)),
     ClassRecord('<b>road & "rail"</b>', (70, 70, 74)),
     ClassRecord("a class whose name is rather too long for a table", (24, 104, 44)),
 )
-SCENE = ValidatedScene(CLASSES, 255, ("held/<i>out.tif",), "uint8", Normalization.identity(3))
+LABELS = LabelMap((), False, 3, 255, CLASSES)
 WINDOW = Box(Interval(8, 40), Interval(4, 60))
 VIEWS = (PanelView(0, Box.of_shape((64, 64)), 2), PanelView(0, WINDOW))
 WARNING = "<script>alert(1)</script> is stored in blocks"
@@ -40,7 +40,8 @@ def make_run(folder: Path) -> None:
         if step % EVERY == 0:
             findings = found(draw, step / STEPS)
             lines.append({"step": step, "epoch": step // EVERY - 1, "val": findings.line()})
-            write_validation(folder, step, step // EVERY - 1, findings, SCENE)
+            of_images = LABELS, ("held/<i>out.tif",), "uint8", Normalization.identity(3)
+            write_validation(folder, step, step // EVERY - 1, findings, *of_images)
     (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / CONFIG).write_text("data:\n  images: <b>.tif\n")
     summary = {"title": "made: unet", "finished": True, "seconds": 20.0, "ranks": 2, "command": "tiledseg train"}

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
+from tests.reporting.made_run import LOSS, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
 from tiledseg.reporting.page import draw_curves
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
-from tiledseg.training.run_folder.journal import Journal
-from tiledseg.training.run_folder.metrics import read_metrics
+from tiledseg.training.run_folder.journal import Journal, read_metrics
 from tiledseg.training.run_folder.page import page_of
 from tiledseg.training.run_folder.validations import read_validations
 
@@ -84,7 +83,7 @@ def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
     """Not what the summary says of the start before it."""
     make_run(tmp_path)
     told = {"title": "made: segnet", "loss": "Dice", "begun": "then", "ranks": 1, "command": "the second"}
-    Journal(tmp_path, STEPS, STEPS, 0, told, read_metrics(tmp_path / METRICS), SCENE).close()
+    Journal(tmp_path, STEPS, STEPS, 0, told, read_metrics(tmp_path / METRICS)).close()
     killed = page_of(tmp_path)
     assert (killed["state"], killed["subtitle"]) == ("not finished", "made: segnet")
     assert ("command", "the second") in killed["about"]["Run"]
@@ -134,7 +133,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
 ) -> None:
     make_run(tmp_path)
     monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
-    journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [], SCENE)
+    journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [])
     for reason, damage in (
         (
             "jinja2 or matplotlib is not installed: pip install",

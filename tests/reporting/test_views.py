@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.training.panels import SIDE, PanelView, choose_views
+from tiledseg.training.validation import SIDE, PanelView, choose_views
 
 SHAPES = [(1000, 700), (300, 200), (5000, 5000)]
 

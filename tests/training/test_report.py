@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.system.outputs import METRICS
-from tiledseg.training.run_folder.journal import Journal, plot_progress
-from tiledseg.training.run_folder.metrics import check_lines, read_metrics, write_whole
+from tiledseg.system.writing import write_whole
+from tiledseg.training.run_folder.journal import Journal, check_lines, plot_progress, read_metrics
 
 find = importlib.util.find_spec
 
@@ -30,7 +30,7 @@ def step_line(step: int, loss: float | None = 0.5) -> dict[str, Any]:
 
 
 def opened(folder: Path, step: int = 0) -> Journal:
-    return Journal(folder, step, 0, 0, {}, read_metrics(folder / METRICS), None)
+    return Journal(folder, step, 0, 0, {}, read_metrics(folder / METRICS))
 
 
 def write_run(folder: Path, steps: int) -> list[dict[str, Any]]:

@@ -17,8 +17,7 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.panels import Panels, choose_views
-from tiledseg.training.validation import Findings, validate
+from tiledseg.training.validation import Findings, Panels, choose_views, validate
 
 CASE = Case(UNet(2, 1, 3, 4, bands=2, classes=3), (3, 2))
 COUNT = 2
@@ -55,7 +54,7 @@ def whole(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def found(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings, Panels]:
-    monkeypatch.setattr("tiledseg.training.panels.SIDE", 6)
+    monkeypatch.setattr("tiledseg.training.validation.SIDE", 6)
     panels = Panels(choose_views([CASE.raster] * COUNT, 4, 0), IGNORED)
     run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
     passes = run.over(data.tilings)

@@ -63,6 +63,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that it is either the old one or the new one. Raises WriteError."""
+    with replacing(path) as part:
+        part.write_text(text, "utf-8")
+
+
 def flush(path: Path) -> None:
     """Make what was written to a file, or renamed in a folder, last."""
     handle = os.open(path, os.O_RDONLY)

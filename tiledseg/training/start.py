@@ -31,7 +31,7 @@ from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
-from tiledseg.system.writing import writing
+from tiledseg.system.writing import write_whole, writing
 from tiledseg.training.ending import end_of_job
 from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
 from tiledseg.training.preparing.auto import in_words
@@ -39,7 +39,7 @@ from tiledseg.training.preparing.first_weights import first_weights
 from tiledseg.training.preparing.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
-from tiledseg.training.run_folder.metrics import check_lines, check_none_lost, read_metrics, write_whole
+from tiledseg.training.run_folder.journal import check_lines, check_none_lost, read_metrics
 from tiledseg.training.run_folder.summary import facts_of
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.surveyed import count_by_place, look

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,10 +15,10 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.execution.agreement import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
 from tiledseg.execution.part_passes import Key, Passes, read_ahead
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
@@ -33,8 +33,8 @@ class StepResult:
     `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0).
     `pixels`: their number. `data_seconds`, `communication_seconds`: waited, mean over ranks. `halo_bytes`,
     `halo_messages`: sent by all ranks together. `memory_bytes`: the largest peak of a rank. `stop`: some rank was asked
-    to stop. `pipeline`: None without stages. `scale`: the loss was multiplied by it, None but in fp16. `skipped`: there
-    was no update, since the gradient was not finite.
+    to stop. `pipeline`: figures of stages, as `metrics.jsonl` has them. `scale`: the loss was multiplied by it, None
+    but in fp16. `skipped`: there was no update, since the gradient was not finite.
     """
 
     loss: float | None
@@ -46,9 +46,29 @@ class StepResult:
     halo_messages: int
     memory_bytes: int
     stop: bool
-    pipeline: PipelineResult | None = None
+    pipeline: dict[str, Any]
     scale: float | None = None
     skipped: bool = False
+
+
+class RankFigures(NamedTuple):
+    """The figures of one rank in a step, which are added up, but for `memory_bytes` and `seconds`. `loss`, `weight`:
+    sums of its pieces; `gradient`: of all numbers of the summed gradient. From `busy_seconds` on of its stage."""
+
+    loss: float
+    weight: float
+    gradient: float
+    pixels: float
+    stops: float
+    data_seconds: float
+    communication_seconds: float
+    halo_bytes: float
+    halo_messages: float
+    memory_bytes: float
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+    stage_bytes: float = 0.0
+    stage_messages: float = 0.0
 
 
 class StepRules(NamedTuple):
@@ -116,7 +136,8 @@ class Stepper:
         self._begin(weight)
         waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
         self._end()
-        sums, each = self._over_ranks(stop, waited)
+        each = self._over_ranks(stop, waited)
+        sums = RankFigures(*map(sum, zip(*each, strict=True)))
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
         finite = math.isfinite(sums.gradient)
         skipped = loss is not None and not finite and scale is not None and scale.value > 1
@@ -143,7 +164,7 @@ class Stepper:
             halo_messages=int(sums.halo_messages),
             memory_bytes=int(max(figures.memory_bytes for figures in each)),
             stop=sums.stops > 0,
-            pipeline=pipeline_result(sums, each, self._axes),
+            pipeline=_of_stages(sums, each, self._axes.shape),
             scale=scale.value if scale else None,
             skipped=skipped,
         )
@@ -181,15 +202,31 @@ class Stepper:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
 
-    def _over_ranks(self, stop: bool, waited: float) -> tuple[StepSums, tuple[RankFigures, ...]]:
+    def _over_ranks(self, stop: bool, waited: float) -> list[RankFigures]:
+        """Return the figures of every rank, from one all-reduce of numbers that lie on the host."""
         with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
-            loss, weight, gradient = self._loss.own(self._reducer.total().to(self._mesh.device))
+            sums = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, stages = self._halos, self._passes.figures()
-        communicated = halos.seconds + self._waits.seconds()
-        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
-        sums = sums._replace(pixels=self._loss.pixels, gradient=gradient)
-        own = RankFigures(peak_memory(self._mesh.device))
-        if stages is not None:
-            sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
-            own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
-        return over_ranks(sums, own, self._mesh.communicator)
+        seconds = waited, halos.seconds + self._waits.seconds()
+        sent = halos.bytes, halos.messages
+        own = RankFigures(*sums, self._loss.pixels, stop, *seconds, *sent, peak_memory(self._mesh.device))
+        figures = torch.zeros(self._mesh.size, len(RankFigures._fields), dtype=torch.float64)
+        own = RankFigures(*own[:10], *astuple(stages)) if stages else own
+        figures[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
+        self._mesh.communicator.all_reduce_sum(figures).wait()
+        return [RankFigures(*row) for row in figures.tolist()]
+
+
+def _of_stages(sums: RankFigures, each: Sequence[RankFigures], shape: MeshShape) -> dict[str, Any]:
+    """Return the figures of stages: seconds computed, mean over a stage's ranks, and the share of the ranks' time in
+    which they wait for each other; nothing without stages."""
+    if shape.stages == 1:
+        return {}
+    busy, holders = [figures.busy_seconds for figures in each[: shape.ranks]], shape.ranks // shape.stages
+    longest = max(figures.seconds for figures in each)
+    return {
+        "pipeline_bytes": int(sums.stage_bytes),
+        "pipeline_messages": int(sums.stage_messages),
+        "stage_seconds": [sum(busy[stage :: shape.stages]) / holders for stage in range(shape.stages)],
+        "bubble_share": 1 - sum(busy) / (shape.ranks * longest) if longest else 0.0,
+    }

@@ -38,6 +38,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import deferring
+from tiledseg.system.writing import write_whole
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
@@ -49,14 +50,12 @@ from tiledseg.training.optimizer import (
     parameter_groups,
     set_learning_rate,
 )
-from tiledseg.training.panels import Panels, choose_views
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_folder.journal import Journal, step_line
-from tiledseg.training.run_folder.metrics import write_whole
 from tiledseg.training.run_folder.summary import seconds_so_far
-from tiledseg.training.run_folder.validations import ValidatedScene
+from tiledseg.training.run_folder.validations import write_validation
 from tiledseg.training.saving import Saver
 from tiledseg.training.step import Stepper, StepRules
 
@@ -122,8 +121,6 @@ class Trainer:
         rules = StepRules(ignored, train.seed, clip, train.deterministic, objective, train.largest_loss)
         scaled = scale if train.precision == "fp16" else None
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scaled)
-        shapes = [tiling.raster for tiling in preparation.validation.tilings] if preparation.validation else []
-        self.panels = Panels(choose_views(shapes, config.run.panels, train.seed) if shapes else (), ignored)
         self.journal: Journal | None = None  # on the root, while the run goes on
 
     def _build_network(self, first_weights: Mapping[str, torch.Tensor] | None) -> GraphNetwork:
@@ -198,12 +195,8 @@ class Trainer:
         """Begin the records of the run, and say what is known before the first step."""
         self.started["warnings"] = [*self.started["warnings"], *self.notes]
         facts = {**self.started, "seconds_before": self.seconds_before}
-        held_out, labels, scene = self.preparation.validation, self.preparation.label_map, None
-        if held_out is not None:
-            dtype = held_out.infos[0].dtype
-            scene = ValidatedScene(labels.classes, labels.ignore_index, held_out.images, dtype, self.normalization)
         total = self.step + self.course.left(self.position)
-        journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines, scene)
+        journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines)
         stack.enter_context(contextlib.closing(journal))
         for note in self.notes:
             journal.say(f"warning: {note}")
@@ -284,9 +277,11 @@ class Trainer:
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Validate; return True if the run has not been as good before, on all ranks alike, as the scores are."""
-        from tiledseg.training.validation import validate
+        from tiledseg.training.validation import Panels, choose_views, validate
 
-        label_map, data = self.preparation.label_map, self.config.data
+        label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
+        assert rasters is not None, "there are rasters held out"
+        views = choose_views([tiling.raster for tiling in rasters.tilings], config.run.panels, config.train.seed)
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             findings = validate(
                 self.network,
@@ -295,13 +290,15 @@ class Trainer:
                 self.parallel.over(held_out.tilings, spread=self.plan.validation),
                 label_map.count,
                 label_map.ignore_index,
-                data.workers,
-                data.prefetch,
-                self.panels,
+                config.data.workers,
+                config.data.prefetch,
+                Panels(views, label_map.ignore_index),
                 unseen if self.journal is None else self.journal.part,
             )
         if self.journal is not None:
-            self.journal.validation(self.step, epoch, findings)
+            of_images = label_map, rasters.images, rasters.infos[0].dtype, self.normalization
+            panel = write_validation(self.folder, self.step, epoch, findings, *of_images)
+            self.journal.validation(self.step, epoch, findings.line(), panel)
         return self.best.takes(findings, self.step, epoch)
 
     def _checkpoint(self) -> None:

@@ -1,8 +1,13 @@
 """The records of a run while it trains, by rank 0: lines of metrics, the same numbers as TensorBoard events, progress
-for a person, `progress.png` and the page."""
+for a person, `progress.png` and the page.
+
+`metrics.jsonl` has a JSON object a line. On resume, lines of steps that the checkpoint does not know are taken back, so
+the file of a resumed run is that of an uninterrupted one (but for times).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -15,15 +20,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED
+from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED, SUMMARY
 from tiledseg.system.run_lock import is_at
-from tiledseg.system.writing import replacing, writing
-from tiledseg.training.run_folder.metrics import read_metrics, write_whole
-from tiledseg.training.run_folder.validations import ValidatedScene, read_validations, write_validation
-from tiledseg.training.step import StepResult
+from tiledseg.system.writing import replacing, write_whole, writing
+from tiledseg.training.run_folder.validations import read_validations
 
 if TYPE_CHECKING:
-    from tiledseg.training.validation import Findings
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tiledseg.training.step import StepResult
 
 T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
@@ -35,9 +41,8 @@ _OF_A_STEP = (
 
 
 class Journal:
-    """The records of a run of `total` steps that has done `step` of them, and has `lines` of metrics; its validations
-    are of `scene`. `started`: the part of its summary that is known from the start. Close it before the last drawing.
-    """
+    """The records of a run of `total` steps that has done `step` of them, and has `lines` of metrics. `started`: the
+    part of its summary that is known from the start. Close it before the last drawing."""
 
     def __init__(
         self,
@@ -47,9 +52,8 @@ class Journal:
         verbosity: int,
         started: Mapping[str, Any],
         lines: Sequence[Mapping[str, Any]],
-        scene: ValidatedScene | None,
     ) -> None:
-        self._folder, self._started, self._scene, self._step = folder, started, scene, step
+        self._folder, self._started, self._step = folder, started, step
         self.path, kept = folder / METRICS, [line for line in lines if line["step"] <= step]
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         with writing(self.path):
@@ -70,11 +74,9 @@ class Journal:
         """Show a part of the work while it lasts: see `execution.progress.Shown`."""
         return self._progress.part(items, total, words)
 
-    def validation(self, step: int, epoch: int, findings: Findings) -> None:
-        """Write the files of a validation at the end of an epoch, and say its score."""
-        assert self._scene is not None, "a run that validates says what its validations are of"
-        self.last_validation = scores = findings.line()
-        panel = write_validation(self._folder, step, epoch, findings, self._scene)
+    def validation(self, step: int, epoch: int, scores: dict[str, Any], panel: NDArray[np.uint8] | None) -> None:
+        """Write the line of a validation at the end of an epoch, and say its score."""
+        self.last_validation = scores
         numbers = {f"val/{key}": value for key, value in scores.items() if isinstance(value, float)}
         self._write({"step": step, "epoch": epoch, "val": scores}, numbers)
         if panel is not None and self._events is not None:
@@ -140,11 +142,7 @@ def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult
     line["pixels_per_second"] = result.pixels / result.seconds
     if result.scale is not None:
         line |= {"loss_scale": result.scale, "skipped": result.skipped}
-    if result.pipeline is not None:
-        stages = result.pipeline
-        line |= {"pipeline_bytes": stages.bytes, "pipeline_messages": stages.messages}
-        line |= {"stage_seconds": list(stages.stage_seconds), "bubble_share": stages.bubble_share}
-    return line
+    return line | result.pipeline
 
 
 def plot_progress(folder: Path, title: str, loss: str) -> bool:
@@ -164,3 +162,80 @@ def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
     ours = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (ours and isinstance(arguments.exc_value, OSError)):
         former(arguments)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read all lines of a metrics file but a last one that a crash has torn. Raises OutputError for other damage, and
+    where a step does not follow the one before it."""
+    texts, lines, before = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
+    for number, text in enumerate(texts, 1):
+        line = _parsed(text)
+        if line is None:
+            if number == len(texts):
+                break
+            raise OutputError(
+                f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to keep "
+                "it"
+            )
+        if "val" not in line:
+            if before is not None and line["step"] != before + 1:
+                raise OutputError(
+                    f"{path}, line {number} is of step {line['step']}, after one of step {before}; mend it, or move "
+                    "the file away to keep it"
+                )
+            before = line["step"]
+        lines.append(line)
+    return lines
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return an object with a step, and a loss or scores that can be drawn; None for other text."""
+    try:
+        line = json.loads(text)
+        scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
+        numbers = scores["loss"], scores["mean_iou"]
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        return None
+    drawable = all(isinstance(number, (int, float, type(None))) for number in numbers)
+    return line if drawable and type(line.get("step")) is int else None
+
+
+def steps_done(lines: Iterable[Mapping[str, Any]]) -> int:
+    """Return the last step of the lines of a metrics file; 0 without one."""
+    return max((line["step"] for line in lines if "val" not in line), default=0)
+
+
+def check_lines(path: Path, step: int, lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """Raise OutputError where a metrics file, of these `lines`, has lost some of a run that has done `step` steps.
+
+    A file that was moved away is a note: it says which steps the new one will not have.
+    """
+    if not path.exists():
+        return f"{path} is gone: the new one starts after step {step}"
+    last = steps_done(lines)
+    if last < step:
+        end = f"at step {last}" if last else "before the first step"
+        raise OutputError(
+            f"{path} ends {end}, the checkpoint is of step {step}: the lines between are lost; put the whole file "
+            "back, or move this one away to start a new one"
+        )
+    return None
+
+
+def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
+    """Return a note on a folder without checkpoints in which a run begins; None for a new folder. Raises OutputError if
+    its run has written checkpoints that are gone: to begin anew would remove its metrics too.
+
+    A run has written one where it ended, or was stopped, and where it has done twice the steps between two.
+    """
+    metrics, done = folder / METRICS, 0
+    with contextlib.suppress(OutputError):
+        done = steps_done(read_metrics(metrics))
+    if done == 0:
+        return None
+    if (folder / SUMMARY).exists() or done > 2 * checkpoint_every:
+        raise OutputError(
+            f"{metrics} has {done} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
+            f"another run.output, or move {METRICS} away to begin anew"
+        )
+    return f"{metrics} has {done} steps, but there is no checkpoint of them: the run begins anew"

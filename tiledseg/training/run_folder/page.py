@@ -22,8 +22,8 @@ from tiledseg.reporting.page import (
 )
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
-from tiledseg.system.writing import replacing
-from tiledseg.training.run_folder.metrics import read_metrics
+from tiledseg.system.writing import write_whole
+from tiledseg.training.run_folder.journal import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
 MOST_MOMENTS = 24
@@ -48,8 +48,7 @@ def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = N
             f"({type(error).__name__}: {first_line(error)}); move it away, and make the page again: tiledseg report "
             f"--run {folder}"
         ) from error
-    with replacing(path) as part:
-        part.write_text(text, "utf-8")
+    write_whole(path, text)
     return True
 
 

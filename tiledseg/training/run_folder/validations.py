@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.pictures import (
     as_picture,
@@ -26,95 +26,89 @@ from tiledseg.reporting.pictures import (
     write_panel,
 )
 from tiledseg.system.outputs import VALIDATION
-from tiledseg.system.writing import replacing, writing
+from tiledseg.system.writing import write_whole, writing
 
 if TYPE_CHECKING:
-    from tiledseg.training.panels import SeenView
-    from tiledseg.training.validation import Findings
+    from tiledseg.training.validation import Findings, SeenView
 
 TITLES = ("image", "labels", "map", "missed", "false")
-_OF_A_CLASS = "iou", "f1", "precision", "recall"
 _KEYS = {"step", "epoch", "mean_iou", "accuracy", "pixels", "classes", "confusion_matrix", "reliability", "panel"}
 _OWN = re.compile(r"\.?step-(\d{6,})\.(json|png)(\.part)?")
 
 
-@dataclass(frozen=True)
-class ValidatedScene:
-    """The material of a run's validations. `images`: their paths; `dtype`: of their pixels; `normalization`: of their
-    bands."""
-
-    classes: Sequence[ClassRecord]
-    ignore_index: int
-    images: Sequence[str]
-    dtype: str
-    normalization: Normalization
-
-
 def write_validation(
-    folder: Path, step: int, epoch: int, findings: Findings, scene: ValidatedScene
+    folder: Path,
+    step: int,
+    epoch: int,
+    findings: Findings,
+    labels: LabelMap,
+    images: Sequence[str],
+    dtype: str,
+    normalization: Normalization,
 ) -> NDArray[np.uint8] | None:
-    """Write the files of one validation; return its panel if one was drawn. Raises WriteError."""
+    """Write the files of one validation of `images`, of pixels of `dtype`; return its panel if one was drawn. Raises
+    WriteError."""
     place, panel = folder / VALIDATION, None
     with writing(place):
         place.mkdir(exist_ok=True)
     if findings.views and can_draw():
-        panel = draw_panel([view_pictures(seen, scene) for seen in findings.views], TITLES, scene.classes)
+        pictures = [view_pictures(seen, labels, dtype, normalization) for seen in findings.views]
+        panel = draw_panel(pictures, TITLES, labels.classes)
         write_panel(place / f"step-{step:06d}.png", panel)
     rows = [
         {
-            "image": scene.images[view.image],
+            "image": images[view.image],
             "rows": [view.box.row.start, view.box.row.stop],
             "cols": [view.box.col.start, view.box.col.stop],
             "stride": view.stride,
         }
         for view in (seen.view for seen in findings.views)
     ]
-    figures = {"step": step, "epoch": epoch, **figures_of(findings, scene), "panel": None if panel is None else rows}
-    with replacing(place / f"step-{step:06d}.json") as part:
-        part.write_text(json.dumps(figures, allow_nan=False) + "\n")
+    figures = {"step": step, "epoch": epoch, **figures_of(findings, labels.classes)}
+    figures["panel"] = None if panel is None else rows
+    write_whole(place / f"step-{step:06d}.json", json.dumps(figures, allow_nan=False) + "\n")
     return panel
 
 
-def figures_of(findings: Findings, scene: ValidatedScene) -> dict[str, Any]:
+def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
     """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
     from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
 
     matrix = findings.matrix_KK
     score: dict[str, Any] = scores(matrix).to_json()
-    classes = [
-        {
-            "name": name,
-            "colour": in_hex(colour),
-            **{key: score[key][k] for key in _OF_A_CLASS},
-            "pixels": int(matrix[k].sum()),
-            "mapped": int(matrix[:, k].sum()),
-        }
-        for k, (name, colour) in enumerate(scene.classes)
-    ]
     return {
         "loss": findings.loss,
         **{key: score[key] for key in ("accuracy", "mean_iou", "mean_f1", "pixels")},
         "seconds": findings.seconds,
-        "classes": classes,
+        "classes": [
+            {
+                "name": name,
+                "colour": in_hex(colour),
+                **{key: score[key][k] for key in ("iou", "f1", "precision", "recall")},
+                "pixels": int(matrix[k].sum()),
+                "mapped": int(matrix[:, k].sum()),
+            }
+            for k, (name, colour) in enumerate(classes)
+        ],
         "confusion_matrix": matrix.tolist(),
         "reliability": reliability_json(findings.reliability),
     }
 
 
-def view_pictures(seen: SeenView, scene: ValidatedScene) -> list[NDArray[np.uint8]]:
+def view_pictures(
+    seen: SeenView, labels: LabelMap, dtype: str, normalization: Normalization
+) -> list[NDArray[np.uint8]]:
     """Draw image, labels and map of one view; of wrong pixels the class that is missed, and the one falsely there."""
-    colours = [colour for _, colour in scene.classes]
-    shown = len(seen.image_CHW)
-    mean, std = (np.array(of[:shown])[:, None, None] for of in (scene.normalization.mean, scene.normalization.std))
+    colours, shown = [colour for _, colour in labels.classes], len(seen.image_CHW)
+    mean, std = (np.array(of[:shown])[:, None, None] for of in (normalization.mean, normalization.std))
     pixels_CHW = seen.image_CHW * std + mean
-    if scene.dtype == "uint8":
+    if dtype == "uint8":
         pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
+    pairs = (seen.labels_HW, seen.map_HW), (seen.map_HW, seen.labels_HW)
     return [
         as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0))),
-        class_picture(seen.labels_HW, colours),
-        class_picture(seen.map_HW, colours),
-        error_picture(seen.labels_HW, seen.map_HW, colours, scene.ignore_index),
-        error_picture(seen.map_HW, seen.labels_HW, colours, scene.ignore_index),
+        *(class_picture(classes_HW, colours) for classes_HW, _ in pairs),
+        *(error_picture(*pair, colours, labels.ignore_index) for pair in pairs),
     ]
 
 
