@@ -57,7 +57,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
-    """Rehearse a job, and return 1 where it would fail on its ranks. A bad configuration is bad input."""
+    """Rehearse a job, and return 1 where it would fail on its ranks. Raises ConfigError for settings that cannot be, or
+    need more memory than a rank has."""
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.raster.labels.classes import read_classes
@@ -76,6 +77,8 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
     found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node or machine.ranks_per_host, memory)
     answer(json.dumps(found, indent=2) if arguments.format == "json" else in_words(found))
+    if found["memory"] > memory:
+        raise ConfigError(found["fails"][0])
     return int(bool(found["fails"]))
 
 

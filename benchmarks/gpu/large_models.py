@@ -33,8 +33,7 @@ from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choi
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.offloading import hooks_of
-from tiledseg.training.preparing.measured_store import measured_store
+from tiledseg.training.offloading import hooks_of, measured_store
 from tiledseg.units import ACTIVATION_BYTES
 
 MOST_ON_HOST = 16 << 30

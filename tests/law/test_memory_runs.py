@@ -28,7 +28,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.walk import segment_memory
 from tiledseg.training import start
 from tiledseg.training.offloading import check_store
-from tiledseg.training.preparing import measured_store
+from tiledseg.training.preparing import preparation
 from tiledseg.training.preparing.preparation import prepare
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
@@ -143,7 +143,7 @@ def test_what_a_budget_has_leave_changes_no_loss(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        measured_store, "measured_store", lambda *asked: Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
+        preparation, "measured_store", lambda *asked: Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
     )
     monkeypatch.setattr(store_room, "LEAST", 1)
     mesh = meshes["gloo"]

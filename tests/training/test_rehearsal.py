@@ -121,20 +121,6 @@ def test_a_stage_that_sends_in_another_order_is_named(
     assert found["fails"][0].startswith("rank 0 sends rank 1 messages of [")
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--parallel.halo", "layer"], "parallel.halo is layer; give read or exchange"),
-        (["--parallel.stages", "2"], "parallel.stages cut it; give 1"),
-    ],
-)
-def test_what_is_not_compiled_is_named(
-    config: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
-) -> None:
-    code, found = rehearsed(config, capsys, 8, "--train.compile", "on", *more)
-    assert (code, found["fails"]) == (1, [f"train.compile is on, which takes a network whole, but {words}"])
-
-
 def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two images of four tiles are no work for 1200 ranks."""
     code, found = rehearsed(config, capsys, 1200)
@@ -149,8 +135,11 @@ def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixt
         ("8", ["--data.images", "nowhere.tif"], "nowhere.tif"),
         ("8", ["--gpu-memory", "lots"], "'lots' is no number of bytes"),
         ("0", [], "-n is 0; give at least 1"),
+        ("8", ["--train.compile", "on", "--parallel.halo", "layer"], "parallel.halo is layer; give read or exchange"),
+        ("8", ["--gpu-memory", "700KiB", "--tiling.grid", "1"], "GiB; use tiling.grid ["),
+        ("8", ["--gpu-memory", "9KiB", "--tiling.grid", "2"], "GiB; no budget and no tiling.grid does"),
     ],
-    ids=["mesh", "raster", "memory", "ranks"],
+    ids=["mesh", "raster", "memory", "ranks", "compile", "a finer grid fits", "nothing fits"],
 )
 def test_what_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str], ranks: str, more: list[str], words: str

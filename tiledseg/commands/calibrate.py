@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import platform
 import socket
@@ -43,7 +44,6 @@ from tiledseg.system.console import answer
 from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory, resident_bytes
 from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
-from tiledseg.training.offloading import first_touch
 from tiledseg.training.start import start
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from
@@ -121,7 +121,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
         **_rounded({"memory_bandwidth": machine.memory_bandwidth, "launch": machine.launch}),
         "links": _links(mesh, hosts),
         "stores": _stores(mesh, store),
-        **mesh.on_root(lambda: _rounded({"reading": _reading(), "first_touch": first_touch()})),
+        **mesh.on_root(lambda: _rounded({"reading": _reading(), "first_touch": _first_touch()})),
     }
     words = time.strftime("%Y-%m-%d"), platform.processor() or platform.machine(), f"torch {torch.__version__}"
     measured = ", ".join((*words, f"tiledseg {VERSION}", f"{mesh.size} ranks"))
@@ -235,3 +235,18 @@ def _reading() -> float:
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:
     return {key: float(f"{value:.4g}") for key, value in values.items()}
+
+
+_TOUCHED = 1 << 28  # bytes
+
+
+def _first_touch() -> float:
+    """Measure the seconds a byte in which the system clears memory: a page's first write, less its second."""
+    seconds = []
+    with mmap.mmap(-1, _TOUCHED) as block:
+        for _ in range(2):
+            begin = time.perf_counter()
+            for page in range(0, _TOUCHED, mmap.PAGESIZE):
+                block[page] = 1
+            seconds.append(time.perf_counter() - begin)
+    return max(0.0, seconds[0] - seconds[1]) / _TOUCHED

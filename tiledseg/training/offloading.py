@@ -5,9 +5,8 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
-import mmap
-import time
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.stopwatch import least
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
-from tiledseg.memory.mover import HOST
+from tiledseg.execution.precision import autocast
+from tiledseg.geometry.tiling import finest_grid
+from tiledseg.memory.mover import HOST, TENSOR
 from tiledseg.memory.saved import Hooks
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD
+from tiledseg.units import SINGLE_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
@@ -114,32 +120,64 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
             raise
         planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
         what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
-        remedy = _remedy(question, planned or plan.memory)
-        raise MemoryLimitError(f"{what}use {remedy} ({first_line(error)})") from error
+        limit = min(planned or plan.memory, question.memory)
+        raise MemoryLimitError(
+            f"{what}{remedy(question, plan, limit, (0.8, 0.6, 0.4))} ({first_line(error)})"
+        ) from error
 
 
-def _remedy(question: RunQuestion, planned: int) -> str:
-    """Return a smaller budget that the plan can meet with these settings, else settings that need less."""
-    for share in (0.8, 0.6, 0.4):
-        budget = int(share * min(planned, question.memory))
-        try:
-            plan_run(replace(question, budgeted=True, memory=budget))
-            return f"memory.budget {budget}"
-        except InputError:
-            continue
-    return "a finer tiling.grid, memory.blocks auto with memory.store, more ranks, or a smaller model"
+def remedy(question: RunQuestion, plan: RunPlan, limit: int, shares: Sequence[float] = (1.0,)) -> str:
+    """Return settings by which a step needs at most `limit` bytes, from the plan: a budget of one of its `shares`, else
+    the coarsest of grids that are two, four, ... times as fine; or say that there are none."""
+    for share in shares:
+        budget = int(share * limit)
+        if _plans(replace(question, budgeted=True, memory=budget)):
+            return f"use memory.budget {budget}"
+    largest = max(plan.tilings, key=lambda tiling: math.prod(tiling.raster))
+    rows, cols = largest.grid
+    while not question.windows and (rows, cols) != (finest := finest_grid(largest.raster, plan.footprint)):
+        rows, cols = min(2 * rows, finest[0]), min(2 * cols, finest[1])
+        finer = _plans(replace(question, grid=(rows, cols)))
+        if finer is not None and finer.memory <= limit:
+            return f"use tiling.grid [{rows},{cols}]"
+    return "no budget and no tiling.grid does; use parallel.halo layer on more ranks, or a smaller model"
 
 
-_TOUCHED = 1 << 28  # bytes
+def _plans(question: RunQuestion) -> RunPlan | None:
+    try:
+        return plan_run(question)
+    except InputError:
+        return None
 
 
-def first_touch() -> float:
-    """Measure the seconds a byte in which the system clears memory: a page's first write, less its second."""
-    seconds = []
-    with mmap.mmap(-1, _TOUCHED) as block:
-        for _ in range(2):
-            begin = time.perf_counter()
-            for page in range(0, _TOUCHED, mmap.PAGESIZE):
-                block[page] = 1
-            seconds.append(time.perf_counter() - begin)
-    return max(0.0, seconds[0] - seconds[1]) / _TOUCHED
+def measured_store(
+    store: str, ranks: int, machine: Machine | None, precision: str, device: torch.device | None = None
+) -> Store:
+    """Measure a folder, or on a GPU the host's memory; so many `ranks` share the folder, or the GPU's way to its host.
+    The machine's profile says how fast they compute; without one, a convolution and a copy are timed.
+
+    Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
+    """
+    from tiledseg.memory.file_store import disk_rates  # here: most runs offload nothing
+    from tiledseg.memory.host import GpuLanes, host_rates
+
+    device = device or torch.device("cpu")
+    moved = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1 GB/s
+    on_disk = device.type == "cpu" or store != HOST
+    rates = disk_rates(store, moved) if on_disk else host_rates(GpuLanes(device), moved)
+    known = machine.computing(precision) if machine and machine.known else _measured_speed(device, precision)
+    return Store(rates.written / ranks, rates.read / ranks, known)
+
+
+def _measured_speed(device: torch.device, precision: str) -> Machine:
+    channels, side = (32, 128) if device.type == "cpu" else (256, 256)
+    x_BCHW = torch.rand(1, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    weight = torch.rand(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
+    work = FLOPS_PER_MULTIPLY_ADD * 9 * channels**2 * side**2
+    with torch.no_grad():
+        with autocast(precision, device):
+            computing = least(device, lambda: torch.nn.functional.conv2d(x_BCHW, weight, padding=1))
+        one_P = torch.rand(TENSOR // SINGLE_BYTES, device=device)
+        other_P = torch.empty_like(one_P)
+        moving = least(device, lambda: other_P.copy_(one_P))
+    return Machine(work / computing, memory_bandwidth=2 * TENSOR / moving)

@@ -23,6 +23,7 @@ from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError
 from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes
@@ -35,6 +36,7 @@ from tiledseg.planning.run.plan import balanced
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
+from tiledseg.training.offloading import remedy
 from tiledseg.training.preparing.preparation import Preparation, why_uncompiled
 from tiledseg.units import SINGLE_BYTES
 
@@ -89,11 +91,13 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
         precision = preparation.config.train.precision
         warnings.append(f"bytes of messages are those of fp32: up to twice what {precision} sends")
-    fails = [refusal] if (refusal := why_uncompiled(preparation)) else []
+    if refusal := why_uncompiled(preparation):
+        raise ConfigError(refusal)
+    fails = []
     if memory > gpu_memory:
         fails.append(
-            f"a step needs {memory / 2**30:.2f} GiB on the rank that needs most, of {gpu_memory / 2**30:.2f} GiB; use "
-            "a finer tiling.grid, more ranks an image, or memory.budget"
+            f"a step needs {memory / 2**30:.2f} GiB on the rank that needs most, of {gpu_memory / 2**30:.2f} GiB; "
+            + remedy(preparation.question, preparation.plan, preparation.question.memory)
         )
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # this machine's, which stands for the job's
     if allowed != resource.RLIM_INFINITY and allowed < root:

@@ -27,6 +27,7 @@ from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_shar
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
 from tiledseg.planning.run.pipeline import spread_note
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
@@ -35,14 +36,13 @@ from tiledseg.system.writing import write_whole, writing
 from tiledseg.training.ending import end_of_job
 from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
 from tiledseg.training.preparing.auto import in_words
-from tiledseg.training.preparing.first_weights import first_weights
 from tiledseg.training.preparing.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
 from tiledseg.training.run_folder.journal import check_lines, check_none_lost, read_metrics
 from tiledseg.training.run_folder.summary import facts_of
 from tiledseg.training.run_folder.validations import drop_validations
-from tiledseg.training.surveyed import count_by_place, look
+from tiledseg.training.surveyed import count_by_place, first_weights, look
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here
 
@@ -83,7 +83,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         mesh.on_root(lambda: _claim(folder, text, beginning, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
         note = spread_note(preparation.plan.spread.mesh, hosts)
-        notes = [warning for warning in (lost, note, unlocked) if warning]
+        notes = [warning for warning in (lost, note, idle_ranks(preparation, mesh.size), unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         freed = ""
         if gives_back(preparation.question, preparation.plan, mesh.device):
@@ -193,6 +193,24 @@ def few_steps(preparation: Preparation) -> str:
         f"the run has {counted(an_epoch * epochs, 'step')} in all ({an_epoch} an epoch), which teach a network little; "
         f"give train.epochs {-(-FEWEST_STEPS // an_epoch)} or more, or smaller steps (tiling.grid, "
         "train.tiles_per_step)"
+    )
+
+
+def idle_ranks(preparation: Preparation, ranks: int) -> str:
+    """Return a warning of ranks that have nothing to do in a step whose tiles are dealt out; empty where all have."""
+    spread, train = preparation.plan.spread, preparation.config.train
+    stages = spread.mesh.stages
+    workers = ranks // stages
+    tiles = len(next(iter(preparation.sampler.steps_from(Position(0, 0), 1)))[1])
+    if spread.shares_images or tiles >= workers:
+        return ""
+    windows = preparation.question.windows
+    key = f"train.windows_per_step {workers}" if windows else f"train.tiles_per_step {workers}"
+    if not windows and train.given_tiles is None:
+        key = "a finer tiling.grid"
+    return (
+        f"{(workers - tiles) * stages} of {ranks} ranks are idle: a step has {counted(tiles, 'tile')}; give {key}, or "
+        f"start {counted(tiles * stages, 'rank')}"
     )
 
 

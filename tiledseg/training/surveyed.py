@@ -1,4 +1,4 @@
-"""Facts of the pixels and labels that a run needs before its first step: statistics, weights of classes, and labels by
+"""Facts that a run reads before its first step: pretrained weights, statistics of pixels, weights of classes, labels by
 place. All ranks read; each pixel is read once."""
 
 from __future__ import annotations
@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from tiledseg.architecture.network import Network, Pretrainable
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.data import IMAGENET
-from tiledseg.errors import LabelError
+from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import survey, survey_content
 from tiledseg.raster.labels.label_map import median_frequency_weights
@@ -19,11 +21,32 @@ from tiledseg.raster.samples.content import Content, square_units, tile_units
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.choose_objective import weighted
-from tiledseg.training.preparing.first_weights import imagenet
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resuming import Beginning
 
+if TYPE_CHECKING:
+    from tiledseg.checkpoint.pretrained import FirstWeights
+
+# Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEAST_SQUARE = 16  # pixels along the side of a region of labels, where windows are drawn by them
+
+
+def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
+    """Read the file of `model.pretrained` for the network; None if there is none. Collective.
+
+    Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
+    ranks have read other files.
+    """
+    if path is None:
+        return None
+    from tiledseg.checkpoint.pretrained import load_pretrained
+
+    assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
+    found = mesh.on_all(lambda: load_pretrained(path, network))
+    if len(set(mesh.communicator.gather_objects(found.origin))) > 1:
+        raise CheckpointError(f"{path} is not the same file on all ranks; give one that all of them share")
+    return found
 
 
 def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
@@ -54,7 +77,7 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
             preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
             preparation = _with_class_weights(preparation, median_frequency_weights(found.counts))
         if checkpoint is None:
-            return imagenet(found.normalization) if normalize == IMAGENET else found.normalization, preparation
+            return _imagenet(found.normalization) if normalize == IMAGENET else found.normalization, preparation
     assert checkpoint is not None, "a new run looks at all its images"
     if preparation.counts_classes and not count:
         preparation = _with_class_weights(preparation, checkpoint.saved.class_weights)
@@ -93,3 +116,15 @@ def _opened(
 
 def _with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
     return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
+
+
+def _imagenet(measured: Normalization) -> Normalization:
+    """Return the normalisation with ImageNet's for the first three bands, of 8 bits; others are as measured."""
+    mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
+    constant = tuple(band for band in measured.constant if band >= len(MEAN))
+    return replace(
+        measured,
+        mean=(*mean, *measured.mean[len(mean) :]),
+        std=(*deviation, *measured.std[len(deviation) :]),
+        constant=constant,
+    )

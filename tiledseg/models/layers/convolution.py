@@ -31,9 +31,9 @@ def convolve(
     groups: int,
 ) -> torch.Tensor:
     """Convolve as `functional.conv2d` does, by oneDNN for any size where it can."""
-    if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
-        return by_torch(x_BCHW, weight, bias, stride, padding, dilation, groups)
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
+    if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
+        return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
     if x_BCHW.shape[1] == 1:
         # One channel is the same memory in both layouts, and oneDNN takes the other one: two copies at half the weight.
         x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), (weight / 2).repeat(1, 2, 1, 1)

@@ -14,7 +14,6 @@ import torch
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
-from tiledseg.config.data import IMAGENET
 from tiledseg.config.memory import ALL
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
@@ -41,9 +40,9 @@ from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.choose_objective import choose_objective, further_bytes, given_weights
 from tiledseg.training.ending import score_class
 from tiledseg.training.objective import Objective
+from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.preparing.auto import find_settings, with_settings
-from tiledseg.training.preparing.first_weights import check_imagenet
 from tiledseg.training.preparing.raster_set import (
     PairFiles,
     RasterSet,
@@ -132,8 +131,6 @@ def prepare(
         raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
     label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
     learnt, held_out = inspect_files(data, label_map)
-    if data.normalize == IMAGENET:
-        check_imagenet(learnt.infos[0])
     network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
@@ -316,8 +313,6 @@ def _store(config: Config, machine: Machine | None, ranks: int, device: torch.de
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
-    from tiledseg.training.preparing.measured_store import measured_store
-
     return measured_store(memory.store, ranks, machine, config.train.precision, device)
 
 

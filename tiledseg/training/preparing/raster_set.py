@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.config.data import DataConfig
+from tiledseg.config.data import IMAGENET, DataConfig
 from tiledseg.config.run import Config
 from tiledseg.config.words import augmentation
 from tiledseg.errors import ConfigError
@@ -126,6 +126,12 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, Pai
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None
     check_used(label_reading, learnt.labels)
+    image = learnt.infos[0]
+    if data.normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):
+        raise ConfigError(
+            f"data.normalize is imagenet, for red, green and blue of 8 bits, but {image.path} has {image.bands} bands "
+            f"of {image.dtype}; set it to true, or select such bands with data.bands"
+        )
     if data.split:
         held_out = learnt
     elif data.val_images:
