@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +106,6 @@ class Moment:
 def train(material: Material, folder: Path, *options: str) -> int:
     """Trains on one rank in this process; the command's exit code."""
     return main([*material.train_command(folder)[1:], *options])
-
-
-def copy_of(folder: Path, name: str) -> Path:
-    """A copy of a run's folder beside it, to go on from in two ways."""
-    return Path(shutil.copytree(folder, folder.with_name(name)))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

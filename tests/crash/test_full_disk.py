@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.comm.launching import ROOT, Done, clean_environment, run_job
+from tests.comm.launching import ROOT, clean_environment
 from tests.crash.runs import Material
+from tiledseg import plan, scene, tile, train
 from tiledseg.checkpoint.folder import find_checkpoint
-
-LIMITED = (
-    "import os, resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "
-    "os.execv(sys.executable, [sys.executable, '-B', '-m', *sys.argv[2:]])"  # -B: no half bytecode for others
-)
 
 
 @pytest.fixture(scope="module")
@@ -37,41 +34,62 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def limited(size: int, *command: str) -> Done:
-    return run_job([sys.executable, "-c", LIMITED, str(size), *command], seconds=100)
+class Limited:
+    """Commands in this process, whose files may have so many bytes."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capfd = capfd
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # no half bytecode for others
+
+    def __call__(self, size: int, main: Callable[[list[str]], int], *arguments: str) -> tuple[int, str]:
+        """Return the exit code and standard error."""
+        former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._capfd.readouterr()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
+        try:
+            code = main(list(arguments))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        return code, self._capfd.readouterr().err
 
 
-def check_one_line(done: Done, *words: str) -> None:
-    assert done.code == 1, done.err
-    assert done.err.count("\n") == 1, done.err
-    assert done.err.startswith("error: cannot write ")
-    assert all(word in done.err for word in words), done.err
+@pytest.fixture
+def limited(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Limited:
+    return Limited(capfd, monkeypatch)
 
 
-def test_a_checkpoint_that_does_not_fit(material: Material) -> None:
+def check_one_line(done: tuple[int, str], *words: str) -> None:
+    code, err = done
+    assert code == 1, err
+    assert err.count("\n") == 1, err
+    assert err.startswith("error: cannot write ")
+    assert all(word in err for word in words), err
+
+
+def test_a_checkpoint_that_does_not_fit(material: Material, limited: Limited) -> None:
     folder = material.root / "limited"
-    done = limited(3000, "tiledseg.train", *material.train_command(folder)[1:])
+    done = limited(3000, train.main, *material.train_command(folder)[1:])
     check_one_line(done, "checkpoints/step-000002", "File too large", "ulimit -f")
     assert list((folder / "checkpoints").iterdir()) == []
     assert not (folder / "run.lock").exists()
 
 
-def test_a_panel_that_does_not_fit_leaves_the_run_resumable(material: Material) -> None:
+def test_a_panel_that_does_not_fit_leaves_the_run_resumable(material: Material, limited: Limited) -> None:
     folder = material.root / "no-panel"
-    done = limited(12000, "tiledseg.train", *material.train_command(folder)[1:])
+    done = limited(12000, train.main, *material.train_command(folder)[1:])
     check_one_line(done, "validation/step-000003.png", "File too large")
     assert find_checkpoint(folder).saved.step == 2
     assert not list(folder.rglob(".*"))
 
 
-def test_a_store_and_a_plot_that_do_not_fit(material: Material) -> None:
+def test_a_store_and_a_plot_that_do_not_fit(material: Material, limited: Limited) -> None:
     """`tile` died of SIGSEGV and left a file behind."""
     store = material.root / "tiles.h5"
-    done = limited(2000, "tiledseg.tile", "--config", str(material.root / "run.yaml"), "--output", str(store))
-    assert done.code == 2
-    assert "files may have 2000 here; raise the limit" in done.err
+    done = limited(2000, tile.main, "--config", str(material.root / "run.yaml"), "--output", str(store))
+    assert done[0] == 2
+    assert "files may have 2000 here; raise the limit" in done[1]
     plot = material.root / "plan.png"
-    check_one_line(limited(2000, "tiledseg.plan", "--size", "1000", "--plot", str(plot)), "plan.png", "File too large")
+    check_one_line(limited(2000, plan.main, "--size", "1000", "--plot", str(plot)), "plan.png", "File too large")
     assert not list(material.root.glob("*tiles.h5*"))
     assert not list(material.root.glob("*plan.png*"))
 
@@ -87,26 +105,22 @@ def test_a_full_file_system_ends_the_job_of_two_ranks_which_goes_on_once_there_i
     assert "Traceback" not in done.err
     assert find_checkpoint(disk / "run").saved.step >= 2
     subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-    assert (
-        run_job([sys.executable, "-m", "tiledseg.train", *material.train_command(disk / "run")[1:]], seconds=100).code
-        == 0
-    )
+    assert train.main(material.train_command(disk / "run")[1:]) == 0
     assert find_checkpoint(disk / "run").saved.step == 12
 
 
-def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path) -> None:
+def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path, limited: Limited) -> None:
     """A guess of half its bytes refused what fits. libtiff printed lines of its own, and no reason was given."""
     files = [tmp_path / name for name in ("a.tif", "b.tif")]
-    scene = ["tiledseg.scene", "--size", "300", "300", "--image", str(files[0]), "--labels", str(files[1])]
-    check_one_line(limited(100_000, *scene), "a.tif", "File too large", "ulimit -f")
+    command = ["--size", "300", "300", "--image", str(files[0]), "--labels", str(files[1])]
+    check_one_line(limited(100_000, scene.main, *command), "a.tif", "File too large", "ulimit -f")
     assert list(tmp_path.iterdir()) == []
-    done = limited(1_000_000, *scene)
-    assert (done.code, done.err) == (0, "")
+    assert limited(1_000_000, scene.main, *command) == (0, "")
     assert sorted(tmp_path.iterdir()) == files
     image_size = files[0].stat().st_size
     for file in files:
         file.unlink()
-    check_one_line(limited(image_size - 1, *scene), "File too large")
+    check_one_line(limited(image_size - 1, scene.main, *command), "File too large")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.launching import MPIRUN, Done
-from tests.crash.runs import Material, Moment, check_close, check_same, copy_of, lines
+from tests.comm.launching import MPIRUN
+from tests.crash.runs import Material, Moment, check_close, check_same, lines, train
 from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 
 pytestmark = [
@@ -26,25 +26,18 @@ def newest_step(folder: Path) -> int:
     return int(newest.state["step"])
 
 
-def finish(done: Done) -> None:
-    assert done.code == 0, done.err
-
-
 def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
-    """Rank 1 of 2 dies in step 8 (its 10th tile): steps of 3, 3 and 2 tiles give it 1, 1 and 1, or 2, 1 and 1."""
+    """Rank 1 of 2 dies in step 8 (its 10th tile): steps of 3, 3 and 2 tiles give it 1, 1 and 1, or 2, 1 and 1. On as
+    many ranks the rest has the same bits; the tests below go on with one rank, in this process."""
     folder = material.root / "killed-in-step"
     done = material.train(2, folder, at=Moment("step", rank=1, count=10))
     assert done.code == 137
     at = newest_step(folder)
     assert 0 < at <= len([line for line in lines(folder) if "loss" in line]) < 12
     assert not (folder / "summary.json").exists()
-    on_three = copy_of(folder, "killed-then-three")
-
-    finish(material.train(2, folder))
+    done = material.train(2, folder)
+    assert done.code == 0, done.err
     check_same(folder, uninterrupted)
-    finish(material.train(3, on_three))
-    check_close(on_three, uninterrupted)
-    assert json.loads((on_three / "summary.json").read_text())["ranks"] == 3
 
 
 def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, uninterrupted: Path) -> None:
@@ -54,13 +47,13 @@ def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, u
     assert done.code == 137
     assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000006"]
     assert newest_step(folder) == 4
-    finish(material.train(1, folder))
+    assert train(material, folder) == 0
     check_close(folder, uninterrupted)
     assert not list((folder / "checkpoints").glob(".*"))
 
 
 def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) -> None:
-    """SIGUSR1 to one rank: all stop after that step with its checkpoint and exit 75; the next run is exact."""
+    """SIGUSR1 to one rank: all stop after that step with its checkpoint and exit 75."""
     folder = material.root / "stopped"
     done = material.train(2, folder, at=Moment("step", rank=1, count=7, signal="USR1"))
     assert done.code == 75, done.err
@@ -69,8 +62,8 @@ def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) 
     assert newest_step(folder) == stopped_at < 12
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["finished"], summary["steps"]) == (False, stopped_at)
-    finish(material.train(2, folder))
-    check_same(folder, uninterrupted)
+    assert train(material, folder) == 0
+    check_close(folder, uninterrupted)
     assert json.loads((folder / "summary.json").read_text())["finished"] is True
 
 
@@ -78,9 +71,9 @@ def test_killed_while_neighbours_wait_for_its_halos(material: Material) -> None:
     """In mode layer rank 1 of 2 dies before its backward pass, in which rank 0 waits for its halos."""
     options = ("--train.tiles_per_step", "null", "--parallel.halo", "layer")
     whole, folder = material.root / "layer-whole", material.root / "layer-killed"
-    finish(material.train(2, whole, *options))
+    assert train(material, whole, *options) == 0
     done = material.train(2, folder, *options, at=Moment("step", rank=1, count=6))
     assert done.code == 137
     assert 0 < newest_step(folder) <= 4, "of step 4 it may be under way"
-    finish(material.train(2, folder, *options))
-    check_same(folder, whole)
+    assert train(material, folder, *options) == 0
+    check_close(folder, whole)
