@@ -20,7 +20,6 @@ from tests.checkpoint.saved import FILES, make_network, save
 from tiledseg.checkpoint import folder as module
 from tiledseg.checkpoint.folder import (
     find_checkpoint,
-    newest_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
@@ -62,16 +61,6 @@ def attempt(path: Path) -> tuple[str, dict[str, Any]]:
         return "", find_checkpoint(path).state
     except CheckpointError as error:
         return str(error), {}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(whole: Path, tmp_path: Path, name: str) -> None:
-    path = shutil.copytree(whole, tmp_path / "step-000002")
-    (path / name).unlink()
-    with pytest.raises(CheckpointError, match=name):
-        find_checkpoint(path)
-    with pytest.raises(CheckpointError):
-        newest_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

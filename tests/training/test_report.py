@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.system.outputs import METRICS
-from tiledseg.system.writing import write_whole
 from tiledseg.training.run_folder.journal import Journal, check_lines, plot_progress, read_metrics
 
 find = importlib.util.find_spec
@@ -97,14 +95,6 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, end: str) -> Non
     assert check_lines(path, 4, []) == f"{path} is gone: the new one starts after step 4"
 
 
-def test_numbers_survive_the_file_bit_for_bit(tmp_path: Path) -> None:
-    values, journal = [math.pi, 1 / 3, 1e-300, 123456789.123456789, None], opened(tmp_path)
-    for step, value in enumerate(values, start=1):
-        journal.step(step_line(step, value))
-    journal.close()
-    assert [line["loss"] for line in read_metrics(journal.path)] == values
-
-
 def test_a_run_folder_that_is_moved_away_is_said_at_the_next_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,20 +107,6 @@ def test_a_run_folder_that_is_moved_away_is_said_at_the_next_line(
         journal.step(step_line(2))
     journal.close()
     assert len(read_metrics(tmp_path / "away" / METRICS)) == 1
-
-
-def test_write_whole_leaves_the_old_file_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "summary.json"
-    write_whole(path, "old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_text", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_plots_and_events_are_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,29 +79,6 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     assert tree(tmp_path) == {}
 
 
-def test_what_a_crash_has_left_is_cleared(material: Material, finished: Path, tmp_path: Path) -> None:
-    folder = copy(finished, tmp_path)
-    (folder / "checkpoints" / ".partial-step-000099").mkdir()
-    (folder / "checkpoints" / ".partial-step-000099" / "model.safetensors").write_bytes(b"half")
-    assert run(config_of(material, folder)) == 0
-    assert not list((folder / "checkpoints").glob(".*"))
-
-
-def test_a_run_whose_checkpoints_are_gone_begins_anew_without_its_log_alone(
-    material: Material, finished: Path, tmp_path: Path
-) -> None:
-    folder = copy(finished, tmp_path)
-    lines = (folder / "metrics.jsonl").read_text().count("\n")
-    shutil.rmtree(folder / "checkpoints")
-    before = tree(folder)
-    with pytest.raises(OutputError, match=r"has 3 steps, but no checkpoint is left .* or move metrics.jsonl away"):
-        run(config_of(material, folder))
-    assert tree(folder) == before
-    (folder / "metrics.jsonl").rename(tmp_path / "old.jsonl")
-    assert run(config_of(material, folder)) == 0
-    assert (folder / "metrics.jsonl").read_text().count("\n") == lines
-
-
 @pytest.mark.parametrize("key", ["images", "val_images"])
 def test_a_raster_that_is_written_to_in_mid_run_is_said(
     material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str

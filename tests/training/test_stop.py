@@ -10,7 +10,7 @@ import pytest
 from tiledseg.errors import ConfigError
 from tiledseg.system.signals import deferring
 from tiledseg.training import ending
-from tiledseg.training.ending import EXIT_CODE, StopFlag, end_of_job
+from tiledseg.training.ending import StopFlag, end_of_job
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -37,10 +37,6 @@ def test_handlers_come_back_after_an_error_too() -> None:
     with pytest.raises(ZeroDivisionError), deferring():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_the_code_is_the_one_that_batch_systems_requeue_on() -> None:
-    assert EXIT_CODE == os.EX_TEMPFAIL == 75
 
 
 def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ belongs, or drops it, before the next comes, so it holds one more than it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -17,62 +16,49 @@ from torch import nn
 
 from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
 from tiledseg.checkpoint.folder import numbers_of
-from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError
 
-
-class _Head(NamedTuple):
-    """A tensor before it comes."""
-
-    shape: torch.Size
-    dtype: torch.dtype
+_Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # of tensors before they come, by name
 
 
-class _File:
-    """A file's tensors on every rank of a mesh (None: one rank alone), read by the root.
+def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor of a file with its name, on the CPU of every rank of a mesh (None: one rank alone), read by the
+    root. A refusal of `check` on any rank is raised on all.
 
-    Building one and going through it are collective, and each must be gone through to its end. Nothing can deadlock:
-    the names are the root's, so all ranks call the same broadcasts in the same order, and nobody leaves on its own
-    (`agree`). A file that the root cannot read is raised on all of them before the first broadcast.
+    Collective; go through it to its end. Nothing can deadlock: the names are the root's, so all ranks call the same
+    broadcasts in the same order, and nobody leaves on its own. A file that the root cannot read is raised on all of
+    them before the first broadcast.
     """
+    held: dict[str, torch.Tensor] = {}  # on the root: mapped, and read as each is sent
 
-    def __init__(self, path: Path, mesh: Mesh | None) -> None:
-        self._path, self._mesh = path, mesh
-        self._held: dict[str, torch.Tensor] = {}  # on the root: mapped, and read as each is sent
-        self.heads: dict[str, _Head] = mesh.on_root(self._open) if mesh is not None else self._open()
-
-    def agree(self, check: Callable[[], None]) -> None:
-        """Raise on every rank the refusal of `check` on any."""
-        if self._mesh is None:
-            check()
-        else:
-            self._mesh.on_all(check)
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor with its name, on the CPU."""
-        for name, head in self.heads.items():
-            tensor = self._held.pop(name) if name in self._held else torch.empty(head.shape, dtype=head.dtype)
-            if self._mesh is not None:
-                self._mesh.communicator.broadcast(tensor)
-            yield name, tensor
-
-    def _open(self) -> dict[str, _Head]:
+    def open_file() -> _Heads:
         try:
-            self._held = load_file(self._path)
+            held.update(load_file(path))
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise CheckpointError(
-                f"{self._path} was whole and cannot be read any more ({reason}); let nobody change it, and run again"
+                f"{path} was whole and cannot be read any more ({reason}); let nobody change it, and run again"
             ) from error
-        return {name: _Head(tensor.shape, tensor.dtype) for name, tensor in self._held.items()}
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in held.items()}
+
+    heads: _Heads = open_file() if mesh is None else mesh.on_root(open_file)
+    if mesh is None:
+        check(heads)
+    else:
+        mesh.on_all(lambda: check(heads))
+    for name, (shape, dtype) in heads.items():
+        tensor = held.pop(name) if name in held else torch.empty(shape, dtype=dtype)
+        if mesh is not None:
+            mesh.communicator.broadcast(tensor)
+        yield name, tensor
 
 
 def load_average(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the average of the weights by name, tensor by tensor; nothing if the run takes none. Collective: go through
     it to its end."""
     if checkpoint.averages:
-        yield from _File(checkpoint.path / AVERAGE, mesh)
+        yield from _tensors(checkpoint.path / AVERAGE, mesh, lambda heads: None)
 
 
 def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False, mesh: Mesh | None = None) -> None:
@@ -81,23 +67,22 @@ def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = Fal
 
     Raises CheckpointError where they do not fit.
     """
-    file = _File(checkpoint.path / (AVERAGE if average and checkpoint.averages else MODEL), mesh)
     own = network.state_dict()
-    file.agree(lambda: _check_network(checkpoint, file.heads, own))
+
+    def check(saved: _Heads) -> None:
+        wrong = sorted(saved.keys() ^ own.keys()) or sorted(k for k in own if own[k].shape != saved[k][0])
+        if wrong:
+            here = tuple(own[wrong[0]].shape) if wrong[0] in own else "absent"
+            there = tuple(saved[wrong[0]][0]) if wrong[0] in saved else "absent"
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: '{wrong[0]}' is {there} there and {here} in this network; "
+                "use the configuration it was trained with"
+            )
+
+    file = checkpoint.path / (AVERAGE if average and checkpoint.averages else MODEL)
     with torch.no_grad():
-        for name, tensor in file:
+        for name, tensor in _tensors(file, mesh, check):
             own[name].copy_(tensor)
-
-
-def _check_network(checkpoint: Checkpoint, saved: dict[str, _Head], own: dict[str, torch.Tensor]) -> None:
-    wrong = sorted(saved.keys() ^ own.keys()) or sorted(k for k in own if own[k].shape != saved[k].shape)
-    if wrong:
-        here = tuple(own[wrong[0]].shape) if wrong[0] in own else "absent"
-        there = tuple(saved[wrong[0]].shape) if wrong[0] in saved else "absent"
-        raise CheckpointError(
-            f"{checkpoint.path} is of another model: '{wrong[0]}' is {there} there and {here} in this network; "
-            "use the configuration it was trained with"
-        )
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mesh: Mesh | None = None) -> None:
@@ -108,47 +93,35 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
     parameters on the meta device, which another stage holds, is left out; so is that of frozen ones, and a momentum
     that this run has none of. Parameters that were frozen have none there, and start anew.
     """
-    file = _File(checkpoint.path / OPTIMIZER, mesh)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    file.agree(lambda: _check_optimizer(checkpoint, optimizer, file.heads, parameters))
+    numbers = numbers_of(optimizer)
+
+    def check(saved: _Heads) -> None:
+        there_is = {int(key.partition(".")[0]) for key in saved}
+        names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
+        changes = (resumed.changed.get("optimizer.lr_factors") for resumed in checkpoint.saved.resumed)
+        since = [checkpoint.saved.config.optimizer.lr_factors, *(change["from"] for change in changes if change)]
+        may_lack = not saved or any(0 in factors.values() for factors in since)
+        trained = {number for number, p in zip(numbers, parameters, strict=True) if p.requires_grad}
+        if names[0] != names[1] or len(there_is) > len(parameters) or (trained - there_is and not may_lack):
+            counts = len(there_is), len(parameters)
+            there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
+            raise CheckpointError(
+                f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
+                "optimizer.name"
+            )
+
     state: dict[int, dict[str, torch.Tensor]] = {}
-    places = {number: place for place, number in enumerate(numbers_of(optimizer))}
-    for key, tensor in file:
+    places = {number: place for place, number in enumerate(numbers)}
+    for key, tensor in _tensors(checkpoint.path / OPTIMIZER, mesh, check):
         number, _, name = key.partition(".")
         index = places[int(number)]
-        unused = name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]
-        if parameters[index].requires_grad and not unused:
-            state.setdefault(index, {})[name] = _laid_out(tensor, parameters[index])
+        parameter = parameters[index]
+        if not parameter.requires_grad or (name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]):
+            continue
+        if tensor.shape == parameter.shape:  # with its strides: the fused update wants them alike
+            laid_out = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+        else:
+            laid_out = tensor.clone()  # a count of steps: a view would hold the whole file
+        state.setdefault(index, {})[name] = laid_out
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _check_optimizer(
-    checkpoint: Checkpoint,
-    optimizer: torch.optim.Optimizer,
-    heads: dict[str, _Head],
-    parameters: list[nn.Parameter],
-) -> None:
-    there_is = {int(key.partition(".")[0]) for key in heads}
-    counts = len(there_is), len(parameters)
-    names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
-    may_lack = not heads or any(0 in factors.values() for factors in factors_of(checkpoint.saved))
-    trained = {number for number, p in zip(numbers_of(optimizer), parameters, strict=True) if p.requires_grad}
-    if names[0] != names[1] or counts[0] > counts[1] or (trained - there_is and not may_lack):
-        there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
-        raise CheckpointError(
-            f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
-            "optimizer.name"
-        )
-
-
-def factors_of(saved: SavedState) -> list[dict[str, float]]:
-    """Return the factors of the learning rate of the run as it was begun, and since."""
-    changes = (resumed.changed.get("optimizer.lr_factors") for resumed in saved.resumed)
-    return [saved.config.optimizer.lr_factors, *(change["from"] for change in changes if change)]
-
-
-def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with the strides of its parameter, if it has its shape: the fused update wants them alike."""
-    if tensor.shape != parameter.shape:
-        return tensor.clone()  # a count of steps: a view would hold the whole file
-    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
