@@ -94,7 +94,9 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             started = facts_of(preparation, mesh, command, warnings, hosts)
             before = early.saved if early else None
             choice = [in_words(preparation.found, before)] if preparation.found else []
-            _say_start(preparation, [*choice, *_facts(preparation, beginning, warnings), freed])
+            progress = StepProgress(0, 0, 2 if config.run.verbosity else 0)
+            for line in filter(None, [*choice, *_facts(preparation, beginning, warnings), freed]):
+                progress.say(line)
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
         with told_what_fits(preparation.question, preparation.plan):
@@ -176,12 +178,6 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) ->
         else:
             drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
         point_best(folder / CHECKPOINTS, beginning.best.step if beginning.best else None)
-
-
-def _say_start(preparation: Preparation, lines: Sequence[str]) -> None:
-    progress = StepProgress(0, 0, 2 if preparation.config.run.verbosity else 0)
-    for line in filter(None, lines):
-        progress.say(line)
 
 
 def few_steps(preparation: Preparation) -> str:

@@ -44,7 +44,6 @@ from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.preparing.auto import find_settings, with_settings
 from tiledseg.training.preparing.raster_set import (
-    PairFiles,
     RasterSet,
     input_files,
     inspect_files,
@@ -182,8 +181,8 @@ def prepare(
 def _question(
     config: Config,
     network: Network,
-    learnt: PairFiles,
-    held_out: PairFiles | None,
+    learnt: RasterSet,
+    held_out: RasterSet | None,
     memory_bytes: int,
     ranks: int,
     ranks_a_store: int,
@@ -278,7 +277,7 @@ def _steps(
     train: TrainConfig,
     plan: RunPlan,
     windows: Windows | None,
-    learnt: PairFiles,
+    learnt: RasterSet,
     kept: tuple[tuple[int, ...], ...] | None,
 ) -> Steps:
     """Return all steps of a run, with the draw of each tile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.config.data import IMAGENET, DataConfig
 from tiledseg.config.run import Config
@@ -42,36 +42,30 @@ from tiledseg.units import Length, blocks_of, parse_length
 
 
 @dataclass(frozen=True)
-class PairFiles:
-    """Images and their labels, by path and as the files describe themselves, and how they are read."""
+class RasterSet:
+    """Images and their labels, by path and as the files describe themselves, how they are read, and how each is cut (no
+    tilings: not yet, or windows are drawn); a file is opened when a pixel of it is read. Pixels count within the
+    polygons of the file `area` and within `parts`, one for each image (none: all)."""
 
     infos: tuple[RasterInfo, ...]
     label_infos: tuple[RasterInfo, ...]
     images: tuple[str, ...]
     labels: tuple[str, ...]
     reading: PairReading
+    tilings: tuple[Tiling, ...] = ()
+    area: str | None = None
+    parts: tuple[SplitPart, ...] = ()
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.infos)
 
-    def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[SplitPart, ...] = ()) -> RasterSet:
-        """Cut the pairs; `area` and `parts` as of `RasterSet`. Raises RasterError for a tile store that was cut
-        otherwise."""
+    def cut(self, tilings: tuple[Tiling, ...], area: str | None, parts: tuple[SplitPart, ...]) -> RasterSet:
+        """Cut the pairs. Raises RasterError for a tile store that was cut otherwise."""
         for image, label, tiling in zip(self.infos, self.label_infos, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
-        return RasterSet(**vars(self), tilings=tilings, area=area, parts=parts)
-
-
-@dataclass(frozen=True)
-class RasterSet(PairFiles):
-    """Images, their labels, and how each is cut (no tilings: windows are drawn); a file is opened when a pixel of it is
-    read. Pixels count within the polygons of the file `area` and within `parts`, one for each image (none: all)."""
-
-    tilings: tuple[Tiling, ...] = ()
-    area: str | None = None
-    parts: tuple[SplitPart, ...] = ()
+        return replace(self, tilings=tilings, area=area, parts=parts)
 
     def open_image(self, number: int) -> RasterReader:
         info = self.infos[number]
@@ -111,7 +105,7 @@ class RasterSet(PairFiles):
         return tuple(kept)
 
 
-def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, PairFiles | None]:
+def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, RasterSet | None]:
     """Open each image with its labels, those to learn from and those to validate on. Raises RasterError, LabelError and
     ConfigError for the first pair that cannot be."""
     label_reading = LabelReading(
@@ -119,10 +113,10 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, Pai
     )
     reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
 
-    def inspect(keys: tuple[str, str], parts: Parts) -> PairFiles:
+    def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
         images, labels = (as_list(getattr(data, key)) for key in keys)
         paths = pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
-        return PairFiles(*reading.inspect(*paths), *paths, reading)
+        return RasterSet(*reading.inspect(*paths), *paths, reading)
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None
     check_used(label_reading, learnt.labels)
@@ -143,7 +137,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[PairFiles, Pai
     return learnt, held_out
 
 
-def input_files(every: Sequence[PairFiles], area: str | None) -> tuple[str, ...]:
+def input_files(every: Sequence[RasterSet], area: str | None) -> tuple[str, ...]:
     """Return all files that rasters, and the polygons of `data.area`, are read from."""
     infos = (info for part in every for info in (*part.infos, *part.label_infos))
     files = tuple(file for info in infos for file in info.files)
