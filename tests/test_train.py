@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from torch.nn import functional
 
 from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
 from tests.small_files import tree
@@ -18,6 +20,7 @@ from tiledseg.checkpoint.folder import drop_later, find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
+from tiledseg.training import trainer as loop
 from tiledseg.training.run_folder.journal import Journal, plot_progress
 from tiledseg.training.run_folder.page import write_report
 
@@ -232,6 +235,21 @@ def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) 
     assert to_yaml(config) == (folder / "config.yaml").read_text()
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["epochs"] == 4
     assert not list(folder.rglob(".*"))
+
+
+def test_a_step_has_few_frames(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of ours from the loop to the kernel, both included."""
+    convolve, depths, home = functional.conv2d, set[int](), str(Path(loop.__file__).parents[1])
+
+    def counted(*arguments: Any) -> Any:
+        frames = [frame.name for frame in traceback.extract_stack() if frame.filename.startswith(home)]
+        if "_loop" in frames and "_validate" not in frames:
+            depths.add(len(frames) - frames.index("_loop"))
+        return convolve(*arguments)
+
+    monkeypatch.setattr(functional, "conv2d", counted)
+    assert train(material, material.root / "frames", "--train.epochs", "1") == 0
+    assert 0 < max(depths) <= 8
 
 
 def test_images_from_a_tile_store_train_alike(material: Material, finished: dict[str, Path]) -> None:

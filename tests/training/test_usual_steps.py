@@ -18,7 +18,7 @@ from tiledseg.config.run import Config
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.training.preparing.preparation import Preparation, prepare
-from tiledseg.training.start import few_steps
+from tiledseg.training.start import few_steps, idle_ranks
 
 SIDE = 600
 
@@ -65,6 +65,16 @@ def test_ranks_and_memory_change_no_step(unsaid: Config, memory: int, ranks: int
     assert steps_of(prepared) == ([(2, 2)], 1, 4, 125)
     assert prepared.chosen
     assert not few_steps(prepared)
+
+
+def test_idle_ranks_are_named_with_what_would_use_them(unsaid: Config) -> None:
+    prepared = prepare(unsaid, 1 << 32, 4)
+    assert idle_ranks(prepared, 1) == ""
+    assert idle_ranks(prepared, 4) == (
+        "3 of 4 ranks are idle: a step has 1 tile; give train.tiles_per_step 4, or start 1 rank"
+    )
+    whole = replace(unsaid, train=replace(unsaid.train, tiles_per_step=None))
+    assert "give a finer tiling.grid, or start 1 rank" in idle_ranks(prepare(whole, 1 << 32, 4), 4)
 
 
 def test_what_is_said_stays(unsaid: Config) -> None:
