@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.transports.stopwatch import least
+from tiledseg.comm.stopwatch import least
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import host_memory
 from tiledseg.execution.precision import autocast

@@ -217,6 +217,7 @@ def batch_script(site: Site, job: Job) -> str:
         "flags": "\n".join(f"    {each}" for each in job.flags),
         "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
         "exports": "\n".join(f"export {each}" for each in site.exports),
+        "threads": _threads(site),
         "handed_on": " ".join([_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
     text = _template(site.system).replace("@run@\n", _template("run"))
@@ -228,6 +229,14 @@ def batch_script(site: Site, job: Job) -> str:
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()
+
+
+def _threads(site: Site) -> str:
+    """Return the origin of the CPUs of a rank, and how a user gives others where the site is any."""
+    gpus = site.gpus or 6
+    words = f"{site.cores} CPUs a rank, of {site.cores * gpus} for {gpus} GPUs a node"
+    key = "--cpus-per-task" if site.system == "slurm" else "TILEDSEG_CORES_PER_GPU"
+    return words if site.gpus else f"{words}; give those of your nodes ({key})"
 
 
 def _template(name: str) -> str:

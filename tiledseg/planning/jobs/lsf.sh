@@ -30,7 +30,7 @@ planned=(
 @flags@
 )
 
-# Threads: a rank's share of the node.
+# Threads: @threads@.
 export OMP_NUM_THREADS="$cores"
 @exports@
 

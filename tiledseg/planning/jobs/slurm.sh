@@ -31,7 +31,7 @@ planned=(
 @flags@
 )
 
-# Threads: a rank's share of the node. srun takes cpus-per-task from its own variable, not from the batch script.
+# Threads: @threads@. srun takes cpus-per-task from its own variable, not from the batch script.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
 @exports@
