@@ -16,9 +16,9 @@ from tiledseg.report import main
 from tiledseg.reporting.page import draw_curves
 from tiledseg.system.outputs import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
-from tiledseg.training.run_folder.journal import Journal, read_metrics
+from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.page import page_of
-from tiledseg.training.run_folder.validations import read_validations
+from tiledseg.training.run_folder.validations import read_metrics, read_validations
 
 
 @pytest.fixture(scope="module")

@@ -38,10 +38,9 @@ from tiledseg.training.offloading import check_store, gives_back, store_in_words
 from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
-from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
-from tiledseg.training.run_folder.journal import check_lines, check_none_lost, read_metrics
+from tiledseg.training.run_folder.check import check_lines, check_none_lost, check_run_folder, check_unchanged
 from tiledseg.training.run_folder.summary import facts_of
-from tiledseg.training.run_folder.validations import drop_validations
+from tiledseg.training.run_folder.validations import drop_validations, read_metrics
 from tiledseg.training.surveyed import count_by_place, first_weights, look
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,6 +29,7 @@ from tiledseg.system.outputs import (
     check_outputs,
     whole,
 )
+from tiledseg.training.run_folder.validations import read_metrics
 
 _KEY = "run.output"
 _MOST_BYTES = 1 << 20  # of a configuration
@@ -106,3 +109,44 @@ def _is_record(path: Path) -> bool:
         return isinstance(values, dict) and yaml.safe_dump(values, sort_keys=False) == text
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return False
+
+
+def steps_done(lines: Iterable[Mapping[str, Any]]) -> int:
+    """Return the last step of the lines of a metrics file; 0 without one."""
+    return max((line["step"] for line in lines if "val" not in line), default=0)
+
+
+def check_lines(path: Path, step: int, lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """Raise OutputError where a metrics file, of these `lines`, has lost some of a run that has done `step` steps.
+
+    A file that was moved away is a note: it says which steps the new one will not have.
+    """
+    if not path.exists():
+        return f"{path} is gone: the new one starts after step {step}"
+    last = steps_done(lines)
+    if last < step:
+        end = f"at step {last}" if last else "before the first step"
+        raise OutputError(
+            f"{path} ends {end}, the checkpoint is of step {step}: the lines between are lost; put the whole file "
+            "back, or move this one away to start a new one"
+        )
+    return None
+
+
+def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
+    """Return a note on a folder without checkpoints in which a run begins; None for a new folder. Raises OutputError if
+    its run has written checkpoints that are gone: to begin anew would remove its metrics too.
+
+    A run has written one where it ended, or was stopped, and where it has done twice the steps between two.
+    """
+    metrics, done = folder / METRICS, 0
+    with contextlib.suppress(OutputError):
+        done = steps_done(read_metrics(metrics))
+    if done == 0:
+        return None
+    if (folder / SUMMARY).exists() or done > 2 * checkpoint_every:
+        raise OutputError(
+            f"{metrics} has {done} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
+            f"another run.output, or move {METRICS} away to begin anew"
+        )
+    return f"{metrics} has {done} steps, but there is no checkpoint of them: the run begins anew"

@@ -1,4 +1,5 @@
-"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run.
+"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run; and the
+reading of these and of `metrics.jsonl`.
 
 Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does metrics.
 """
@@ -72,7 +73,8 @@ def write_validation(
 
 def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
     """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
-    from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
+    from tiledseg.errors import OutputError
+from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
 
     matrix = findings.matrix_KK
     score: dict[str, Any] = scores(matrix).to_json()
@@ -137,3 +139,39 @@ def _read(path: Path) -> object:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read all lines of a metrics file but a last one that a crash has torn. Raises OutputError for other damage, and
+    where a step does not follow the one before it."""
+    texts, lines, before = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
+    for number, text in enumerate(texts, 1):
+        line = _parsed(text)
+        if line is None:
+            if number == len(texts):
+                break
+            raise OutputError(
+                f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to keep "
+                "it"
+            )
+        if "val" not in line:
+            if before is not None and line["step"] != before + 1:
+                raise OutputError(
+                    f"{path}, line {number} is of step {line['step']}, after one of step {before}; mend it, or move "
+                    "the file away to keep it"
+                )
+            before = line["step"]
+        lines.append(line)
+    return lines
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return an object with a step, and a loss or scores that can be drawn; None for other text."""
+    try:
+        line = json.loads(text)
+        scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
+        numbers = scores["loss"], scores["mean_iou"]
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        return None
+    drawable = all(isinstance(number, (int, float, type(None))) for number in numbers)
+    return line if drawable and type(line.get("step")) is int else None
