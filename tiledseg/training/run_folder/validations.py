@@ -1,5 +1,5 @@
-"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run; and the
-reading of these and of `metrics.jsonl`.
+"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run. Reading of
+these, and of `metrics.jsonl`.
 
 Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does metrics.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.errors import OutputError
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
@@ -73,8 +74,7 @@ def write_validation(
 
 def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
     """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
-    from tiledseg.errors import OutputError
-from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
+    from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
 
     matrix = findings.matrix_KK
     score: dict[str, Any] = scores(matrix).to_json()
