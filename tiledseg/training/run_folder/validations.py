@@ -1,5 +1,5 @@
-"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run; and how
-these and `metrics.jsonl` are read.
+"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run; and
+the reading of these and of `metrics.jsonl`.
 
 Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does metrics.
 """
