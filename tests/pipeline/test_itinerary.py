@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law
 from tests.pipeline.chained import chained
 from tiledseg.config.words import SCHEDULES, chunk_ranks
-from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
     ChunkMap,
     ChunkPass,
@@ -21,7 +20,7 @@ from tiledseg.pipeline.schedule import (
     forward_program,
     program,
 )
-from tiledseg.pipeline.simulation import simulate
+from tiledseg.pipeline.simulation import Move, itinerary, simulate
 
 FORWARD, BACKWARD = 1.0, 2.0
 # Least time of the same program where messages have a queue of their own and are buffered, as a multiple.

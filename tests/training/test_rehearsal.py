@@ -13,7 +13,7 @@ from tests.crash.runs import Material
 from tiledseg import doctor
 from tiledseg.models import normalise
 from tiledseg.pipeline import executor
-from tiledseg.pipeline.itinerary import itinerary
+from tiledseg.pipeline.simulation import itinerary
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 

@@ -11,7 +11,7 @@ The innermost chunk stands alone on the last rank. There a cut is a pair, one on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -121,8 +121,8 @@ def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[flo
     def runs_of(before: Middle, after: Middle, stage: int) -> tuple[ChunkRun, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    search = _BalanceSearch([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, in_line=True)
-    return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in search.paths(tolerances)]
+    paths = _paths(prices, [[(0, layers)], *levels, [(layers, layers)]], runs_of, tolerances, in_line=True)
+    return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in paths]
 
 
 def choose_folded_balances(
@@ -137,7 +137,9 @@ def choose_folded_balances(
     times, chunks = prices.times, 2 * ranks - 1
     prices.check(chunks, ranks)
     layers = len(times)
-    pairs = folded_cuts(times, skips)
+    ends = {layer for skip in skips for layer in skip}
+    places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
+    pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
 
     def runs_of(before: Middle, after: Middle, rank: int) -> tuple[ChunkRun, ...]:
         if rank == ranks - 1:
@@ -146,16 +148,8 @@ def choose_folded_balances(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    search = _BalanceSearch([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False)
-    return list(map(_folded_counts, search.paths(tolerances)))
-
-
-def folded_cuts(times: Sequence[float], skips: Sequence[tuple[int, int]]) -> list[Middle]:
-    """Return the pairs of cuts, one on each way, that keep each skip on a rank: before the ends of skips, and before
-    layers that take time."""
-    ends = {layer for skip in skips for layer in skip}
-    places = [layer for layer in range(1, len(times)) if times[layer] > 0 or layer in ends]
-    return [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
+    levels = [[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]]
+    return list(map(_folded_counts, _paths(prices, levels, runs_of, tolerances, in_line=False)))
 
 
 def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
@@ -165,34 +159,20 @@ def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
 
 
-@dataclass(frozen=True)
-class _BalanceSearch:
-    """Paths through levels of places, a step a stage: `runs_of` what a stage takes on its step.
+def _paths(
+    prices: BalancePrices, levels: Sequence[Sequence[Middle]], runs_of: Runs, tolerances: Sequence[float], in_line: bool
+) -> list[list[Middle]]:
+    """Return for each tolerance the path through the levels, a step a stage, of the least greatest load, then of the
+    least traffic. `runs_of`: what a stage takes on its step.
 
     `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.
     """
 
-    levels: Sequence[Sequence[Middle]]
-    runs_of: Runs
-    prices: BalancePrices
-    in_line: bool
-
-    def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:
-        """Return for each tolerance the path of the least greatest load, then of the least traffic."""
-        quickest = self._walk(self.levels[1:], None)
-        ((least, _),) = quickest[-1].values()
-        found = []
-        for most in ((1 + share) * least for share in tolerances):
-            levels = [[place for place, (load, _) in level.items() if load <= most] for level in quickest]
-            ((_, path),) = self._walk(levels, most)[-1].values()
-            found.append(path)
-        return found
-
-    def _walk(self, levels: Sequence[Sequence[Middle]], most: float | None) -> list[Paths]:
+    def walk(levels: Sequence[Sequence[Middle]], most: float | None) -> list[Paths]:
         """Return for each level the path to each place of the least greatest load, or (`most` given) of the fewest
         bytes among those on which no stage takes longer; and that load, or these bytes."""
-        every: list[Paths] = [{self.levels[0][0]: (0, [self.levels[0][0]])}]
-        for stage, level in enumerate(levels):
+        every: list[Paths] = [{start: (0, [start]) for start in levels[0]}]
+        for stage, level in enumerate(levels[1:]):
             paths = every[-1]
             reached: Paths = {}
             for after in level:
@@ -201,29 +181,36 @@ class _BalanceSearch:
                     cost, path = paths[before]
                     if cost >= best:
                         continue  # whatever the step adds, it saves nothing
-                    taken = self.runs_of(before, after, stage)
-                    load = self.prices.load(taken)
+                    taken = runs_of(before, after, stage)
+                    load = prices.load(taken)
                     too_long = load >= best if most is None else load > most
-                    if self.in_line and too_long:
+                    if in_line and too_long:
                         break
-                    if not taken or too_long or not self.prices.fits(taken):
+                    if not taken or too_long or not prices.fits(taken):
                         continue
-                    cost = max(cost, load) if most is None else cost + self.prices.received(taken)
+                    cost = max(cost, load) if most is None else cost + prices.received(taken)
                     if cost < best:
                         best, reached[after] = cost, (cost, [*path, after])
             if not reached:
-                raise BudgetError(self._no_room(stage, paths))
+                steps = (runs_of(before, after, stage) for after in level for before in paths)
+                raise BudgetError(_no_room(stage, [prices.bytes(taken) for taken in steps if taken], prices.limit))
             every.append(reached)
-        return every[1:]
+        return every
 
-    def _no_room(self, stage: int, paths: Iterable[Middle]) -> str:
-        steps = (self.runs_of(before, after, stage) for after in self.levels[stage + 1] for before in paths)
-        needs = [self.prices.bytes(taken) for taken in steps if taken]
-        if not needs:
-            return (
-                f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
-            )
-        return (
-            f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {self.prices.limit} bytes; "
-            "give more stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
-        )
+    quickest = walk(levels, None)
+    ((least, _),) = quickest[-1].values()
+    found = []
+    for most in ((1 + share) * least for share in tolerances):
+        within = [[place for place, (load, _) in level.items() if load <= most] for level in quickest]
+        ((_, path),) = walk(within, most)[-1].values()
+        found.append(path)
+    return found
+
+
+def _no_room(stage: int, needs: Sequence[int], limit: int | None) -> str:
+    if not needs:
+        return f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
+    return (
+        f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {limit} bytes; give more "
+        "stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
+    )

@@ -108,12 +108,13 @@ class Chunk:
         for module in self._modules:
             yield from module.parameters()
 
-    def output(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
-        """Return what goes out, the network's outputs from the last chunk. For a pass without gradients.
+    def outputs(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
+        """Return what goes out, the network's outputs from the last chunk.
 
         Here and in `forward` the tensors of `inputs` are taken out as they are used.
         """
-        return self._run(micro_batch, inputs)
+        micro_batch.run_nodes(inputs, self.first, self.stop)
+        return {tensor: inputs[tensor] for tensor in (self._results if self.is_last else self.leaving)}
 
     def forward(self, micro_batch: StagedBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
         """Return what is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
@@ -123,7 +124,7 @@ class Chunk:
         with torch.no_grad():
             for tensor in self._overwritten:
                 inputs[tensor] = inputs[tensor].clone()
-            outputs = self._run(micro_batch, inputs)
+            outputs = self.outputs(micro_batch, inputs)
         return Held(inputs=kept), {} if self.is_last else outputs
 
     def backward(self, micro_batch: StagedBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
@@ -147,7 +148,7 @@ class Chunk:
             held.entered[tensor] = Entrance(inputs[tensor])
             enter = _EnterOverwritten if tensor in self._overwritten else _Enter
             inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
-        outputs = self._run(micro_batch, inputs)
+        outputs = self.outputs(micro_batch, inputs)
         if self.is_last:
             held.scalar = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
             return held, {}
@@ -155,10 +156,6 @@ class Chunk:
         if any(tensor.requires_grad for tensor in returning):
             held.scalar = _Leave.apply(held.outgoing, *returning)
         return held, {number: tensor.detach() for number, tensor in outputs.items()}
-
-    def _run(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
-        micro_batch.run_nodes(inputs, self.first, self.stop)
-        return {tensor: inputs[tensor] for tensor in (self._results if self.is_last else self.leaving)}
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Runs one rank's part of a pipeline over messages: one process a rank, tensors sent and received without waiting.
 
 A rank follows its itinerary: it posts receives ahead, waits for what the next computation needs, computes, and sends
-on. See `itinerary` for why nothing can deadlock and when a sent tensor is let go, and `chunk` for what is computed.
+on. See `simulation` for why nothing can deadlock and when a sent tensor is let go, and `chunk` for what is computed.
 
 The law: loss, gradients and buffers are those of the micro-batches run one after the other through the whole network,
 for every schedule, balance and recompute mode. Norms that take statistics take those of one micro-batch, and running
@@ -11,7 +11,6 @@ statistics move micro-batch by micro-batch in their order, since every schedule 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -22,12 +21,9 @@ from tiledseg.comm.point_to_point import Message, Work
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
-from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.partition import SplitNetwork
-from tiledseg.pipeline.schedule import MessageEnd, Route, forward_program, most_in_flight, program
-from tiledseg.pipeline.simulation import verify
-
-_VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
+from tiledseg.pipeline.schedule import MessageEnd, Route, forward_program, program
+from tiledseg.pipeline.simulation import Move, itinerary
 
 
 class PipelineExecutor:
@@ -47,7 +43,6 @@ class PipelineExecutor:
             if rank == self.stage
         }
         self.busy = Stopwatch(split.device)
-        self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
         self._split, self._axes, self._pipeline = split, axes, cut.pipeline
         self._moves = functools.lru_cache(maxsize=8)(self._plan)
 
@@ -71,7 +66,6 @@ class PipelineExecutor:
         """
         if not micro_batches:
             return
-        self.most_held = {}
         moves = self._moves(len(micro_batches))
         last = {move.compute.chunk: move.compute for move in moves if move.compute.backward}
         run = _Run(self, micro_batches)
@@ -102,12 +96,8 @@ class PipelineExecutor:
         run.finish()
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
-        """Return the moves for so many micro-batches, whose schedule has been simulated without a fault."""
-        pipeline, schedule, times = self._pipeline, self._split.settings.schedule, self._split.settings.times
-        sample = min(micro_batches, _VERIFIED)
-        bounds = most_in_flight(schedule, pipeline.size, sample)
-        verify(program(schedule, pipeline, sample, times), len(pipeline.ranks), bounds)
-        return itinerary(program(schedule, pipeline, micro_batches, times), self.stage)
+        settings = self._split.settings
+        return itinerary(program(settings.schedule, self._pipeline, micro_batches, settings.times), self.stage)
 
     def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
         """Return room for what travels along a route, either way: channels last, in one piece."""
@@ -128,7 +118,6 @@ class _Run:
         self._coming: dict[MessageEnd, tuple[Work, torch.Tensor]] = {}
         self._leaving: dict[MessageEnd, Work] = {}
         self._held: dict[tuple[int, int], Held] = {}
-        self._holding: Counter[int] = Counter()
         # What has come for a computation, or is handed on by this rank itself: by (gradient, micro-batch, route).
         self._tensors: dict[tuple[bool, int, Route], torch.Tensor] = {}
 
@@ -163,10 +152,8 @@ class _Run:
         if differentiable:
             recompute = executor._split.settings.recomputes(executor.stage, m, len(self._micro_batches))
             self._held[m, index], outputs = chunk.forward(self._micro_batches[m], inputs, recompute)
-            self._holding[index] += 1
-            executor.most_held[index] = max(executor.most_held.get(index, 0), self._holding[index])
         else:
-            outputs = chunk.output(self._micro_batches[m], inputs)
+            outputs = chunk.outputs(self._micro_batches[m], inputs)
         for route in self._routes:
             if route.source == index:
                 self._tensors[False, m, route] = outputs[route.tensor]
@@ -180,7 +167,6 @@ class _Run:
             if route.source == index and route.returns:
                 gradients[route.tensor].insert(0, self._tensors.pop((True, m, route)))
         sums = chunk.backward(self._micro_batches[m], self._held.pop((m, index)), gradients)
-        self._holding[index] -= 1
         for route in self._routes:
             if route.target == index and route.returns:
                 self._tensors[True, m, route] = sums[route.tensor]

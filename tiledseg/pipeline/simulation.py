@@ -1,7 +1,24 @@
-"""A schedule before it runs: whether it ends, what each rank holds, how long it takes, and a drawing.
+"""A schedule before it runs: what each rank holds, how long it takes, a drawing, and each rank's moves.
 
 The model of time: a rank does its actions in order; a send costs the rank nothing, its messages leave one after the
 other; a receive waits for its message. Times are those of one micro-batch, all micro-batches alike.
+
+To run a program over real messages a rank has to know which receives it posts when, and which sends are surely gone:
+
+- A receive is posted before it is needed, so that the message travels while the rank computes. All computations of all
+  ranks have one common order, that of their starts in the simulation. A rank's sends belong to the computation before
+  them, and it posts a receive between the two of its own computations between which the sending one lies. So messages
+  from one rank to another are posted in one order on both.
+- A tensor that has been sent is kept until it has surely left: until something has come from its receiver that this one
+  sent later than it received. Nobody has to ask, and nobody waits.
+
+Nothing can deadlock. Sends and receives are posted without waiting. A rank waits for a message only right before the
+computation that needs it. The program has been replayed beforehand (`replay`), so each message that is
+waited for is sent by a rank that waits for nothing that comes after. A transport may carry out its messages one by one,
+in the order in which a rank starts them (NCCL): all ranks start all messages in the common order, with whatever else
+their computations communicate in between, and the first that is not finished has both ends at the head of their queues.
+Not any order would do: a message that is posted before a halo exchange on the same queue holds it up. In the order of
+starts no receive stands there long before its message is sent (docs/explanation/communication.md).
 """
 
 from __future__ import annotations
@@ -10,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
     BACKWARD_SLOTS,
     FORWARD_SLOTS,
@@ -23,6 +39,7 @@ from tiledseg.pipeline.schedule import (
 )
 
 Placed = tuple[int, Action]  # rank, action
+Ends = tuple[MessageEnd, ...]
 
 
 class Span(NamedTuple):
@@ -59,19 +76,6 @@ class Timeline:
         return 1 - self.busy_share
 
 
-def verify(program: Program, chunks: int, most_in_flight: Sequence[int]) -> None:
-    """Raise ConfigError for a program in which a rank waits forever, or a chunk holds more micro-batches than
-    `most_in_flight` says."""
-    _, stuck = replay(program)
-    found = [f"rank {rank} waits forever at: {words_of(action)}" for rank, action in stuck]
-    held = in_flight(program, chunks)
-    for chunk, (here, most) in enumerate(zip(held, most_in_flight, strict=True)):
-        if here > most:
-            found.append(f"chunk {chunk} holds {here} micro-batches at once, but at most {most} are allowed")
-    if found:
-        raise ConfigError(f"the schedule does not fit its pipeline: {'; '.join(found)}")
-
-
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
     """Return the most micro-batches that each chunk has gone forward with and not yet backward."""
     held, most = [0] * chunks, [0] * chunks
@@ -89,13 +93,9 @@ def simulate(
     backward: Sequence[float],
     transfer: Callable[[Route], float] = lambda route: 0.0,
 ) -> Timeline:
-    """Return when each computation runs, for times of each chunk and of a message along each route.
-
-    Raises ConfigError for a program that cannot end.
-    """
+    """Return when each computation runs, for times of each chunk and of a message along each route."""
     order, stuck = replay(program)
-    if stuck:
-        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {words_of(stuck[0][1])}")
+    assert not stuck, f"the schedule cannot end: rank {stuck[0][0]} waits forever at {stuck[0][1]}"
     clock, link = [0.0] * len(program), [0.0] * len(program)
     arrival: dict[Placed, float] = {}
     spans: list[list[Span]] = [[] for _ in program]
@@ -167,11 +167,83 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     return order, stuck
 
 
-def words_of(action: Action) -> str:
-    """Return an action in words."""
-    if isinstance(action, ChunkPass):
-        way = "backward" if action.backward else "forward"
-        return f"{way} of micro-batch {action.micro_batch}, chunk {action.chunk}"
-    way, thing = "receive" if action.arrives else "send", "gradient" if action.gradient else "activation"
-    route = f"tensor {action.route.tensor}, chunk {action.route.source} to {action.route.target}"
-    return f"{way} of the {thing} of micro-batch {action.micro_batch}, {route}, rank {action.peer}"
+class Move(NamedTuple):
+    """One computation of a rank and the messages around it.
+
+    In this order: `posts` are posted, `receives` waited for, `released` sends known to be gone, `compute` done, `sends`
+    posted.
+    """
+
+    posts: Ends
+    receives: Ends
+    released: Ends
+    compute: ChunkPass
+    sends: Ends
+
+
+def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
+    """Return the moves of a rank."""
+    place, releases = _common_order(program), _releases(program, rank)
+    groups = [_groups(actions) for actions in program]
+    arriving = [
+        (place[peer, compute], send.other_end(peer))
+        for peer, own in enumerate(groups)
+        for _, compute, sends in own
+        for send in sends
+        if send.peer == rank
+    ]
+    arriving.sort(key=lambda entry: entry[0])  # stable: those of one computation stay in the order of its sends
+    moves: list[Move] = []
+    posted = 0
+    for receives, compute, sends in groups[rank]:
+        first = posted
+        while posted < len(arriving) and arriving[posted][0] < place[rank, compute]:
+            posted += 1
+        posts = tuple(receive for _, receive in arriving[first:posted])
+        released = tuple(send for receive in receives for send in releases.get(receive, ()))
+        moves.append(Move(posts, receives, released, compute, sends))
+    return tuple(moves)
+
+
+def _groups(actions: Sequence[Action]) -> list[tuple[Ends, ChunkPass, Ends]]:
+    """Return each computation with the receives in front of it and the sends after it."""
+    groups: list[tuple[Ends, ChunkPass, Ends]] = []
+    receives: Ends = ()
+    for action in actions:
+        if isinstance(action, ChunkPass):
+            groups.append((receives, action, ()))
+            receives = ()
+        elif action.arrives:
+            receives = *receives, action
+        else:
+            before, compute, sends = groups[-1]
+            groups[-1] = before, compute, (*sends, action)
+    return groups
+
+
+def _common_order(program: Program) -> dict[tuple[int, ChunkPass], int]:
+    """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
+
+    If two start together, the one of the rank that has done more comes later: its messages are not needed yet.
+    """
+    chunks = 1 + max(action.chunk for actions in program for action in actions if isinstance(action, ChunkPass))
+    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
+    computations = sorted(
+        (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)
+    )
+    return {(rank, line.spans[rank][number].action): place for place, (_, number, rank) in enumerate(computations)}
+
+
+def _releases(program: Program, rank: int) -> dict[MessageEnd, Ends]:
+    """Return for a receive of this rank the sends that have arrived for certain once it is complete: those that the
+    peer has received before it sent. Sends after which nothing comes are missing: they are waited for at the end."""
+    releases: dict[MessageEnd, Ends] = {}
+    for peer, actions in enumerate(program):
+        arrived: Ends = ()
+        for action in actions:
+            if isinstance(action, MessageEnd) and action.peer == rank:
+                if action.arrives:
+                    arrived = *arrived, action.other_end(peer)
+                else:
+                    releases[action.other_end(peer)], arrived = arrived, ()
+    return releases
