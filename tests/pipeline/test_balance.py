@@ -26,12 +26,6 @@ def slowest(times: list[int], balance: tuple[int, ...]) -> int:
     return max(sum(times[a:b]) for a, b in cuts(balance))
 
 
-@pytest.mark.parametrize("values", [(14, 24, 30, 22, 12, 7), (109,)])
-def test_lists_of_the_paper_are_taken_as_they_are(values: tuple[int, ...]) -> None:
-    assert parse_balance(values, 109) == values
-    assert cuts(values)[-1][1] == 109
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -46,21 +40,6 @@ def test_a_wrong_balance_names_both_values(values: tuple[int, ...], words: list[
         parse_balance(values, 109)
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
-
-
-@law
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_cuts_cover_all_layers_in_order(balance: list[int]) -> None:
-    assert [layer for a, b in cuts(balance) for layer in range(a, b)] == list(range(sum(balance)))
-
-
-@law
-@given(TIMES, st.data())
-def test_no_other_balance_is_faster(times: list[int], data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, len(times)))
-    chosen = parse_balance(choose_balances(BalancePrices(times), stages)[0], len(times))
-    assert len(chosen) == stages
-    assert slowest(times, chosen) == min(slowest(times, other) for other in every_balance(len(times), stages))
 
 
 @law

@@ -15,8 +15,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.config.words import RECOMPUTE
 from tiledseg.execution.precision import autocast
+from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import split_network, tensor_dtypes
+from tiledseg.pipeline.partition import cut_network, split_network, tensor_dtypes
 from tiledseg.pipeline.schedule import Settings
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
@@ -100,3 +101,19 @@ def test_dtypes_of_masks_and_numbers_are_their_own() -> None:
         wanted.append(kept[end].dtype)
     assert list(tensor_dtypes(network, None, torch.device("cpu"))) == wanted
     assert {torch.bool, torch.int64, torch.float32} == set(wanted)
+
+
+def test_received_skips_keep_their_layout() -> None:
+    """What is concatenated with one of another layout loses its own, and convolutions copy it back and forth."""
+    network = network_of(UNet(3, 2, 3, 4, bands=2, classes=3))
+    layers = len(network.graph)
+    cut = cut_network(network.graph, (layers // 2, layers - layers // 2), "1f1b", 2)
+    drawn, sent = Drawn(network, 0, (16, 24)), dict[int, torch.Tensor]()
+    strides: dict[str, list[tuple[int, ...]]] = {}
+    for name, module in network.layers.items():
+        module.register_forward_hook(lambda _, given, out, name=name: strides.setdefault(name, []).append(out.stride()))
+    network(drawn.source())
+    for index in (0, 1):
+        inputs = {name: tensor.clone(memory_format=torch.channels_last) for name, tensor in sent.items()}
+        _, sent = Chunk(network, cut, index).forward(drawn, inputs or {0: drawn.source()}, False)
+    assert all(undivided == cut for undivided, cut in strides.values())

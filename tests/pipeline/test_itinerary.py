@@ -113,18 +113,6 @@ def test_nothing_waits_for_ever(drawn: tuple[Program, ChunkMap]) -> None:
     assert passes(plans, in_order=True)
 
 
-def test_posting_early_would_block_a_transport_that_keeps_the_order() -> None:
-    """The replay can fail."""
-    actions = program("1f1b", chained((0, 1, 2)), 6)
-    early = []
-    for rank in range(3):
-        moves = itinerary(actions, rank)
-        posts = tuple(receive for move in moves for receive in move.posts)
-        early.append((moves[0]._replace(posts=posts), *(move._replace(posts=()) for move in moves[1:])))
-    assert passes(early, in_order=False)
-    assert not passes(early, in_order=True)
-
-
 def seconds_in_one_queue(actions: Program) -> float:
     """A rank does the head of its queue and then the next: a message takes no time, once both ends are at it."""
     queues: list[list[ChunkPass | tuple[int, MessageEnd]]] = []
