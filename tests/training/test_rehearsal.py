@@ -52,7 +52,7 @@ def test_a_step_forward_and_back_on_1200_ranks(config: Path, capsys: pytest.Capt
     assert doctor.main(["--rehearse", "-n", "1200", "--config", str(config), *WHOLE, *mesh]) == 2
     assert "1072 of 1200 ranks own nothing" in capsys.readouterr().err
     code, found = rehearsed(config, capsys, 1200, *mesh, "--parallel.idle_ranks", "true")
-    assert (code, found["fails"], found["tiles"], found["seconds"] < 10) == (0, [], 128, True)
+    assert (code, found["fails"], found["tiles"], found["seconds"] < 60) == (0, [], 128, True)
     assert found["peers"] == 8
     convolutions, norms = 3, 3  # of 3 x 3 pixels, of which the first sends no gradient
     assert found["messages"] == 8 * (2 * convolutions - 1)
@@ -124,7 +124,7 @@ def test_a_stage_that_sends_in_another_order_is_named(
 def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two images of four tiles are no work for 1200 ranks."""
     code, found = rehearsed(config, capsys, 1200)
-    assert (code, found["idle"], found["seconds"] < 10) == (0, 1192, True)
+    assert (code, found["idle"], found["seconds"] < 60) == (0, 1192, True)
     assert any("1192 of 1200 ranks have no part of the first step: ranks 8-1199" in line for line in found["warnings"])
 
 
