@@ -187,20 +187,6 @@ def test_blocks_change_memory_only(material: Material, finished: dict[str, Path]
             assert mine["val"] == pytest.approx(theirs["val"], rel=1e-9)
 
 
-def test_recomputation_changes_memory_only(
-    material: Material, finished: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The same lines and weights, to the last bit."""
-    folder = material.root / "recompute-all"
-    capfd.readouterr()
-    assert train(material, folder, "--memory.recompute", "all", "--run.verbosity", "1") == 0
-    assert "memory.recompute all: a step needs about" in capfd.readouterr().err
-    found, expected = lines(folder), lines(finished["adamw-fp64"])
-    assert [line.get("loss") for line in found] == [line.get("loss") for line in expected]
-    assert [line.get("val") for line in found] == [line.get("val") for line in expected]
-    assert weights(folder) == weights(finished["adamw-fp64"])
-
-
 def test_panels_change_nothing_but_pictures(material: Material, finished: dict[str, Path]) -> None:
     folder = material.root / "without-panels"
     assert train(material, folder, "--run.panels", "0") == 0

@@ -23,8 +23,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.checkpoint.loading import load_network
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("before", [(1,), (1, 2)], ids=["a-new-step", "a-step-that-is-there"])
+@pytest.mark.parametrize(("keep", "before"), [(1, (1,)), (2, (1, 2))], ids=["a-new-step", "a-step-that-is-there"])
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple[int, ...]) -> None:
     """The law: what a resume finds is the old checkpoint or the new one, whole; and saving again leaves no trace.
 

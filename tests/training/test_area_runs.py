@@ -12,8 +12,8 @@ import rasterio
 
 from tests.crash.runs import lines
 from tests.raster.polygons_drawn import write_vectors
-from tests.small_files import UTM, write_raster, write_yaml
-from tests.training.test_polygon_runs import on_the_ground
+from tests.small_files import UTM, write_raster
+from tests.training.test_polygon_runs import on_the_ground, write_run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config
 from tiledseg.geometry.box import Box
@@ -42,21 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(root: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "data": {
-            **{"images": str(root / "image.tif"), "labels": str(root / "labels.tif"), "classes": 3},
-            **{"workers": 1, "prefetch": 1, **data},
-        },
-        "tiling": {"grid": 6},
-        "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
-        "train": {"epochs": 2, "precision": "fp64", "checkpoint_every": 9},
-        "run": {"output": str(root / name), "verbosity": 0},
-    }
-    for group, values in changes.items():
-        found[group] = {**found.get(group, {}), **values}
-    write_yaml(root / f"{name}.yaml", found)
-    return found
+def config(root: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> None:
+    data = {"labels": str(root / "labels.tif"), "classes": 3, **data}
+    write_run(root, name, data, **{"tiling": {"grid": 6}, **changes})
 
 
 def train(root: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> Path:

@@ -22,6 +22,7 @@ from tiledseg.train import main
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 SIDE = 64
+CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
 BOXES = ((3, 5, 30, 40, "road"), (20, 10, 60, 33, "tree"), (8, 44, 50, 60, "road"))  # top, left, bottom, right
 
 
@@ -43,18 +44,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(root: Path, name: str, data: dict[str, Any], **groups: dict[str, Any]) -> Path:
-    config = {
-        "data": {
-            **{"images": str(root / "image.tif"), "classes": [{"name": kind} for kind in ("ground", "road", "tree")]},
-            **{"workers": 1, "prefetch": 1, **data},
-        },
+def write_run(root: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> None:
+    """Write NAME.yaml, a run into NAME; `changes`: of keys, group by group."""
+    config: dict[str, dict[str, Any]] = {
+        "data": {"images": str(root / "image.tif"), "classes": CLASSES, "workers": 1, "prefetch": 1, **data},
         "tiling": {"grid": 4},
         "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
         "train": {"epochs": 2, "precision": "fp64", "checkpoint_every": 9},
         "run": {"output": str(root / name), "verbosity": 0},
     }
-    write_yaml(root / f"{name}.yaml", {**config, **groups})
+    write_yaml(root / f"{name}.yaml", config | {k: {**config.get(k, {}), **keys} for k, keys in changes.items()})
+
+
+def train(root: Path, name: str, data: dict[str, Any]) -> Path:
+    write_run(root, name, data)
     assert main(["--config", str(root / f"{name}.yaml")]) == 0
     return root / name
 
@@ -87,9 +90,6 @@ def test_other_polygons_are_refused_in_one_line(root: Path, capfd: pytest.Captur
         assert words in error
         assert error.count("\n") == 1
     assert not (root / "refused").exists()
-
-
-CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
 
 
 def as_csv(classes: list[dict[str, Any]]) -> str:
@@ -151,24 +151,19 @@ def test_a_store_trains_with_polygons_beside_it_and_in_it(root: Path, capfd: pyt
     assert "was cut from another state of" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--label-attribute", "kind", "--background", "ground"], "give it one of class 0, class 1, or ignored"),
-        (["--classes", "3"], "--background is null, and"),
-        (["--classes", "3", "--labels", "labels.tif", "--background", "0"], "--background is given, but no labels are"),
-        (["--classes", "3", "--labels", "sea.gpkg", "--label-attribute", "kind", "--background", "0"], "no polygon in"),
-    ],
-)
-def test_a_store_of_polygons_refuses_in_one_line(
-    root: Path, flags: list[str], words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_of_polygons_refuses_in_one_line(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_vectors(root / "sea.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=[1])
-    own = [str(root / flag) if flag.startswith(("labels", "sea")) else flag for flag in flags]
-    assert cut(root, "--labels", str(root / "labels.gpkg"), *own, output="never.h5") == 2
-    error = capfd.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
+    numbered = ["--classes", "3", "--background", "0"]
+    for labels, flags, words in (
+        ("labels.gpkg", ["--label-attribute", "kind", "--background", "ground"], "one of class 0, class 1, or ignored"),
+        ("labels.gpkg", ["--classes", "3"], "--background is null, and"),
+        ("labels.tif", numbered, "--background is given, but no labels are"),
+        ("sea.gpkg", [*numbered, "--label-attribute", "kind"], "no polygon in"),
+    ):
+        assert cut(root, "--labels", str(root / labels), *flags, output="never.h5") == 2
+        error = capfd.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
     assert not list(root.glob("never*"))
 
 
