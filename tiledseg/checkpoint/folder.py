@@ -39,7 +39,7 @@ from tiledseg.checkpoint.check import (
 from tiledseg.errors import CheckpointError
 from tiledseg.models.frozen import by_memory
 from tiledseg.system.outputs import files_below
-from tiledseg.system.writing import flush, writing
+from tiledseg.system.writing import flush, write_whole, writing
 
 _LATEST, BEST = "latest", "best"
 _NO_BEST = "it was trained without train.best, or has not been validated yet; leave --which out"
@@ -289,7 +289,4 @@ def _delete(path: Path) -> None:
 
 def _point(folder: Path, pointer: str, name: str) -> None:
     """Let the file `latest` or `best` name a checkpoint."""
-    partial = folder / f".{pointer}"
-    partial.write_text(name + "\n")
-    flush(partial)
-    os.replace(partial, folder / pointer)
+    write_whole(folder / pointer, name + "\n")

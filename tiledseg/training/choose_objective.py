@@ -16,10 +16,13 @@ import torch
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.config.checks import shown
+from tiledseg.config.run import Config
+from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.config.words import BOUNDARY, EDGES, LOSS_FIELDS, TVERSKY, read_loss
 from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import LossBytes
+from tiledseg.geometry.graph import USUAL_LOSS, LossBytes
+from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.training.objective import DICE, BoundaryTerm, EdgesTerm, Objective, OverlapTerm, PixelTerm, Term
 
@@ -65,6 +68,13 @@ def choose_objective(
     return Objective(tuple(terms))
 
 
+def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
+    """Return the objective; weights that are still to be counted stand as 1, so that all is refused now."""
+    counted = config.train.class_weights == MEDIAN_FREQUENCY
+    stand_in = (1.0,) * label_map.count if counted else weights
+    return choose_objective(network, config.train.loss, label_map.ignore_index, stand_in)
+
+
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
     """Return the objective with these weights of the classes, where its terms have some."""
     return Objective(tuple(replace(term, weights=weights) if term.weights else term for term in objective.terms))
@@ -108,10 +118,15 @@ def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_
 _SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
 
 
-def further_bytes(objective: Objective, usual: Objective, channels: Sequence[int], precision: str) -> LossBytes:
-    """Return the bytes of a pixel that `objective` needs beyond `usual`; negative for less. `channels`: of the
-    network's outputs."""
-    dtype = torch.float64 if precision == "fp64" else torch.float32
+def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
+    """Return the bytes of a pixel that the loss needs beyond the network's usual one, which has no weights of classes;
+    negative for less."""
+    usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
+    if objective == usual:
+        return USUAL_LOSS
+    every = tensor_channels(network.graph(), network.bands)
+    channels = [every[tensor] for tensor in network.graph().results]
+    dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
     ours, theirs = (_measured(each, channels, dtype) for each in (objective, usual))
     return LossBytes(ours.kept - theirs.kept, ours.peak - theirs.peak)
 

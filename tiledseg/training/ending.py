@@ -76,12 +76,6 @@ def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
     return numbers[name]
 
 
-def is_better(score: str, value: float, best: float) -> bool:
-    """Return True for a larger score, or a loss that is smaller by more than the order of its sum may change: so the
-    best epoch is the same on any number of ranks."""
-    return value < best - ROUNDING * abs(best) if score == LOSS else value > best
-
-
 class BestSoFar:
     """The best validation of a run by `train.best`; `number`: of the class that it names; `best`: so far."""
 
@@ -92,8 +86,12 @@ class BestSoFar:
         """Return True if a validation is better than the best so far, and keep it as the best."""
         score = self._train.best
         value = None if score == "none" else self._value(findings, score)
-        if value is None or (self.best is not None and not is_better(score, value, self.best.value)):
+        if value is None:
             return False
+        if self.best is not None:  # a loss is better by more than the order of its sum may change, on any ranks alike
+            limit = self.best.value - ROUNDING * abs(self.best.value)
+            if value >= limit if score == LOSS else value <= self.best.value:
+                return False
         self.best = Best(score, value, step, epoch)
         return True
 

@@ -19,10 +19,9 @@ from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.config.words import Augmentation, augmentation
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import USUAL_LOSS, LossBytes
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.shapes import count_parameters, tensor_channels
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -37,7 +36,7 @@ from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.choose_objective import choose_objective, further_bytes, given_weights
+from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
 from tiledseg.training.ending import score_class
 from tiledseg.training.objective import Objective
 from tiledseg.training.offloading import measured_store
@@ -231,23 +230,6 @@ def _question(
 def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
     """Return the optimizer with the rate of a step of so many tiles, windows or images, on all ranks together."""
     return replace(optimizer, lr=optimizer.lr * items) if optimizer.scale_lr == "linear" else optimizer
-
-
-def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
-    """Return the objective; weights that are still to be counted stand as 1, so that all is refused now."""
-    counted = config.train.class_weights == MEDIAN_FREQUENCY
-    stand_in = (1.0,) * label_map.count if counted else weights
-    return choose_objective(network, config.train.loss, label_map.ignore_index, stand_in)
-
-
-def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
-    """Return the bytes of the loss beyond the network's usual one, without weights of classes."""
-    usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
-    if objective == usual:
-        return USUAL_LOSS
-    channels = tensor_channels(network.graph(), network.bands)
-    outputs = [channels[tensor] for tensor in network.graph().results]
-    return further_bytes(objective, usual, outputs, config.train.precision)
 
 
 def _usual_tiles(question: RunQuestion) -> RunQuestion:
