@@ -136,7 +136,7 @@ def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixt
         ("8", ["--gpu-memory", "lots"], "'lots' is no number of bytes"),
         ("0", [], "-n is 0; give at least 1"),
         ("8", ["--train.compile", "on", "--parallel.halo", "layer"], "parallel.halo is layer; give read or exchange"),
-        ("8", ["--gpu-memory", "700KiB", "--tiling.grid", "1"], "GiB; use tiling.grid ["),
+        ("8", ["--gpu-memory", "300KiB", "--tiling.grid", "1"], "GiB; use tiling.grid ["),
         ("8", ["--gpu-memory", "9KiB", "--tiling.grid", "2"], "GiB; no budget and no tiling.grid does"),
     ],
     ids=["mesh", "raster", "memory", "ranks", "compile", "a finer grid fits", "nothing fits"],
