@@ -256,8 +256,8 @@ FAULTS = (
     Fault(
         "an epoch loses its last, smaller step",
         "raster/samples/sampling.py",
-        "return math.ceil(sum(self.tiles_per_image) / self.tiles_per_step)",
-        "return math.floor(sum(self.tiles_per_image) / self.tiles_per_step)",
+        "return math.ceil(self._tiles_per_epoch / self.tiles_per_step)",
+        "return math.floor(self._tiles_per_epoch / self.tiles_per_step)",
         "tests/raster/test_sampling.py",
     ),
     Fault(
