@@ -12,7 +12,6 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.run.plan import balanced
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
@@ -74,8 +72,8 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     Raises InputError where a rank's own set-up is refused.
     """
     begun = time.perf_counter()
-    if preparation.plan.spread.mesh.stages > 1 and preparation.plan.pipeline is None:
-        preparation = replace(preparation, plan=balanced(preparation.question, preparation.plan))
+    if refusal := why_uncompiled(preparation):
+        raise ConfigError(refusal)
     spread, memory = preparation.plan.spread, preparation.plan.memory
     meshes, doings = _meshes(ranks, per_node)
     shares = _walk(preparation, meshes)
@@ -91,8 +89,6 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
         precision = preparation.config.train.precision
         warnings.append(f"bytes of messages are those of fp32: up to twice what {precision} sends")
-    if refusal := why_uncompiled(preparation):
-        raise ConfigError(refusal)
     fails = []
     if memory > gpu_memory:
         fails.append(
