@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
 from tests.small_files import tree
-from tiledseg.checkpoint.folder import drop_later, find_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
@@ -167,24 +167,6 @@ def test_metrics_cut_short_are_seen_before_anything_is_written(
     assert "metrics.jsonl is gone: the new one starts after step 10" in capfd.readouterr().err
     assert [line["step"] for line in lines(folder) if "loss" in line] == [11, 12]
     assert weights(folder) == weights(finished["adamw-fp64"])
-
-
-def test_blocks_change_memory_only(material: Material, finished: dict[str, Path]) -> None:
-    """Training and validations, on tiles and on the raster held out."""
-    folder = material.root / "blocks"
-    place = "--memory.store", str(material.root)
-    assert train(material, folder, "--memory.blocks", "[2,3]", "--train.checkpoint_every", "6", *place) == 0
-    drop_later(folder / "checkpoints", 6)  # and it goes on in memory
-    assert [path.name for path in (folder / "checkpoints").glob("step-*")] == ["step-000006"]
-    assert train(material, folder, "--memory.blocks", "3") == 0
-    found, expected = lines(folder), lines(finished["adamw-fp64"])
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        if "loss" in mine:
-            assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
-        if "val" in mine:
-            assert mine["val"].pop("iou") == pytest.approx(theirs["val"].pop("iou"))
-            assert mine["val"] == pytest.approx(theirs["val"], rel=1e-9)
 
 
 def test_panels_change_nothing_but_pictures(material: Material, finished: dict[str, Path]) -> None:

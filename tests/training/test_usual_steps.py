@@ -73,7 +73,7 @@ def test_idle_ranks_are_named_with_what_would_use_them(unsaid: Config) -> None:
     assert idle_ranks(prepared, 4) == (
         "3 of 4 ranks are idle: a step has 1 tile; give train.tiles_per_step 4, or start 1 rank"
     )
-    whole = replace(unsaid, train=replace(unsaid.train, tiles_per_step=None))
+    whole = replace(unsaid, train=replace(unsaid.train, tiles_per_step=None), tiling=replace(unsaid.tiling, grid=1))
     assert "give a finer tiling.grid, or start 1 rank" in idle_ranks(prepare(whole, 1 << 32, 4), 4)
 
 
