@@ -32,8 +32,7 @@ from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
 from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.decomposition import Partition, decompose
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import rank_walk
@@ -63,19 +62,13 @@ class Rank:
     walk: Walk
 
     def allocated(self, policy: MemoryPolicy) -> int:
-        """Most bytes of one step, without weights, gradients, the block of the input and strips between steps."""
+        """Most bytes of one step, without weights, gradients and the block of the input."""
         module = in_channels_last(module_by(self.unet, policy))
-        network = SpatialNetwork(module, self.axes, self.fusion)
-        self._step(network, [])  # strips are there from the first step on
-        return self._step(network, weights_of(module))
-
-    def _step(self, network: SpatialNetwork, known: list[torch.Tensor]) -> int:
-        position = self.axes.position
+        network, position = SpatialNetwork(module, self.axes, self.fusion), self.axes.position
         assert position is not None
         shape = self.rows.owned(position.row).size, self.cols.owned(position.col).size
         source = torch.randn(1, self.unet.bands, *shape).contiguous(memory_format=torch.channels_last)
-        strips = [s for each in network._exchangers for exchanger in each for s in exchanger.strips]
-        with AllocationMeter([*known, *strips, source]) as meter:
+        with AllocationMeter([*weights_of(module), source]) as meter:
             step(network, source, self.rows, self.cols)
         return meter.peak
 

@@ -19,7 +19,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.samples.dataset import Sample

@@ -14,7 +14,7 @@ from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError, ConfigError
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 
 
 def check_part(part: Communicator, members: list[int], me: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 few = st.integers(1, 5)
 shapes = st.builds(MeshShape, few, few, few, few)

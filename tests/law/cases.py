@@ -14,9 +14,13 @@ from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.execution.halo_modes import ReadMode
+from tiledseg.execution.part_passes import SerialPasses
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -27,7 +31,9 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.training.step import Stepper, StepRules
 
 IGNORED = 255
 GRIDS = ((1, 1), (2, 2), (3, 2), (4, 4))
@@ -156,6 +162,21 @@ def undivided(case: Case) -> Undivided:
     loss = functional.cross_entropy(core_BKHW, target_BHW, ignore_index=IGNORED)
     loss.backward()
     return Undivided(core_BKHW[0].detach(), loss.item(), gradients(network))
+
+
+def step_gradients(
+    case: Case, mesh: Mesh, precision: str = "fp64", grid: tuple[int, int] | None = None
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and mean gradients of one real optimizer step over the tiles of all ranks."""
+    network = case.network(PARAMETER_DTYPES[precision]).to(mesh.device).train()
+    dataset = case.dataset(grid, INPUT_DTYPES[precision])
+    mode, optimizer = ReadMode(network, mesh, dataset.tilings, precision), torch.optim.SGD(network.parameters(), lr=0.0)
+    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
+    mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
+    stepper.close()
+    assert result.loss is not None
+    return result.loss, gradients(network)
 
 
 def gradients(network: nn.Module) -> dict[str, torch.Tensor]:

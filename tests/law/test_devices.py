@@ -1,79 +1,160 @@
-"""The law on each device: the CPU always, a GPU where there is one. The same code runs on both."""
+"""The law on each device: the CPU always, a GPU where there is one. The same code runs on both.
+
+A GPU's kernels differ by the kind of layer, by what determinism allows and by precision; so all of these are crossed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
+from tests.law.cases import KEY, Case, difference, step_gradients, undivided
+from tests.law.every_layer import EveryLayer, ForeignLayers
+from tests.pipeline.undivided import Drawn, Result, network_of, result_of
+from tests.pipeline.undivided import undivided as undivided_result
+from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part, ReadMode
-from tiledseg.execution.part_passes import SerialPasses
-from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.resampling import Border, Upsample
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import Tensors, build_modules
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import split_network
+from tiledseg.pipeline.schedule import Settings
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))
-BOUNDS = {"fp64": 1e-11, "fp32": 1e-4}
-# bfloat16 keeps 8 bits, fp16 11, and each tile's weight gradient is rounded to them on its own.
-HALVES = {"bf16": 0.03, "fp16": 0.004}
+SIZES = ((16, 24), (32, 16))
+CPU = torch.device("cpu")
+# Of a whole gradient, relative. float32 keeps 24 bits, TF32 and fp16 11, bfloat16 8; each layer rounds once or twice.
+BOUNDS = {"fp32": 1e-5, "tf32": 2e-2, "bf16": 0.2}
+STEP_BOUNDS = {"fp64": 1e-11, "fp32": 1e-4, "bf16": 0.03, "fp16": 0.004}
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
-    return torch.device(request.param)
-
-
-def tiled_step(
-    device: torch.device, precision: str, grid: tuple[int, int] = CASE.grid
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one real step over the tiles, on `device`."""
-    mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", "here")
-    network = CASE.network().to(device, PARAMETER_DTYPES[precision]).train()
-    dataset = CASE.dataset(grid, dtype="float64" if precision == "fp64" else "float32")
-    mode = ReadMode(network, mesh, dataset.tilings, precision)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
-    parts = [Part(0, tile) for tile in dataset.tilings[0].tiles]
-    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in parts), parts, stop=False)
-    stepper.close()
-    assert result.loss is not None
-    return result.loss, {name: g.cpu() for name, g in gradients(network).items()}
-
-
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
-def test_a_step_over_tiles_is_the_undivided_networks(device: torch.device, precision: str) -> None:
-    expected = undivided(CASE)
-    loss, found = tiled_step(device, precision)
-    assert loss == pytest.approx(expected.loss, rel=BOUNDS[precision])
-    assert distance(found, expected.gradients) < BOUNDS[precision]
-
-
-@pytest.mark.parametrize("precision", HALVES)
-def test_autocast_keeps_the_law_to_its_own_rounding(precision: str, device: torch.device) -> None:
-    (loss, found), (whole_loss, whole) = (tiled_step(device, precision, grid) for grid in (CASE.grid, (1, 1)))
-    assert loss == pytest.approx(whole_loss, rel=HALVES[precision])
-    assert distance(found, whole) < HALVES[precision]
-
-
-def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Relative difference of two whole gradients."""
-    pair = [torch.cat([values[name].double().reshape(-1) for name in expected]) for values in (found, expected)]
-    return relative(*pair)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_step_gives_the_same_bits_twice(device: torch.device, precision: str) -> None:
+    yield torch.device(request.param)
     make_deterministic(True)
-    try:
-        first, second = tiled_step(device, precision), tiled_step(device, precision)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert first[0] == second[0]
-    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("precision", STEP_BOUNDS)
+def test_a_step_over_tiles_is_that_of_the_whole(device: torch.device, precision: str) -> None:
+    """Under autocast to its own rounding: each tile's weight gradient is rounded on its own."""
+    mesh, bound = Mesh(SERIAL, SerialCommunicator(), device, "serial", "here"), STEP_BOUNDS[precision]
+    loss, found = step_gradients(CASE, mesh, precision)
+    if precision in ("fp64", "fp32"):
+        whole = undivided(CASE)
+        expected = whole.loss, whole.gradients
+    else:
+        expected = step_gradients(CASE, mesh, precision, (1, 1))
+    assert loss == pytest.approx(expected[0], rel=bound)
+    assert difference({name: gradient.cpu() for name, gradient in found.items()}, expected[1]) < bound
+
+
+def kind(norm: str, upsampling: str) -> UNet:
+    return UNet(3, 1, 3, 8, "same", norm, upsampling, 0.2, bands=2, classes=3)
+
+
+@cache
+def expected(norm: str, upsampling: str) -> Result:
+    return undivided_result(kind(norm, upsampling), SIZES)
+
+
+@dataclass
+class OnDevice(Drawn):
+    """A micro-batch on the device, computed in `precision`."""
+
+    device: torch.device = CPU
+    precision: str = "fp32"
+
+    def source(self) -> torch.Tensor:
+        return super().source().to(self.device)
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        with autocast(self.precision, self.device):
+            super().run_nodes(tensors, first, stop)
+
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
+
+
+def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -> Result:
+    """By the executor of one stage that holds all layers."""
+    network = network_of(unet).float()
+    cast = autocast(precision, device) if precision == "bf16" else None
+    settings = Settings("1f1b", (len(network.graph),), (recompute,))
+    executor = PipelineExecutor(split_network(network, settings, 0, device, torch.float32, cast), serial_axes())
+    drawn = [OnDevice(network, n, size, device=device, precision=precision) for n, size in enumerate(SIZES)]
+    executor.train(drawn, lambda parameters: None)
+    return result_of(network, sum(one.losses[0] for one in drawn))
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "fast"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("norm", "upsampling"), [*zip(NORMS, UPSAMPLINGS * 2, strict=False), ("none", UPSAMPLINGS[1])])
+def test_a_network_of_each_kind(
+    norm: str, upsampling: str, precision: str, deterministic: bool, device: torch.device
+) -> None:
+    """Within the rounding of its format; and with deterministic kernels, recomputed or not, the same bits."""
+    make_deterministic(deterministic)
+    unet, reference = kind(norm, upsampling), expected(norm, upsampling)
+    results = [computed(unet, device, precision, recompute) for recompute in ("never", "always")]
+    bound = BOUNDS["tf32" if precision == "fp32" and not deterministic and device.type == "cuda" else precision]
+    for found in results:
+        assert found.loss == pytest.approx(reference.loss, rel=bound)
+        gradients = {name: found.gradients[name].cpu() for name in reference.gradients}
+        assert difference(gradients, reference.gradients) < bound
+    if deterministic:
+        again = computed(unet, device, precision, "never")
+        for other in (results[1], again):
+            assert all(torch.equal(results[0].gradients[name], g) for name, g in other.gradients.items())
+
+
+@dataclass(frozen=True)
+class Bicubic:
+    """Upsampling by four pixels a dim, twice, between reflections."""
+
+    bands: int = 2
+    classes: int = 3
+    norm: str = "none"
+
+    def graph(self) -> Graph:
+        ends = Border(2, 2, 0.0, "reflect"), Convolution(4, 3), Upsample("bicubic"), Convolution(4, 1)
+        layers = enumerate((*ends, Upsample("bicubic", 3), Convolution(3, 1)))
+        return Graph(tuple(Node(f"node{k}", layer) for k, layer in layers))
+
+
+@pytest.mark.parametrize(
+    "kind", [EveryLayer(), EveryLayer(True), ForeignLayers(), ForeignLayers(True), Bicubic()], ids=str
+)
+def test_every_layer_trains_in_one_order(kind: Any, device: torch.device) -> None:
+    """Where deterministic algorithms are asked for: gradients as in float64 on the CPU, and the same bits twice."""
+
+    def gradients(device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        network = build_modules(kind, seed=0).to(device, dtype, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        set_dropout_key(network, KEY)
+        draw = torch.Generator().manual_seed(1)
+        x_BCHW = torch.randn(1, 2, 32, 24, generator=draw).to(device, dtype)
+        y_BKHW = network(x_BCHW.contiguous(memory_format=torch.channels_last))
+        (y_BKHW * torch.randn(y_BKHW.shape, generator=draw).to(device, dtype)).sum().backward()
+        return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+
+    make_deterministic(True)
+    first, second = gradients(device, torch.float32), gradients(device, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    wanted = torch.cat([gradient.flatten() for gradient in gradients(CPU, torch.float64)])
+    found = torch.cat([gradient.flatten() for gradient in first]).cpu().double()
+    assert (found - wanted).norm() <= BOUNDS["fp32"] * wanted.norm()

@@ -7,30 +7,17 @@ Outputs are equal to the last bit wherever this processor's convolutions are ste
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.conftest import NIGHTLY
-from tests.law.cases import (
-    IGNORED,
-    KEY,
-    Case,
-    all_cases,
-    gradients,
-    one_rank,
-    relative,
-    tiled_logits,
-    undivided,
-)
+from tests.law.cases import Case, all_cases, one_rank, relative, step_gradients, tiled_logits, undivided
 from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import ReadMode
-from tiledseg.execution.part_passes import SerialPasses
-from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.geometry.halo import Footprint
 
 CASES = all_cases()
 OUTPUT_BOUND = 1e-13
@@ -50,18 +37,6 @@ def _one_thread() -> Iterator[None]:
 def name(case: Case) -> str:
     u = case.unet
     return f"L{u.levels}-n{u.convs_per_level}-K{u.kernel}-{u.padding}-{u.upsampling}-{case.grid[0]}x{case.grid[1]}"
-
-
-def step_gradients(case: Case, mesh: Mesh) -> tuple[float | None, dict[str, torch.Tensor]]:
-    """Loss and mean gradients of one real optimizer step over the tiles of all ranks."""
-    network = case.network().train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    dataset = case.dataset()
-    mode = ReadMode(network, mesh, dataset.tilings, "fp64")
-    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
-    mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
-    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
-    return result.loss, gradients(network)
 
 
 def check(case: Case, mesh: Mesh) -> float:
@@ -129,9 +104,7 @@ def test_a_halo_that_is_one_alignment_too_small_is_seen(grid: tuple[int, int]) -
 
     class TooSmall(Case):
         @property
-        def footprint(self):  # type: ignore[no-untyped-def]
-            from dataclasses import replace
-
+        def footprint(self) -> Footprint:
             whole = super().footprint
             return replace(whole, before=whole.before - whole.alignment, after=whole.after - whole.alignment)
 

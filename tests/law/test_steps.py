@@ -26,10 +26,11 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import LayerMode
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.raster.samples.sampling import TileReference
+from tiledseg.spatial import halo_exchange
 from tiledseg.spatial.network import SpatialNetwork
 
 
@@ -122,15 +123,13 @@ def test_memory_policies_change_no_bit_and_no_message(
     steps, mesh, sent = POLICIES[name][0], meshes["gloo"], []
     if mesh.size % steps.parallel.stages:
         pytest.skip("pipelines of two")
-    from tiledseg.spatial.halo_exchange import HaloExchanger
+    post = halo_exchange._post
 
-    post = HaloExchanger._post
-
-    def noted(self: Any, way: Any, x_BCHW: Any, made_BCHW: Any, *others: Any, **more: Any) -> Any:
+    def noted(axes: Any, x_BCHW: Any, made_BCHW: Any, *patches: Any) -> Any:
         sent.append(f"{tuple(made_BCHW.shape)} from {tuple(x_BCHW.shape)}")
-        return post(self, way, x_BCHW, made_BCHW, *others, **more)
+        return post(axes, x_BCHW, made_BCHW, *patches)
 
-    monkeypatch.setattr(HaloExchanger, "_post", noted)
+    monkeypatch.setattr(halo_exchange, "_post", noted)
     wanted, messages = train(steps, mesh), sent[:]
     for policy in ("compaction", "everything", "drawn1"):
         sent.clear()

@@ -15,18 +15,20 @@ from torch.nn import functional
 
 from tests.law.cases import one_rank
 from tests.law.runs import losses, run
+from tests.law.shown import shown
 from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.config.words import augmentation
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
-from tiledseg.config.words import augmentation
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
+from tiledseg.raster.samples.sampling import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import DrawnWindows, Position, TileReference
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import known, network_modules
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -58,20 +60,6 @@ def network_of(config: Config) -> Network:
     return known(build_network(config.model, BANDS, 3))
 
 
-def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference) -> tuple[NDArray, NDArray]:
-    """What a reference's draw shows, whole, by numpy."""
-    draw = reference.draw
-    if draw is None:
-        return pixels_CHW, labels_HW
-    if draw.view is not None:
-        rows, cols = (at.astype(int) for at in draw.view.to_raster @ np.indices(draw.view.shape).astype(float))
-        pixels_CHW, labels_HW = pixels_CHW[:, rows, cols], labels_HW[rows, cols]
-    if draw.photometry is not None:
-        factors, offsets = (np.array(v)[:, None, None] for v in (draw.photometry.factors, draw.photometry.offsets))
-        pixels_CHW = pixels_CHW * factors + offsets
-    return pixels_CHW, labels_HW
-
-
 def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) -> list[float]:
     """Plain torch: the whole raster, as drawn, through the network, and the loss of the windows' pixels; or all small
     images as one batch."""
@@ -84,7 +72,7 @@ def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) 
     found = []
     for position, step in list(sampler.steps_from(Position(0, 0), config.train.epochs))[:steps]:
         assert position.step < sampler.steps_per_epoch
-        shown = [as_drawn(image_CHW, labels_HW, reference) for reference in step]
+        shown = [shown(image_CHW, labels_HW, reference.draw) for reference in step]
         if exact:
             logits, targets = [], []
             for (pixels_CHW, classes_HW), (_, tile, _) in zip(shown, step, strict=True):

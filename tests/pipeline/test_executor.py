@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import RECOMPUTE, SCHEDULES
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network

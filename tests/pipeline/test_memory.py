@@ -16,7 +16,7 @@ from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import SCHEDULES
 from tiledseg.geometry.layers.pixelwise import Mark
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.schedule import Route, is_skip
 

@@ -20,9 +20,9 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import segment_memory as segment_memory_module
 from tiledseg.planning.walk.segment_memory import BlockedStep
-from tiledseg.spatial.blocks.block_pass import BlockPass, Image
-from tiledseg.spatial.blocks.network import BlockNetwork
-from tiledseg.spatial.blocks.statistics import Together
+from tiledseg.spatial.block_network import BlockNetwork
+from tiledseg.spatial.block_pass import BlockPass, Image
+from tiledseg.spatial.block_statistics import Together
 from tiledseg.tracing.allocations import AllocationMeter
 
 NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
@@ -51,7 +51,7 @@ def test_the_memory_is_what_is_allocated(blocks: tuple[int, int], images: int | 
         run.forward()
 
         def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            rows, cols = run.images[0].output_box(block).slices
+            rows, cols = program.box(len(twin.graph), block).slices
             return functional.cross_entropy(outputs[0], labels_BHW[:, rows, cols], reduction="sum")
 
         run.backward(*[loss] * len(run.images))

@@ -23,7 +23,7 @@ from tiledseg.planning.step.halo_traffic import (
     statistic_sums,
     tensors_of,
 )
-from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.spatial.halo_exchange import exchanged
 
 CASES = [
     *(("padded", fusion, True) for fusion in (1, 2, WHOLE)),
@@ -105,7 +105,7 @@ def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
     rows, cols = decomposition.context_windows()
     x_BCHW = torch.randn(1, 4, *decomposition.owned(*at).shape)
     traffic.reset()
-    window_BCHW = HaloExchanger(axes).exchange(x_BCHW, context_exchange(decomposition, at))
+    window_BCHW = exchanged(x_BCHW, context_exchange(decomposition, at), axes)
     assert tuple(window_BCHW.shape[2:]) == (rows[at[0]].size, cols[at[1]].size)
     expected = dict(input_traffic(decomposition, 4, 4))[at]
     assert SentBytes(traffic.messages, traffic.bytes) == expected

@@ -9,7 +9,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.pipeline import (
     MeasuredTimes,

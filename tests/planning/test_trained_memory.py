@@ -17,7 +17,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules

@@ -10,7 +10,6 @@ FILES = (
     "tests/execution/test_fetching.py",
     "tests/pipeline/test_devices.py",
     "tests/law/test_devices.py",
-    "tests/law/test_device_kinds.py",
     "tests/memory/test_host_on_gpu.py",
 )
 # Hundreds of MiB, and rates that only a GPU has.

@@ -17,9 +17,14 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import NAMED_SHAPES, OpenAxes
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange, plan_exchange
-from tiledseg.geometry.sharing.mesh_shape import MeshPosition
-from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.geometry.sharing.decomposition import (
+    BlockExchange,
+    MeshPosition,
+    Partition,
+    block_exchange,
+    plan_exchange,
+)
+from tiledseg.spatial.halo_exchange import exchanged, part
 
 pytestmark = pytest.mark.timeout(120)
 SHAPES = [shape for shape in NAMED_SHAPES if shape[0] * shape[1] <= 4]
@@ -127,14 +132,14 @@ def expected_gradient(case: Case, axes: Axes, seed: int) -> torch.Tensor:
     return total_BCHW[:, :, MARGIN:-MARGIN, MARGIN:-MARGIN]
 
 
-def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes: Axes, seed: int = 1) -> None:
+def check_exchange(case: Case, opened: OpenAxes, axes: Axes, seed: int = 1) -> None:
     """Forward, backward and the adjoint identity. Collective over the job."""
     fault = None
     at = axes.position
     if at is not None:
         x_BCHW = case.block(case.image(seed), at).requires_grad_()
         weights_BCHW = case.weights(at, seed)
-        window_BCHW = exchanger.exchange(x_BCHW, case.exchange(at), case.fill)
+        window_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill)
         (dx_BCHW,) = torch.autograd.grad(window_BCHW, x_BCHW, weights_BCHW)
         image_BCHW, gradient_BCHW = case.image(seed), expected_gradient(case, axes, seed)[case.owned(at)]
         if not torch.equal(window_BCHW, case.with_margin(image_BCHW)[case.window(at)]):
@@ -143,7 +148,7 @@ def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes:
             fault = "the gradient is not the sum of the windows' gradients"
         # A gradient that nobody else has, which is added to where it lies.
         layout = torch.channels_last if case.channels_last else torch.contiguous_format
-        owned_BCHW = exchanger.exchange(x_BCHW, case.exchange(at), case.fill, owned=True)
+        owned_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill, owned=True)
         own_BCHW = weights_BCHW.clone(memory_format=layout)
         (dx_owned_BCHW,) = torch.autograd.grad(owned_BCHW, x_BCHW, own_BCHW)
         if case.exchange(at) is not None and not torch.equal(dx_owned_BCHW, gradient_BCHW):
@@ -165,7 +170,7 @@ def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes:
 def test_windows_gradients_and_the_adjoint_identity(opened: OpenAxes, shape: tuple[int, int]) -> None:
     axes = opened.of(*shape)
 
-    for_all(opened, cases(shape), lambda case: check_exchange(case, opened, HaloExchanger(axes), axes), 12)
+    for_all(opened, cases(shape), lambda case: check_exchange(case, opened, axes), 12)
 
 
 def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = torch.float64) -> Case:
@@ -178,39 +183,14 @@ def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = tor
 
 @pytest.mark.mpi
 @pytest.mark.nine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 0), (0, 3), (7, 5)])
+@pytest.mark.parametrize(
+    ("before", "after", "dtype"),
+    [(1, 1, torch.float32), (2, 0, torch.float64), (0, 3, torch.float64), (7, 5, torch.float32)],
+)
 def test_thin_halos_and_those_of_several_hops(opened: OpenAxes, before: int, after: int, dtype: torch.dtype) -> None:
     """7 and 5 pixels reach over whole blocks of 1, 2 and 3."""
     for shape in opened.shapes():
-        axes = opened.of(*shape)
-        check_exchange(thin(*shape, before, after, dtype), opened, HaloExchanger(axes), axes)
-
-
-@every_shape
-def test_buffers_are_used_again_for_other_values_and_for_other_shapes(opened: OpenAxes, shape: tuple[int, int]) -> None:
-    axes = opened.of(*shape)
-    exchanger = HaloExchanger(axes)
-    for seed, (before, after) in enumerate([(1, 1), (1, 1), (2, 1), (1, 1)]):
-        check_exchange(thin(*shape, before, after), opened, exchanger, axes, seed)
-
-
-@every_shape
-def test_several_steps_in_flight(opened: OpenAxes, shape: tuple[int, int]) -> None:
-    """Forward passes of several images before the first backward pass, which may come in any order."""
-    axes = opened.of(*shape)
-    exchanger, case, fault = HaloExchanger(axes), thin(*shape, 1, 2), None
-    at = axes.position
-    if at is not None:
-        x_BCHW = [case.block(case.image(seed), at).requires_grad_() for seed in range(3)]
-        y_BCHW = [exchanger.exchange(x, case.exchange(at)) for x in x_BCHW]
-        for seed in (1, 2, 0):
-            (dx_BCHW,) = torch.autograd.grad(y_BCHW[seed], x_BCHW[seed], case.weights(at, seed))
-            if not torch.equal(dx_BCHW, expected_gradient(case, axes, seed)[case.owned(at)]):
-                fault = f"the gradient of step {seed} is another's"
-            if not torch.equal(y_BCHW[seed], case.with_margin(case.image(seed))[case.window(at)]):
-                fault = f"the window of step {seed} was overwritten"
-    opened.agree(fault)
+        check_exchange(thin(*shape, before, after, dtype), opened, opened.of(*shape))
 
 
 @every_shape
@@ -224,11 +204,11 @@ def test_traffic_is_what_the_plan_says(opened: OpenAxes, shape: tuple[int, int])
         x_BCHW = case.block(case.image(0), at).requires_grad_()
         traffic.reset()
         own = Case(case.rows, case.cols, case.rows.blocks, case.cols.blocks)
-        assert HaloExchanger(axes).exchange(x_BCHW, own.exchange(at)) is x_BCHW
+        assert exchanged(x_BCHW, own.exchange(at), axes) is x_BCHW
         assert (traffic.messages, traffic.bytes) == (0, 0)
         assert exchange is not None, "a rank has a neighbour"
-        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, exchange)
-        messages, pixels = len(exchange.sends), sum(x_BCHW[:, :, p.rows, p.cols].numel() for p in exchange.sends)
+        window_BCHW = exchanged(x_BCHW, exchange, axes)
+        messages, pixels = len(exchange.sends), sum(part(x_BCHW, patch).numel() for patch in exchange.sends.values())
         if (traffic.messages, traffic.bytes) != (messages, 8 * pixels):
             fault = f"sent {traffic.messages} messages and {traffic.bytes} bytes, not {messages} and {8 * pixels}"
         window_BCHW.sum().backward()
@@ -247,7 +227,7 @@ def test_a_block_that_does_not_lie_in_one_piece(opened: OpenAxes, shape: tuple[i
         larger_BCHW = torch.nn.functional.pad(case.block(case.image(3), at), (1, 2, 3, 1), value=99.0)
         height, width = case.rows.owned(at.row).size, case.cols.owned(at.col).size
         x_BCHW = larger_BCHW[:, :, 3 : 3 + height, 1 : 1 + width].requires_grad_()
-        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, case.exchange(at))
+        window_BCHW = exchanged(x_BCHW, case.exchange(at), axes)
         (dx_BCHW,) = torch.autograd.grad(window_BCHW.sum(), x_BCHW)
         seen = [[0] * p.size for p in (case.rows, case.cols)]
         for counts, wanted in zip(seen, (case.row_windows, case.col_windows), strict=True):

@@ -13,8 +13,7 @@ from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape, Partition
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.network import SpatialNetwork
 

@@ -14,7 +14,7 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError
-from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Passes in which each tile, or each rank's part of an image, goes through the network in blocks, segment by segment;
 while training with a batch norm that learns all those of a step together.
 
-Tensors between segments are put on a shelf: in memory, or in a file. See `spatial.blocks.block_pass`, also for why it
+Tensors between segments are put on a shelf: in memory, or in a file. See `spatial.block_pass`, also for why it
 cannot deadlock. The ranks of an image in mode `layer` have the same images in the same order, so that they wait for
 each other in one order. Where the images of a step go together, a rank without one takes part in all sums of the norms.
 It also takes part in that of a loss that looks first, which lies between the forward and the backward ones.
@@ -29,10 +29,9 @@ from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.spatial.blocks.block_pass import BlockPass, Image, ImagePass, Outputs
-from tiledseg.spatial.blocks.network import BlockNetwork
-from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks
-from tiledseg.spatial.blocks.statistics import Together
+from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, ImageRanks
+from tiledseg.spatial.block_pass import BlockPass, Image, ImagePass, Outputs
+from tiledseg.spatial.block_statistics import Together
 
 
 class BlockWork(NamedTuple):
@@ -56,7 +55,7 @@ class BlockTile(NamedTuple):
 
     def _in_raster(self, block: int) -> Box:
         """Return what a block makes of the first output, in raster positions."""
-        made = self.network.output_box(self.program, block)
+        made = self.program.box(self.network.graph.results[0], block)
         return made.shift(self.output.row.start, self.output.col.start)
 
     def owns(self, block: int) -> bool:

@@ -199,11 +199,8 @@ class ExchangeMode(ReadMode):
         batch: int = 1,
         compiled: CompiledNetwork | None = None,
     ) -> None:
-        from tiledseg.spatial.halo_exchange import HaloExchanger
-
         super().__init__(network, mesh, tilings, precision, batch=batch, compiled=compiled)
         self._axes = axes
-        self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
@@ -220,11 +217,13 @@ class ExchangeMode(ReadMode):
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        from tiledseg.spatial.halo_exchange import exchanged
+
         image, at, x_BCHW = self._images[sample.image], sample.tile.position, network_input(sample, self.mesh.device)
         rows, cols = image.context_windows()
         window = Box(rows[at[0]], cols[at[1]]).shift(image.whole.row.start, image.whole.col.start)
         with torch.no_grad():
-            window_BCHW = self._exchanger.exchange(x_BCHW, context_exchange(image, at))
+            window_BCHW = exchanged(x_BCHW, context_exchange(image, at), self._axes)
         for tile in self._tiles(sample.image, at):
             slices = tile.context.relative_to(window).slices
             yield window_BCHW[:, :, *slices].contiguous(memory_format=torch.channels_last)

@@ -125,7 +125,7 @@ class ParallelRun:
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
     from tiledseg.execution.block_passes import BlockWork
     from tiledseg.memory.shelf import open_shelf
-    from tiledseg.spatial.blocks.network import BlockNetwork
+    from tiledseg.spatial.block_network import BlockNetwork
 
     return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)
 

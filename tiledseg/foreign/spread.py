@@ -16,7 +16,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import joined_mesh
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork

@@ -21,7 +21,6 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.spatial import twins
-from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.twins import POINTWISE, SpatialLayer
 
 REASONS: dict[type[nn.Module], str] = {
@@ -53,9 +52,9 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys(POINTWISE, twins.pointwise_twin),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), SpatialBatchNorm),
-    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), SpatialNorm),
-    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), SpatialNorm),
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), twins.SpatialBatchNorm),
+    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), twins.SpatialNorm),
+    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), twins.SpatialNorm),
 }
 
 

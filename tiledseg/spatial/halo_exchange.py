@@ -1,147 +1,138 @@
 """The halo exchange as an operation of autograd: from each rank's own block to the window that it needs, and back.
 
 All that a window lacks comes straight from its owners, corners from the rank across them: one batch of messages for
-both dims. Each piece travels as a contiguous strip. The backward pass is the adjoint. Each piece of a window's gradient
-goes back to the rank that owns the piece and is added there, in the order of ranks, so sums are the same run after run.
+both dims. Each part travels as a contiguous strip. The backward pass is the adjoint. Each part of a window's gradient
+goes back to the rank that owns the part and is added there, in the order of ranks, so sums are the same run after run.
 
 Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,
 and autograd's order is its reverse on every rank). Within one exchange every receive and send is posted in one batch
 before anything is waited for, with NCCL too. Peers and sizes of all messages follow from integers that all ranks share.
 
-Where a window is to be made once more (`models.rebuild`), the pieces that have arrived are kept, and put beside
+Where a window is to be made once more (`models.rebuild`), the strips that have arrived are kept, and put beside
 the rank's own block again: nothing is sent.
+
+A convolution can compute its interior while the halos travel: the outputs that read nothing but this rank's own block.
+It computes its borders once the halos are there. In the backward pass the input's gradient comes first, and the
+weights' gradient is computed while the halos of the former travel home. It costs five smaller convolutions in place of
+one, and a copy of the output. The gain depends on the machine (`benchmarks/spatial`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.point_to_point import Message, Work, as_bytes
-from tiledseg.geometry.sharing.decomposition import BlockExchange, ExchangePiece
+from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.point_to_point import Work, as_bytes
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.sharing.decomposition import BlockExchange, GridPosition, Patch
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.notes import Notes, current
+
+Pair = tuple[int, int]
+Patches = Mapping[GridPosition, Patch]
 
 
 class Flight(NamedTuple):
-    """An exchange whose messages are under way into strips, for pieces of what is `made`. `notes`: a record of what
-    arrives."""
+    """An exchange whose messages are under way into strips, for patches of `made_BCHW`. `sent`: the messages to others,
+    alive until it ends. `notes`: a record of the strips."""
 
     work: Work
     made_BCHW: torch.Tensor
-    arriving: Sequence[tuple[ExchangePiece, torch.Tensor]] = ()
+    arriving: Sequence[tuple[Patch, torch.Tensor]]
+    sent: Sequence[Message] = ()
     notes: Notes | None = None
 
     def window(self) -> torch.Tensor:
         """Wait for the messages and return the window."""
         self.work.wait()
-        for piece, strip_BCHW in self.arriving:
-            part(self.made_BCHW, piece).copy_(strip_BCHW)
+        for patch, strip_BCHW in self.arriving:
+            part(self.made_BCHW, patch).copy_(strip_BCHW)
         if self.notes is not None:
-            self.notes.add([strip_BCHW.clone() for _, strip_BCHW in self.arriving])
+            self.notes.add([strip_BCHW for _, strip_BCHW in self.arriving])
         return self.made_BCHW
 
     def gradient(self) -> torch.Tensor:
         """Wait for the messages and return the gradient of this rank's block, with all that belongs to it."""
         self.work.wait()
-        for piece, strip_BCHW in self.arriving:
-            part(self.made_BCHW, piece).add_(strip_BCHW)
+        for patch, strip_BCHW in self.arriving:
+            part(self.made_BCHW, patch).add_(strip_BCHW)
         return self.made_BCHW
 
 
-@dataclass
-class HaloExchanger:
-    """The halos of one place in a network. Its strips are allocated once and used again at every step."""
+def exchanged(
+    x_BCHW: torch.Tensor, exchange: BlockExchange | None, axes: Axes, fill: float = 0.0, owned: bool = False
+) -> torch.Tensor:
+    """Return the window of this rank from the blocks of all. Collective over the ranks of the image.
 
-    axes: Axes
-    _strips: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def strips(self) -> list[torch.Tensor]:
-        """The strips that are kept between steps."""
-        return list(self._strips.values())
-
-    def exchange(
-        self, x_BCHW: torch.Tensor, exchange: BlockExchange | None, fill: float = 0.0, owned: bool = False
-    ) -> torch.Tensor:
-        """Return the window of this rank from the blocks of all. Collective over the ranks of the image.
-
-        `x_BCHW` is this rank's own block along each dim that has an exchange. Beyond the tensor's ends the window holds
-        `fill`. Where nothing is to be done (None) x itself is returned. Differentiable: the adjoint adds each part of
-        the gradient to its owner, and drops what was filled in. `owned`: the layer that reads the window makes its
-        gradient, and nobody else has that, so the block's gradient may be a view of it.
-        """
-        if exchange is None:
-            return x_BCHW
-        result: torch.Tensor = _Exchange.apply(x_BCHW, self, exchange, fill, owned)
-        return result
-
-    def start(self, x_BCHW: torch.Tensor, exchange: BlockExchange, fill: float) -> Flight:
-        """Post the messages, and make what needs none of them; leave x alone until its `window` is there. Without
-        autograd. Pieces that have been noted are taken from the notes, and nothing is posted."""
-        window_BCHW, notes = _empty(x_BCHW, exchange.window), current()
-        if notes is not None and notes.is_read:
-            arrived = list(zip(exchange.receives, notes.next(), strict=True))
-            flight = Flight(Work(), window_BCHW, arrived)
-        else:
-            flight = self._post("forth", x_BCHW, window_BCHW, exchange.sends, exchange.receives)._replace(notes=notes)
-        for piece in exchange.outside:
-            part(window_BCHW, piece).fill_(fill)
-        if exchange.kept is not None:
-            part(window_BCHW, exchange.kept[1]).copy_(part(x_BCHW, exchange.kept[0]))
-        return flight
-
-    def start_back(self, gradient_BCHW: torch.Tensor, exchange: BlockExchange, owned: bool = False) -> Flight:
-        """Start the adjoint: from the gradient of this rank's window to the `gradient` of its own block. `owned`: the
-        latter is a part of the former where that holds all of the block."""
-        pieces = exchange.receives, exchange.sends
-        if owned and exchange.kept is not None and exchange.keeps_all:
-            return self._post("back", gradient_BCHW, part(gradient_BCHW, exchange.kept[1]), *pieces)
-        made_BCHW = _empty(gradient_BCHW, exchange.owned)
-        flight = self._post("back", gradient_BCHW, made_BCHW, *pieces)
-        if not exchange.keeps_all:
-            made_BCHW.zero_()
-        if exchange.kept is not None:
-            part(made_BCHW, exchange.kept[0]).copy_(part(gradient_BCHW, exchange.kept[1]))
-        return flight
-
-    def _post(
-        self,
-        way: str,
-        x_BCHW: torch.Tensor,
-        made_BCHW: torch.Tensor,
-        sends: Sequence[ExchangePiece],
-        receives: Sequence[ExchangePiece],
-    ) -> Flight:
-        """Post strips of the pieces `sends` of x, and strips for the pieces `receives` of what is made."""
-        outgoing, incoming, arriving = [], [], []
-        for number, piece in enumerate(sends):
-            strip_BCHW = self._strip((way, "sent", number), part(x_BCHW, piece)).copy_(part(x_BCHW, piece))
-            outgoing.append(self._message(piece, strip_BCHW))
-        for number, piece in enumerate(receives):
-            arriving.append((piece, self._strip((way, "received", number), part(made_BCHW, piece))))
-            incoming.append(self._message(*arriving[-1]))
-        return Flight(self.axes.point_to_point.start(outgoing, incoming), made_BCHW, arriving)
-
-    def _message(self, piece: ExchangePiece, strip_BCHW: torch.Tensor) -> Message:
-        return Message(self.axes.rank_at(*piece.peer), as_bytes(strip_BCHW.permute(0, 2, 3, 1)))
-
-    def _strip(self, place: tuple[str, str, int], like_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the strip of a piece, channels last in memory."""
-        key = *place, like_BCHW.shape, like_BCHW.dtype, like_BCHW.device
-        if key not in self._strips:
-            batch, channels, height, width = like_BCHW.shape
-            strip_BHWC = torch.empty((batch, height, width, channels), dtype=like_BCHW.dtype, device=like_BCHW.device)
-            self._strips[key] = strip_BHWC.permute(0, 3, 1, 2)
-        return self._strips[key]
+    `x_BCHW` is this rank's own block along each dim that has an exchange. Beyond the tensor's ends the window holds
+    `fill`. Where nothing is to be done (None) x itself is returned. Differentiable: the adjoint adds each part of
+    the gradient to its owner, and drops what was filled in. `owned`: the layer that reads the window makes its
+    gradient, and nobody else has that, so the block's gradient may be a view of it.
+    """
+    if exchange is None:
+        return x_BCHW
+    result: torch.Tensor = _Exchange.apply(x_BCHW, exchange, axes, fill, owned)
+    return result
 
 
-def part(x_BCHW: torch.Tensor, piece: ExchangePiece) -> torch.Tensor:
-    """Return the view of a piece."""
-    return x_BCHW[:, :, piece.rows, piece.cols]
+def start(x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float) -> Flight:
+    """Post the messages, and make what needs none of them; leave x alone until its `window` is there. Without autograd.
+    Strips that have been noted are taken from the notes, and nothing is posted."""
+    window_BCHW, notes = _empty(x_BCHW, exchange.window), current()
+    if notes is not None and notes.is_read:
+        flight = Flight(Work(), window_BCHW, list(zip(exchange.receives.values(), notes.next(), strict=True)))
+    else:
+        flight = _post(axes, x_BCHW, window_BCHW, exchange.sends, exchange.receives)._replace(notes=notes)
+    for patch in exchange.outside:
+        part(window_BCHW, patch).fill_(fill)
+    if exchange.kept is not None:
+        part(window_BCHW, exchange.kept[1]).copy_(part(x_BCHW, exchange.kept[0]))
+    return flight
+
+
+def start_back(gradient_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, owned: bool = False) -> Flight:
+    """Start the adjoint: from the gradient of this rank's window to the `gradient` of its own block. `owned`: the
+    latter is a part of the former where that holds all of the block."""
+    if owned and exchange.kept is not None and exchange.keeps_all:
+        made_BCHW = part(gradient_BCHW, exchange.kept[1])
+        return _post(axes, gradient_BCHW, made_BCHW, exchange.receives, exchange.sends)
+    made_BCHW = _empty(gradient_BCHW, exchange.owned)
+    flight = _post(axes, gradient_BCHW, made_BCHW, exchange.receives, exchange.sends)
+    if not exchange.keeps_all:
+        made_BCHW.zero_()
+    if exchange.kept is not None:
+        part(made_BCHW, exchange.kept[0]).copy_(part(gradient_BCHW, exchange.kept[1]))
+    return flight
+
+
+def _post(axes: Axes, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, sends: Patches, receives: Patches) -> Flight:
+    """Post strips of the patches `sends` of x, and strips for the patches `receives` of what is made; they lie channels
+    last in memory."""
+
+    def message(peer: GridPosition, strip_BHWC: torch.Tensor) -> Message:
+        return Message(axes.rank_at(*peer), as_bytes(strip_BHWC))
+
+    sent = [message(peer, part(x_BCHW, patch).permute(0, 2, 3, 1).contiguous()) for peer, patch in sends.items()]
+    strips_BHWC = [
+        torch.empty_like(part(made_BCHW, patch).permute(0, 2, 3, 1), memory_format=torch.contiguous_format)
+        for patch in receives.values()
+    ]
+    incoming = [message(*each) for each in zip(receives, strips_BHWC, strict=True)]
+    arriving = [(patch, strip.permute(0, 3, 1, 2)) for patch, strip in zip(receives.values(), strips_BHWC, strict=True)]
+    return Flight(axes.point_to_point.start(sent, incoming), made_BCHW, arriving, sent)
+
+
+def part(x_BCHW: torch.Tensor, patch: Patch) -> torch.Tensor:
+    """Return the view of a patch."""
+    return x_BCHW[:, :, patch[0], patch[1]]
 
 
 def _empty(like_BCHW: torch.Tensor, sides: tuple[int | None, int | None]) -> torch.Tensor:
@@ -157,13 +148,112 @@ def _empty(like_BCHW: torch.Tensor, sides: tuple[int | None, int | None]) -> tor
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_BCHW: torch.Tensor, exchanger: HaloExchanger, exchange: BlockExchange, fill: float, owned: bool
+        ctx: Any, x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float, owned: bool
     ) -> torch.Tensor:
-        ctx.exchanger, ctx.exchange, ctx.owned = exchanger, exchange, owned
-        return exchanger.start(x_BCHW, exchange, fill).window()
+        ctx.back = exchange, axes, owned
+        return start(x_BCHW, exchange, axes, fill).window()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        flight = ctx.exchanger.start_back(gradient_BCHW, ctx.exchange, ctx.owned)
-        return flight.gradient(), None, None, None, None
+        return start_back(gradient_BCHW, *ctx.back).gradient(), None, None, None, None
+
+
+@dataclass(frozen=True)
+class OverlapJob:
+    """Everything about one convolution on one rank but its tensors. `convolve` takes the `options` (stride, padding,
+    dilation, groups) as `functional.conv2d` does; padding along dims that are not cut only."""
+
+    axes: Axes
+    exchange: BlockExchange
+    layers: tuple[Convolution, Convolution]
+    place: BlockPlace
+    convolve: Callable[..., torch.Tensor]
+    options: tuple[Pair, Pair, Pair, int]
+
+    @property
+    def given(self) -> Box:
+        return Box(self.place.row.given, self.place.col.given)
+
+    def own(self) -> tuple[Box, Box]:
+        """Return the inputs before the exchange, and the outputs that need these alone: none where every output needs
+        a halo."""
+        dims = list(zip(self.exchange.window, self.layers, (self.place.row, self.place.col), strict=True))
+        inputs = (at.read if size is None else at.owned for size, _, at in dims)
+        outputs = (at.given if size is None else _within(layer, at.given, at.owned) for size, layer, at in dims)
+        return Box(*inputs), Box(*outputs)
+
+    def borders(self, inner: Box) -> list[Box]:
+        """Return the outputs around the interior as up to four strips; all in one where there is no interior."""
+        given = self.given
+        if not inner.area:
+            return [given]
+        strips = (
+            Box(Interval(given.row.start, inner.row.start), given.col),
+            Box(Interval(inner.row.stop, given.row.stop), given.col),
+            Box(inner.row, Interval(given.col.start, inner.col.start)),
+            Box(inner.row, Interval(inner.col.stop, given.col.stop)),
+        )
+        return [strip for strip in strips if strip.area]
+
+    def compute(
+        self,
+        out: Box,
+        x_BCHW: torch.Tensor,
+        at: Box,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        y_BCHW: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Put the outputs `out`, from inputs that cover `at`, into y, and return y, which is made where it is None."""
+        dims = zip(self.layers, (self.place.row, self.place.col), (out.row, out.col), strict=True)
+        rows, cols = (dim.read if dim.whole else layer.required_input(own) for layer, dim, own in dims)
+        part_BCHW = self.convolve(part(x_BCHW, Box(rows, cols).relative_to(at).slices), weight, bias, *self.options)
+        if y_BCHW is None:
+            last = part_BCHW.is_contiguous(memory_format=torch.channels_last)
+            layout = torch.channels_last if last else torch.contiguous_format
+            shape = *part_BCHW.shape[:2], *self.given.shape
+            y_BCHW = torch.empty(shape, dtype=part_BCHW.dtype, device=part_BCHW.device, memory_format=layout)
+        part(y_BCHW, out.relative_to(self.given).slices).copy_(part_BCHW)
+        return y_BCHW
+
+
+@lru_cache(maxsize=1024)
+def _within(layer: Convolution, out: Interval, own: Interval) -> Interval:
+    """Return those of the outputs that read nothing but the inputs `own`."""
+    inside = [o for o in range(out.start, out.stop) if own.contains(layer.required_input(Interval(o, o + 1)))]
+    return Interval(inside[0], inside[-1] + 1) if inside else Interval(out.start, out.start)
+
+
+class OverlappedConvolution(torch.autograd.Function):
+    """A convolution of a rank's own block, with the halo exchange inside. Collective over the ranks of the image."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, job: OverlapJob
+    ) -> torch.Tensor:
+        flight = start(x_BCHW, job.exchange, job.axes, 0.0)
+        own, interior = job.own()
+        y_BCHW = job.compute(interior, x_BCHW, own, weight, bias, None) if interior.area else None
+        window_BCHW, read = flight.window(), Box(job.place.row.read, job.place.col.read)
+        for out in job.borders(interior):
+            y_BCHW = job.compute(out, window_BCHW, read, weight, bias, y_BCHW)
+        assert y_BCHW is not None, "a rank gives at least one output"
+        ctx.save_for_backward(window_BCHW, weight)
+        ctx.job = job
+        return y_BCHW
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        window_BCHW, weight = ctx.saved_tensors
+        job: OverlapJob = ctx.job
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        dweight = flight = None
+        if wants_input:
+            window_gradient_BCHW = conv2d_input(window_BCHW.shape, weight, g_BCHW, *job.options)
+            flight = start_back(window_gradient_BCHW, job.exchange, job.axes, owned=True)
+        if wants_weight:
+            dweight = conv2d_weight(window_BCHW, weight.shape, g_BCHW, *job.options)
+        dbias = g_BCHW.sum((0, 2, 3)) if wants_bias else None
+        return None if flight is None else flight.gradient(), dweight, dbias, None

@@ -1,36 +1,151 @@
 """A network computed by the ranks of one image together: each its block of every tensor.
 
 The law: outputs, gradients (summed over the ranks) and buffers are those of the network on the whole image, for every
-mesh, partition and fusion.
+mesh, partition and fusion. The actions of one rank, or of one block, at each node are compiled for an image of one size
+before it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import KEEP
-from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import layer_windows, settle
+from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange
+from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows, settle
+from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
-from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers
-from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.norm import SpatialBatchNorm
+from tiledseg.spatial.halo_exchange import exchanged
+from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer
+
+DimWindows = tuple[NodeWindows, ...]
+
+
+@dataclass(frozen=True)
+class Bring:
+    """The way of one input of a node to the window that the node reads, on one rank for an image of one size.
+
+    `crop`: what of the tensor at hand goes on (None: all); `exchange`: the one after it (None: there is nothing to do);
+    `pads`: what is still missing beyond the image's ends, as `functional.pad` takes it.
+    """
+
+    crop: Box | None
+    exchange: BlockExchange | None
+    pads: tuple[int, int, int, int] | None
+
+    def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return what of the tensor at hand goes on."""
+        return _cut(x_BCHW, self.crop)
+
+    def window(self, x_BCHW: torch.Tensor, fill: float, axes: Axes | None = None, owned: bool = False) -> torch.Tensor:
+        """Return what the node reads; `owned`: it makes the gradient of that itself. Without `axes` nothing travels."""
+        x_BCHW = self.cut(x_BCHW)
+        if axes is not None:
+            x_BCHW = exchanged(x_BCHW, self.exchange, axes, fill, owned and self.pads is None)
+        return x_BCHW if self.pads is None else functional.pad(x_BCHW, self.pads, value=fill)
+
+
+@dataclass(frozen=True)
+class Action:
+    """The work of one rank at one node for an image of one size. `given`: the output, of which `owned` is the rank's
+    own block. With fusion a tensor may be larger, for nodes after it."""
+
+    place: BlockPlace
+    inputs: tuple[Bring, ...]
+    given: Box
+    owned: Box
+
+    def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the rank's own block of the output."""
+        return _cut(y_BCHW, _crop(self.given, self.owned))
+
+    def run(self, layer: SpatialLayer, inputs: Sequence[torch.Tensor], axes: Axes, overlap: bool) -> torch.Tensor:
+        """Return the node's output from the tensors at hand. Collective over the ranks of the image."""
+        only = self.inputs[0]
+        exchange, overlaps = only.exchange, overlap and only.pads is None
+        if overlaps and exchange and isinstance(layer, SpatialConvolution) and layer.can_overlap(self.place):
+            return layer.overlapped(only.cut(inputs[0]), self.place, axes, exchange)
+        brought, owned = zip(self.inputs, inputs, strict=True), layer.descriptions[0].owns_gradient
+        return layer(self.place, *(bring.window(x_BCHW, layer.fill, axes, owned) for bring, x_BCHW in brought))
+
+
+def compile_actions(
+    rows: DimWindows,
+    cols: DimWindows,
+    sources: Sequence[tuple[int, ...]],
+    at: tuple[int, int],
+    held: Mapping[int, Box],
+    nodes: Iterable[int],
+) -> tuple[Action, ...]:
+    """Return the actions at `nodes` of the rank at (row, col) of the mesh, which holds the boxes `held` of the tensors
+    that they take from before them. `rows`, `cols`: the windows of these nodes."""
+    extents = dict(held)
+    actions = []
+    for k, *dims in zip(nodes, rows, cols, strict=True):
+        inputs = tuple(_bring(dims, index, at, extents[tensor]) for index, tensor in enumerate(sources[k]))
+        place = BlockPlace(*(_dim_place(node, rank) for node, rank in zip(dims, at, strict=True)))
+        owned = Box(*(node.output.owned(rank) for node, rank in zip(dims, at, strict=True)))
+        extents[k + 1] = Box(place.row.given, place.col.given)
+        actions.append(Action(place, inputs, extents[k + 1], owned))
+    return tuple(actions)
+
+
+def _bring(windows: Sequence[NodeWindows], index: int, at: tuple[int, int], held: Box) -> Bring:
+    exchanges, sources, missing = [], [], []
+    for node, rank, extent in zip(windows, at, (held.row, held.col), strict=True):
+        one = node.inputs[index]
+        exchange, read = one.exchange(rank), _read(node, index, rank)
+        inside = read.clip(one.partition.whole)
+        assert exchange or extent.contains(inside), f"a rank holds {extent} but is to read {inside}: the plan is broken"
+        exchanges.append(exchange)
+        sources.append(read.clip(extent) if exchange is None else exchange.owned)
+        missing.append(read.outside(extent) if exchange is None else (0, 0))
+    pads = (*missing[1], *missing[0])
+    crop = _crop(held, Box(*sources))
+    return Bring(crop, block_exchange(exchanges[0], exchanges[1], at), pads if any(pads) else None)
+
+
+def _read(node: NodeWindows, index: int, rank: int) -> Interval:
+    """Return the interval that a rank reads.
+
+    An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself.
+    """
+    one = node.inputs[index]
+    return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
+
+
+def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
+    source = node.inputs[0].partition
+    sizes = source.size, node.output.size
+    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1)
+
+
+def _cut(x_BCHW: torch.Tensor, crop: Box | None) -> torch.Tensor:
+    return x_BCHW if crop is None else cropped(x_BCHW, *crop.slices)
+
+
+def _crop(extent: Box, part: Box) -> Box | None:
+    """Return where `part` lies in a tensor that covers `extent`; None where it is all of it."""
+    if part == extent:
+        return None
+    assert extent.contains(part), f"a rank holds {extent} but is to give {part}: the plan is broken"
+    return part.relative_to(extent)
 
 
 class SpatialNetwork:
     """The converted twin of a network, whose weights, buffers and mode (train or eval) it shares.
 
     `fusion`: how many nodes that need a halo share one exchange (see `geometry.sharing.layer_windows`). `overlap`:
-    convolutions compute their interior while their halo travels (see `overlap`). Raises ConfigError where a layer
+    convolutions compute their interior while their halo travels (see `halo_exchange`). Raises ConfigError where a layer
     cannot be converted exactly.
     """
 
@@ -42,7 +157,6 @@ class SpatialNetwork:
         self.fusion = fusion
         self.overlap = overlap
         self._converted = convert_layers(network, lambda: axes.image)
-        self._exchangers = [[HaloExchanger(axes) for _ in sources] for sources in self._converted.rows.sources]
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
@@ -63,19 +177,10 @@ class SpatialNetwork:
     def __call__(self, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> torch.Tensor:
         """Return this rank's block of the output from its block of the input, which `rows` x `cols` cut.
 
-        Collective over the ranks of the image. Raises GeometryError, on all of them and before any message, where the
-        input cannot be so cut.
+        Collective over the ranks of the image.
         """
-        program = self._program(rows, cols)
-        row, col = self._position()
-        expected = rows.owned(row).size, cols.owned(col).size
-        if tuple(x_BCHW.shape[2:]) != expected:
-            raise GeometryError(
-                f"the rank at ({row}, {col}) of the mesh gives {tuple(x_BCHW.shape[2:])} pixels, but its block of the "
-                f"input is {expected}; cut the input by the same partitions"
-            )
         tensors = {0: x_BCHW}
-        self.run_nodes(tensors, rows, cols, 0, len(program))
+        self.run_nodes(tensors, rows, cols, 0, len(self._converted.rows))
         return tensors[self._converted.rows.results[0]]
 
     def run_nodes(self, tensors: Tensors, rows: Partition, cols: Partition, first: int, stop: int) -> None:
@@ -84,7 +189,7 @@ class SpatialNetwork:
         program = self._program(rows, cols)
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-            return program[k].run(self._converted.layers[k], inputs, self._exchangers[k], self.overlap)
+            return program[k].run(self._converted.layers[k], inputs, self.axes, self.overlap)
 
         run_nodes(self._converted.rows, self._by_policy(compute), tensors, first, stop)
         for result in self._converted.rows.results if stop == len(program) else ():
@@ -116,7 +221,7 @@ class SpatialNetwork:
         blocks = []
         for tensors, rows, cols in images:
             action = self._program(rows, cols)[k]
-            window = action.inputs[0].window(tensors[graph.sources[k][0]], self._exchangers[k][0], layer.fill)
+            window = action.inputs[0].window(tensors[graph.sources[k][0]], layer.fill, self.axes)
             blocks.append((action.place, window))
         assert isinstance(layer, SpatialBatchNorm), "a batch norm"
         normed = layer.together(blocks, ranks, device)

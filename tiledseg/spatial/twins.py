@@ -1,34 +1,47 @@
 """Twins of layers, which compute a rank's block: halo instead of padding, padding at the image's border only.
 
 The exchange before a layer has brought its input, so it does not communicate; but `SpatialConvolution.overlapped` has
-the exchange within, and norms (`norm`) sum statistics. Gradients of weights are this rank's part; their sum over the
-ranks is the undivided layer's.
+the exchange within. Each rank measures the pixels that it owns for a norm, and one sum joins them: `models.normalise`
+says why it cannot deadlock. Gradients of weights are this rank's part; their sum over the ranks is the undivided
+layer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.pixelwise import Activation, Mark, ZeroAtZero
+from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZero
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
 from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
-from tiledseg.models.layers.resampling import max_pool, pair, upsample
-from tiledseg.models.norm import PixelNorm
-from tiledseg.models.normalise import Ranks
+from tiledseg.models.layers.resampling import max_pool, pair
+from tiledseg.models.layers.resampling import upsample
+from tiledseg.models.norm import (
+    PixelNorm,
+    StatisticsNorm,
+    no_gradients,
+    normed,
+    normed_together,
+    sharing_of,
+    takes_statistics,
+)
+from tiledseg.models.normalise import NormScope, Ranks, Statistics, measure, moment_gradient, normalise
 from tiledseg.models.sending import sent
-from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.overlap import OverlapJob, OverlappedConvolution
+from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
 # torch differentiates them by their output, so they can write it over their input.
@@ -187,9 +200,7 @@ class SpatialConvolution(SpatialLayer):
         """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
         return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
 
-    def overlapped(
-        self, x_BCHW: torch.Tensor, place: BlockPlace, exchanger: HaloExchanger, exchange: BlockExchange
-    ) -> torch.Tensor:
+    def overlapped(self, x_BCHW: torch.Tensor, place: BlockPlace, axes: Axes, exchange: BlockExchange) -> torch.Tensor:
         """Compute the layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior
         is computed. The same result but for the order of sums. Collective over the ranks of the image."""
         m = self._module
@@ -198,7 +209,7 @@ class SpatialConvolution(SpatialLayer):
         bias = None if m.bias is None else m.bias.to(dtype)
         padding = place.own_padding((self._row.padding, self._col.padding))
         options = (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups
-        job = OverlapJob(exchanger, exchange, (self._row, self._col), place, self._convolve, options)
+        job = OverlapJob(axes, exchange, (self._row, self._col), place, self._convolve, options)
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
 
@@ -250,3 +261,93 @@ def transposed_twin(name: str, module: nn.ConvTranspose2d) -> SpatialLayer:
         return place.crop(y_BCHW, (starts[0], starts[1]))
 
     return SpatialLayer(compute, *dims)
+
+
+_NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)
+
+
+class SpatialNorm(SpatialLayer):
+    """Instance or group norm: statistics of each sample, and channel or group of channels."""
+
+    def __init__(self, name: str, module: StatisticsNorm, ranks: Ranks) -> None:
+        self.module: Any = module
+        self.ranks = ranks
+        affine = module.weight is not None
+        if isinstance(module, nn.GroupNorm):
+            described = Norm("group", module.num_groups, affine)
+        elif isinstance(module, nn.InstanceNorm2d):
+            if module.track_running_stats:
+                raise ConfigError(
+                    f"layer '{name}' keeps running statistics of instances; set track_running_stats=False"
+                )
+            described = Norm("instance", 1, affine)
+        else:
+            described = Norm("batch", 1, affine, module.running_mean is not None, getattr(module, "still", False))
+        super().__init__(self._normed, described)
+
+    def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if place.is_whole:
+            whole: torch.Tensor = self.module(x_BCHW)
+            return whole
+        return normed(self.module, x_BCHW, place.owned(x_BCHW), self.ranks, self._dtype(x_BCHW))
+
+    @property
+    def measures(self) -> bool:
+        """Return True if it takes statistics of its input now."""
+        return True
+
+    def measured(self, x_BCHW: torch.Tensor) -> Statistics:
+        """Return the statistics of a block, without any halo. No communication."""
+        return measure(x_BCHW, sharing_of(self.module, x_BCHW))
+
+    def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
+        through them to x is left to `moment_gradient`."""
+        m = self.module
+        how = NormScope(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
+        return normalise(x_BCHW, m.weight, m.bias, m.eps, found, how)
+
+    def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return what goes to the gradient of a block through the statistics, by the sums of all blocks."""
+        return moment_gradient(x_BCHW, sums, found, self.module.eps, sharing_of(self.module, x_BCHW))
+
+    def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
+        """Return the dtype of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on
+        a CPU."""
+        device = x_BCHW.device
+        if not isinstance(self.module, nn.GroupNorm) or not torch.is_autocast_enabled(device.type):
+            return x_BCHW.dtype
+        return _group_norm_dtype(device, x_BCHW.dtype, torch.get_autocast_dtype(device.type))
+
+
+class SpatialBatchNorm(SpatialNorm):
+    """Batch norm; while training its statistics, and the running ones (variance unbiased), are the whole batch's."""
+
+    @property
+    def measures(self) -> bool:
+        return takes_statistics(self.module)
+
+    def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        m = self.module
+        if takes_statistics(m):
+            return super()._normed(place, x_BCHW)
+        return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
+
+    def together(
+        self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the layer on this rank's blocks of several images; its statistics are those of all images of all `ranks`.
+        Collective over these; a rank may have none, and calls `no_gradients` backward. On `device` it then sums zeros.
+        """
+        return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, device)
+
+    def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
+        """Run the backward pass of `together` on a rank that had no image. Collective."""
+        no_gradients(self.module, ranks, device)
+
+
+@functools.cache
+def _group_norm_dtype(device: torch.device, dtype: torch.dtype, autocast_dtype: torch.dtype) -> torch.dtype:
+    """Ask torch, with two values."""
+    with torch.autocast(device.type, autocast_dtype):
+        return functional.group_norm(torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), 1).dtype

@@ -27,7 +27,7 @@ from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork

@@ -18,7 +18,7 @@ from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
 from tiledseg.execution.part_passes import Key, Passes, read_ahead
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample

@@ -1,4 +1,4 @@
-"""Layers that take several tensors of one size, and the mean that every pixel of an image takes."""
+"""Layers that take several tensors of one size, and those of which every pixel takes something of the whole image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.resampling import Enlarging
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ def equal_channels(*channels: int) -> int:
     return channels[0]
 
 
+def _sees_image(module: str | None, what: str) -> str:
+    return f"{'the network' if module is None else repr(module)} takes {what}"
+
+
 @dataclass(frozen=True)
 class ImageMean(Layer):
     """The mean of each channel over the whole image, or with `total` the sum, in every pixel."""
@@ -104,7 +111,7 @@ class ImageMean(Layer):
     is_flat = True
 
     def in_words(self, module: str | None) -> str:
-        return f"{'the network' if module is None else repr(module)} takes the mean of an image"
+        return _sees_image(module, "the mean of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count sums and a count; backward sums."""
@@ -130,7 +137,7 @@ class ImageMax(Layer):
     is_flat = True
 
     def in_words(self, module: str | None) -> str:
-        return f"{'the network' if module is None else repr(module)} takes the maximum of an image"
+        return _sees_image(module, "the maximum of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count maxima, and their places or numbers, in a slot of each rank; backward sums."""
@@ -139,3 +146,47 @@ class ImageMax(Layer):
     @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,) if self.even else ()
+
+
+@dataclass(frozen=True)
+class PooledBranch(Enlarging):
+    """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
+    resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
+
+    Bin i of a dim of N positions is [floor(i N / bins), ceil((i + 1) N / bins)), as of torch's adaptive pooling.
+    `cells`: bins of both dims.
+    """
+
+    bins: int
+    cells: int
+    inner: Graph
+    aligned: bool
+    factor: int = 1
+
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+
+    @property
+    def times(self) -> int:
+        return self.factor
+
+    def in_words(self, module: str | None) -> str:
+        return _sees_image(module, "means of parts of an image")
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return tensor_channels(self.inner, channels)[self.inner.results[0]]
+
+    def parameters(self, channels: int) -> int:
+        return count_parameters(self.inner, channels)
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Count partial means; backward their gradients."""
+        return channels * self.cells, channels * self.cells
+
+    def computed(self, read: int, given: int) -> int:
+        return given
+
+
+def bins_of(size: int, bins: int) -> tuple[Interval, ...]:
+    """Return the positions of each bin."""
+    return tuple(Interval(i * size // bins, -(-(i + 1) * size // bins)) for i in range(bins))

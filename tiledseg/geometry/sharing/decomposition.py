@@ -1,4 +1,4 @@
-"""Blocks that ranks own along one dim, and the messages after which every rank holds its window.
+"""Blocks that ranks own along one dim, the messages after which every rank holds its window, and the mesh of ranks.
 
 Positions are those of the whole tensor, from 0. A window may be wider than the rank's own block, by more than its
 neighbours own: each part comes straight from its owner. It may be narrower (a crop). It may reach beyond the tensor,
@@ -10,7 +10,7 @@ receives cover its window within the tensor, each position once. Every part come
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
@@ -58,6 +58,10 @@ class Partition:
     def blocks(self) -> tuple[Interval, ...]:
         return tuple(Interval(a, b) for a, b in pairwise(self.edges))
 
+    def owners(self, window: Interval) -> dict[int, Interval]:
+        """Return the part of a window that lies in each block, for those that it meets."""
+        return {block: part for block, own in enumerate(self.blocks) if (part := own.clip(window)).size}
+
 
 def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
     """Return the partition of a node's outputs. Raises GeometryError, naming it, where a rank would own none."""
@@ -78,31 +82,23 @@ def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """The positions `part` go to, or come from, the rank with index `peer` along the axis."""
-
-    peer: int
-    part: Interval
-
-
-@dataclass(frozen=True)
 class WindowExchange:
     """One rank's side of an exchange along one dim, after which it holds `window` of a tensor of `size` positions.
 
-    `kept`: what of the window it owns itself; empty where it owns none of it.
+    `sends`: the part of its own block that each rank takes. `receives`: the part of its window that each rank owns.
+    Both count ranks along the axis, this one among them, and leave out empty parts.
     """
 
     size: int
     owned: Interval
     window: Interval
-    kept: Interval
-    sends: tuple[Transfer, ...]
-    receives: tuple[Transfer, ...]
+    sends: Mapping[int, Interval]
+    receives: Mapping[int, Interval]
 
     @property
     def is_identity(self) -> bool:
-        """True if the rank's own block is its window and nobody needs any of it."""
-        return self.owned == self.window and not self.sends
+        """True if the rank's own block is its window and nobody else needs any of it."""
+        return self.owned == self.window and len(self.sends) == 1
 
     @property
     def outside(self) -> tuple[int, int]:
@@ -112,19 +108,9 @@ class WindowExchange:
 
 def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int) -> WindowExchange:
     """Return rank `index`'s side of the exchange after which each rank i of the axis holds `windows[i]`."""
-    whole, owned = partition.whole, partition.owned(index)
-    inside = [window.clip(whole) for window in windows]
-    others = [peer for peer in range(partition.parts) if peer != index]
-    sends = tuple(Transfer(peer, part) for peer in others if (part := _common(owned, inside[peer])).size)
-    receives = tuple(
-        Transfer(peer, part) for peer in others if (part := _common(partition.owned(peer), inside[index])).size
-    )
-    return WindowExchange(partition.size, owned, windows[index], _common(owned, inside[index]), sends, receives)
-
-
-def _common(one: Interval, other: Interval) -> Interval:
-    start = max(one.start, other.start)
-    return Interval(start, max(start, min(one.stop, other.stop)))
+    owned = partition.owned(index)
+    sends = {peer: part for peer, window in enumerate(windows) if (part := owned.clip(window)).size}
+    return WindowExchange(partition.size, owned, windows[index], sends, partition.owners(windows[index]))
 
 
 @dataclass(frozen=True)
@@ -203,89 +189,135 @@ def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
 
 
 _ALL = slice(None)
-
-
-class ExchangePiece(NamedTuple):
-    """A part of a tensor, counted from its first row and column; `peer`: (row, col) of the rank it goes to or comes
-    from."""
-
-    peer: tuple[int, int]
-    rows: slice = _ALL
-    cols: slice = _ALL
+Patch = tuple[slice, slice]  # rows and columns of a part, counted from a tensor's first
+GridPosition = tuple[int, int]  # (row, col)
 
 
 @dataclass(frozen=True, eq=False)  # compared as an object: it is the key of what is made for it
 class BlockExchange:
-    """The side of the rank at (row, col) = `at` of an exchange along both dims.
+    """One rank's side of an exchange along both dims.
 
-    `owned`, `window`: rows and columns before and after it; None along a dim that does not travel. `sends`: pieces of
-    the own block. `receives`: pieces of the window, both in the order of ranks. `kept`: what stays, in both (None:
-    nothing). `keeps_all`: it is all of the block. `outside`: pieces of the window beyond the tensor's ends.
+    `owned`, `window`: rows and columns before and after it; None along a dim that does not travel. `sends`: the place
+    in the own block of the part for each other rank. `receives`: the place in the window of each other's part. `kept`:
+    the places in both of what stays (None: nothing). `keeps_all`: it is all of the block. `outside`: the places in the
+    window beyond the tensor's ends.
     """
 
-    at: tuple[int, int]
     owned: tuple[int | None, int | None]
     window: tuple[int | None, int | None]
-    sends: tuple[ExchangePiece, ...]
-    receives: tuple[ExchangePiece, ...]
-    kept: tuple[ExchangePiece, ExchangePiece] | None
+    sends: Mapping[GridPosition, Patch]
+    receives: Mapping[GridPosition, Patch]
+    kept: tuple[Patch, Patch] | None
     keeps_all: bool
-    outside: tuple[ExchangePiece, ...]
+    outside: tuple[Patch, ...]
 
 
-def block_exchange(
-    rows: WindowExchange | None, cols: WindowExchange | None, at: tuple[int, int]
-) -> BlockExchange | None:
+def block_exchange(rows: WindowExchange | None, cols: WindowExchange | None, at: GridPosition) -> BlockExchange | None:
     """Return the exchange along both dims of the rank at (row, col) = `at`; None where it has nothing to do."""
     dims = tuple(zip((rows, cols), at, strict=True))
     if all(dim is None or dim.is_identity for dim, _ in dims):
         return None
-    sends, stays = _pieces([_parts(i, dim, False) for dim, i in dims], at)
-    receives, kept = _pieces([_parts(i, dim, True) for dim, i in dims], at)
+    sends = _patches(*({i: _ALL} if dim is None else _counted(dim.sends, dim.owned) for dim, i in dims))
+    receives = _patches(*({i: _ALL} if dim is None else _counted(dim.receives, dim.window) for dim, i in dims))
+    stays, kept = sends.pop(at, None), receives.pop(at, None)
     return BlockExchange(
-        at,
         (rows.owned.size if rows else None, cols.owned.size if cols else None),
         (rows.window.size if rows else None, cols.window.size if cols else None),
         sends,
         receives,
         (stays, kept) if stays and kept else None,
-        all(dim is None or dim.kept == dim.owned for dim, _ in dims),
-        tuple(_outside(rows, cols, at)),
+        all(dim is None or dim.sends.get(i) == dim.owned for dim, i in dims),
+        (*((part, _ALL) for part in _outside(rows)), *((_ALL, part) for part in _outside(cols))),
     )
 
 
 @cache  # one object a raster: what is made for it is kept
-def context_exchange(image: Decomposition, at: tuple[int, int]) -> BlockExchange | None:
+def context_exchange(image: Decomposition, at: GridPosition) -> BlockExchange | None:
     """Return the exchange after which the rank at (row, col) = `at` has the contexts of all its tiles."""
     rows, cols = image.context_windows()
     return block_exchange(plan_exchange(image.rows, rows, at[0]), plan_exchange(image.cols, cols, at[1]), at)
 
 
-Parts = list[tuple[int, slice]]
+def _counted(parts: Mapping[int, Interval], origin: Interval) -> dict[int, slice]:
+    return {peer: part.relative_to(origin.start).slice for peer, part in parts.items()}
 
 
-def _parts(index: int, exchange: WindowExchange | None, arrives: bool) -> Parts:
-    """Return the parts of the rank's own block and their receivers along one dim, or with `arrives` the parts of its
-    window and their senders. Rank `index` itself is one of them, in the order of ranks. A dim that does not travel is
-    one part."""
-    if exchange is None:
-        return [(index, _ALL)]
-    transfers, origin = (exchange.receives, exchange.window) if arrives else (exchange.sends, exchange.owned)
-    parts = [(each.peer, each.part) for each in transfers] + [(index, exchange.kept)] * (exchange.kept.size > 0)
-    return [(peer, part.relative_to(origin.start).slice) for peer, part in sorted(parts)]
+def _patches(rows: Mapping[int, slice], cols: Mapping[int, slice]) -> dict[GridPosition, Patch]:
+    """Return every pair of a part along rows and one along columns, in the order of ranks."""
+    return {(row, col): (rows[row], cols[col]) for row, col in product(rows, cols)}
 
 
-def _pieces(dims: Sequence[Parts], at: tuple[int, int]) -> tuple[tuple[ExchangePiece, ...], ExchangePiece | None]:
-    """Return every pair of a part along rows and one along columns: those of others, and the rank's own."""
-    every = [ExchangePiece((row, col), rows, cols) for (row, rows), (col, cols) in product(*dims)]
-    own = next((piece for piece in every if piece.peer == at), None)
-    return tuple(piece for piece in every if piece.peer != at), own
+def _outside(dim: WindowExchange | None) -> list[slice]:
+    if dim is None:
+        return []
+    (before, after), size = dim.outside, dim.window.size
+    return [part for part in (slice(0, before), slice(size - after, size)) if part.start < part.stop]
 
 
-def _outside(rows: WindowExchange | None, cols: WindowExchange | None, at: tuple[int, int]) -> Iterator[ExchangePiece]:
-    for dim, exchange in (("rows", rows), ("cols", cols)):
-        if exchange is not None:
-            (before, after), size = exchange.outside, exchange.window.size
-            for part in (slice(0, before), slice(size - after, size)):
-                if part.stop > part.start:
-                    yield ExchangePiece(at, **{dim: part})
+class MeshPosition(NamedTuple):
+    """The place of a rank: its replica, the row and column of its block in the image, and its stage of the pipeline."""
+
+    replica: int
+    row: int
+    col: int
+    stage: int = 0
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """`replicas` images in flight, each cut into `rows` x `cols` blocks, each computed by `stages` ranks in a pipeline.
+
+    Ranks count along stages first, then columns, rows and replicas: the stages of a block, which talk most, are
+    neighbours in the job and share a node; so do the blocks of one image next. A job may have more ranks than the mesh:
+    those beyond it own nothing.
+    """
+
+    replicas: int
+    rows: int
+    cols: int
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.replicas, self.rows, self.cols, self.stages) < 1:
+            raise GeometryError(f"a mesh of {self}; give at least 1 along each axis")
+
+    def __str__(self) -> str:
+        if self.stages == 1:
+            return f"{self.replicas} x {self.rows} x {self.cols} (replica x row x col)"
+        return f"{self.replicas} x {self.rows} x {self.cols} x {self.stages} (replica x row x col x stage)"
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.ranks_per_image * self.stages
+
+    @property
+    def ranks_per_image(self) -> int:
+        """Ranks that share an image at one stage: as many as it has blocks."""
+        return self.rows * self.cols
+
+    def position(self, rank: int) -> MeshPosition | None:
+        """Return the place of a rank of the job; None where it stands outside the mesh."""
+        if rank >= self.ranks:
+            return None
+        block, stage = divmod(rank, self.stages)
+        replica, within = divmod(block, self.ranks_per_image)
+        return MeshPosition(replica, *divmod(within, self.cols), stage)
+
+    def rank_at(self, position: MeshPosition) -> int:
+        """Return the rank of the job that stands at `position`."""
+        block = (position.replica * self.rows + position.row) * self.cols + position.col
+        return block * self.stages + position.stage
+
+    def blocks(self, replica: int, stage: int) -> list[int]:
+        """Return the ranks of one image at one stage, row by row."""
+        places = (MeshPosition(replica, row, col, stage) for row in range(self.rows) for col in range(self.cols))
+        return [self.rank_at(place) for place in places]
+
+    def pipeline(self, rank: int) -> list[int]:
+        """Return the ranks of a rank's pipeline, stage by stage."""
+        first = rank - rank % self.stages
+        return list(range(first, first + self.stages))
+
+    def holders(self, stage: int) -> list[int]:
+        """Return all ranks that hold the layers of one stage."""
+        return list(range(stage, self.ranks, self.stages))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from tiledseg.errors import BudgetError, ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import output_size
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.cost_model.machine import Machine

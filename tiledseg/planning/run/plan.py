@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
-from tiledseg.geometry.sharing.decomposition import decompose
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime

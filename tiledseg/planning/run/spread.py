@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.grid import check_tiles

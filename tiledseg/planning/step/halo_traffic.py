@@ -151,7 +151,7 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
 
 
 def strip_bytes(graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int) -> int:
-    """Return the bytes of the strips that a rank's exchanges hold between steps: one for each message."""
+    """Return the bytes of all strips of a step, one for each message: no more are alive at once."""
     return sum(
         (sum(sent(r.swap, c.swap)) + sum(received(r.swap, c.swap))) * (1 + tensor.has_gradient) * tensor.pixel_bytes
         for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))

@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.spatial import drawn
-from tests.spatial.blocks.thread_ranks import on_ranks
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
+from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Network, Result, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, serial_axes
@@ -25,9 +25,8 @@ from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.shelf import open_shelf
 from tiledseg.models.layers.resampling import MaxIndicesModule
 from tiledseg.models.network import build_modules
-from tiledseg.spatial.blocks.block_pass import BlockPass, Image
-from tiledseg.spatial.blocks.network import BlockNetwork
-from tiledseg.spatial.blocks.program import ImageRanks
+from tiledseg.spatial.block_network import BlockNetwork, ImageRanks
+from tiledseg.spatial.block_pass import BlockPass, Image
 
 EVERYTHING = 1 << 20
 
@@ -58,7 +57,7 @@ def in_blocks(
     def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
         if not y_BCHW:
             y_BCHW.append(outputs[0].new_zeros(*outputs[0].shape[:2], *full))
-        box = blocks.output_box(block)
+        box = program.box(program.segments[-1].leaving[0], block)
         place = (slice(None), slice(None), *box.slices)
         y_BCHW[0][place] = outputs[0].detach()
         weights_BCHW = loss_weights(y_BCHW[0].shape)

@@ -25,10 +25,10 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.point_to_point import Message
 from tiledseg.geometry.box import Box
 from tiledseg.memory.shelf import MemoryShelf
-from tiledseg.spatial.blocks.program import BlockProgram, Strip, Window
+from tiledseg.spatial.block_network import BlockProgram, Strip, Window
 
 Key = tuple[int, int]  # a tensor, and a block of it
-Bring = Callable[[torch.Tensor], torch.Tensor]
+BringInput = Callable[[torch.Tensor], torch.Tensor]
 INPUT = 0  # the tensor that is not made
 
 
@@ -78,7 +78,7 @@ class BlockValues(_StoredBlocks):
     """
 
     def __init__(
-        self, program: BlockProgram, shelf: MemoryShelf, input_BCHW: torch.Tensor, bring: Bring | None
+        self, program: BlockProgram, shelf: MemoryShelf, input_BCHW: torch.Tensor, bring: BringInput | None
     ) -> None:
         super().__init__(program, shelf)
         self._strips: dict[tuple[int, Strip], torch.Tensor] = {}
@@ -104,7 +104,7 @@ class BlockValues(_StoredBlocks):
         x_BCHW = in_one_piece(x_BCHW)
         self._like[tensor] = empty_like(x_BCHW, (2, 2))
         if not self._shelf.is_memory:
-            boxes, own = self._program.strips.get((tensor, block), ()), self._program.box(tensor, block)
+            boxes, own = list(self._program.strips.get((tensor, block), ())), self._program.box(tensor, block)
             for box, strip_BCHW in zip(boxes, cut_out(x_BCHW, boxes, own), strict=True):
                 self._strips[tensor, Strip(block, box)] = strip_BCHW
         self._kept[tensor, block] = self._shelf.put(x_BCHW)

@@ -8,9 +8,11 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import block_partition, settle
-from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks, compile_program
+from tiledseg.models.network import build_modules
+from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, ImageRanks
 
-GRAPH = UNet(3, 2, 3, 4, "same", "instance", "bilinear", bands=2, classes=3).graph()
+UNET = UNet(3, 2, 3, 4, "same", "instance", "bilinear", bands=2, classes=3)
+GRAPH = UNET.graph()
 RANKS = (2, 3)
 SIZE = (48, 96)
 
@@ -20,7 +22,8 @@ def programs(blocks: int) -> list[BlockProgram]:
     ranks = (settle(GRAPH, Partition.even(size, count)) for size, count in zip(SIZE, RANKS, strict=True))
     rows, cols = (block_partition(GRAPH, cut, blocks) for cut in ranks)
     places = [(row, col) for row in range(RANKS[0]) for col in range(RANKS[1])]
-    return [compile_program(GRAPH, GRAPH.along_columns, rows, cols, None, ImageRanks(*RANKS, at)) for at in places]
+    network = BlockNetwork(build_modules(UNET))
+    return [network.program(rows, cols, None, ImageRanks(*RANKS, at)) for at in places]
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

@@ -12,9 +12,9 @@ of what it read.
 An image goes alone. For a batch norm that learns all images of a step go together: the blocks of the first, then those
 of the next, through one segment after the other.
 
-Between segments ranks that share an image bring each other what their blocks read (`store`), and add up statistics
-(`statistics`); between blocks they do not wait for each other. It cannot deadlock. All ranks end the same segments in
-one order, backward in the opposite one, since that follows from the graph alone, not from an image's size or blocks. At
+Between segments ranks that share an image bring each other what their blocks read (`block_store`), and add up
+statistics (`block_statistics`); between blocks they do not wait for each other. It cannot deadlock. All ranks end the
+same segments in one order, backward in the opposite one, since that follows from the graph alone, not from an image. At
 each end a rank first serves its images, one after the other: ranks that share one share all of theirs, in one order.
 Then come the sums over all ranks of a step, once for each batch norm that has measured what the segment gave. A rank
 takes part with many images, with few, or with none, for which it adds zeros.
@@ -30,14 +30,12 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.axes import Axes, serial_axes
-from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import Tensors
-from tiledseg.spatial.blocks.network import BlockNetwork, Doing
-from tiledseg.spatial.blocks.program import BlockProgram, BlockRun
-from tiledseg.spatial.blocks.statistics import Cast, ImageStatistics, StepNorms, Together
-from tiledseg.spatial.blocks.store import INPUT, BlockGradients, BlockValues, Bring
+from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, BlockRun
+from tiledseg.spatial.block_statistics import Cast, ImageStatistics, StatisticSums, Together
+from tiledseg.spatial.block_store import INPUT, BlockGradients, BlockValues, BringInput
 
 Outputs = tuple[torch.Tensor, ...]
 LossOf = Callable[[int, Outputs], torch.Tensor | None]
@@ -57,9 +55,10 @@ class BlockPass:
     its `images` as often as one likes.
 
     `shelf`: the place of blocks between segments. `input_gradient`: that of the input is wanted too, block by block in
-    the end. `cast`: the precision of the layers. `bring`: see `store.BlockValues`. `together`: batch norms take their
-    statistics over all images, of all ranks, of which one may have none; else there is one image. The making, `forward`
-    and `backward` are collective over `axes`, the ranks that share an image, and over `together`. `close` frees all.
+    the end. `cast`: the precision of the layers. `bring`: see `block_store.BlockValues`. `together`: batch norms take
+    their statistics over all images, of all ranks, of which one may have none; else there is one image. The making,
+    `forward` and `backward` are collective over `axes`, the ranks that share an image, and over `together`. `close`
+    frees all.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class BlockPass:
         shelf: MemoryShelf | None = None,
         input_gradient: bool = False,
         cast: Cast = nullcontext,
-        bring: Bring | None = None,
+        bring: BringInput | None = None,
         axes: Axes | None = None,
         together: Together | None = None,
     ) -> None:
@@ -79,7 +78,7 @@ class BlockPass:
         self.images = [ImagePass(network, each, shelf, self._wants, cast, bring, axes, joins) for each in images]
         self._segments = images[0].program.segments if images else segments(network.graph)
         statistics = [image.statistics for image in self.images]
-        self._norms = StepNorms(network, statistics, together or Together(axes.image, torch.device("cpu")), joins)
+        self._sums = StatisticSums(network, statistics, axes.image, together, joins)
         for image in self.images:
             image.measure_input()
         self._complete(INPUT)
@@ -128,8 +127,7 @@ class BlockPass:
         """Swap and sum once this rank has all its blocks of a tensor. Collective."""
         for image in self.images:
             image.values.swap(tensor, image.axes)
-            image.statistics.complete(tensor)
-        self._norms.complete(tensor)
+        self._sums.complete(tensor)
         self._shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
@@ -137,8 +135,7 @@ class BlockPass:
         if self._wants[tensor]:
             for image in self.images:
                 image.gradients.swap(tensor, image.axes)
-                image.statistics.complete_gradients(tensor)
-            self._norms.complete_gradients(tensor)
+            self._sums.complete_gradients(tensor)
             self._shelf.rest()
 
     def _drop(self, tensor: int) -> None:
@@ -157,7 +154,7 @@ class ImagePass:
         shelf: MemoryShelf,
         wants: Sequence[bool],
         cast: Cast,
-        bring: Bring | None,
+        bring: BringInput | None,
         axes: Axes,
         joins: bool,
     ) -> None:
@@ -165,20 +162,20 @@ class ImagePass:
         self._network, self._wants, self._cast, self._begin = network, wants, cast, image.begin
         self.values = BlockValues(self.program, shelf, image.x_BCHW, bring)
         self.gradients = BlockGradients(self.program, shelf, self.values)
-        self.statistics = ImageStatistics(network, self.program, axes.image, cast, joins)
+        self.statistics = ImageStatistics(network, self.program, cast, joins)
         self._blocks = max(self.program.blocks, 2 if joins else 1)  # one that is all of its image still adds to sums
 
     def begin(self) -> None:
         """Prepare the network for a block of this image, maybe after one of another."""
         turn = self._network.turn
-        if turn.sums is not self.statistics.sums:
-            turn.blocks, turn.sums = self._blocks, self.statistics.sums
+        if turn.image is not self:
+            turn.image, turn.blocks = self, self._blocks
             self._begin()
 
     def measure_input(self) -> None:
         """Add the input's blocks to the statistics that layers take of it."""
         self.begin()
-        for block in self.program.own if self.statistics.measures(INPUT) else ():
+        for block in self.program.own if list(self.statistics.nodes(INPUT)) else ():
             self.statistics.add(INPUT, block, self.values.own_input(block))
 
     def compute(self, index: int, block: int) -> None:
@@ -189,16 +186,12 @@ class ImagePass:
         self.values.put(tensor, block, y_BCHW)
 
     def outputs(self, block: int) -> Outputs:
-        """Return the network's outputs on a block, each its part of `output_box`, without gradients."""
+        """Return the network's outputs on a block, each its part of a block of the first, without gradients."""
         self.begin()
         with torch.no_grad():
             last = len(self.program.segments) - 1
             tensors = self._run(last, block, self._windows(last, block))
         return tuple(tensors[tensor] for tensor in self._network.graph.results)
-
-    def output_box(self, block: int) -> Box:
-        """Return a block of the first output, in positions of the whole output."""
-        return self._network.output_box(self.program, block)
 
     def input_gradient(self, block: int) -> torch.Tensor | None:
         """Return the gradient of a block of the input, after the backward pass; once."""
@@ -227,14 +220,14 @@ class ImagePass:
     def _run(self, index: int, block: int, tensors: Tensors) -> Tensors:
         """Return what leaves a segment, of what enters it. Running statistics move the first time."""
         segment, run, graph = self.program.segments[index], self.program.runs[index][block], self._network.graph
-        self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
+        self.statistics.turn(block, self.statistics.forward)
         for tensor in self._network.written_over(segment):
             tensors[tensor] = tensors[tensor].clone()
         with self._cast(), self.statistics.still(segment.nodes):
             for number, (k, action) in enumerate(zip(segment.nodes, run.actions, strict=True)):
                 fill = self._network.layers[k].fill
                 brought = zip(action.inputs, graph.sources[k], strict=True)
-                windows = [bring.padded(bring.cut(tensors[source]), fill) for bring, source in brought]
+                windows = [bring.window(tensors[source], fill) for bring, source in brought]
                 tensors[k + 1] = self.statistics.compute(k, action.place, windows)
                 del windows
                 later = {source for node in segment.nodes[number + 1 :] for source in graph.sources[node]}
@@ -258,7 +251,7 @@ class ImagePass:
             for tensor, x_BCHW in leaves.items():
                 leaves[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
             made = self._run(index, block, dict(leaves))
-            self._network.turn.doing = Doing.DIFFERENTIATE
+            self.statistics.turn(block, self.statistics.backward, adds=True)
             if loss is not None:
                 self._start(block, tuple(made[tensor] for tensor in self._network.graph.results), loss)
             else:
@@ -285,5 +278,5 @@ class ImagePass:
         if gradient is None and self.program.ranks.size > 1:
             gradient = torch.zeros_like(y_BCHW)
         if gradient is not None:
-            self._network.turn.doing = Doing.DIFFERENTIATE
+            self.statistics.turn(block, self.statistics.backward, adds=True)
             y_BCHW.backward(gradient)

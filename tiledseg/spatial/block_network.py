@@ -1,0 +1,315 @@
+"""A network whose images are cut into blocks that a rank computes one after the other, segment by segment.
+
+Its layers are those of `spatial.network`; `block_pass` runs them. A layer that takes statistics of the image sums them
+over ranks by one call forward and one backward (see `models.normalise.Ranks`). Here the blocks of a rank stand in the
+place of ranks. They come one at a time, so a sum is made in two turns: first each block adds its part, then each gets
+the whole. Backward the first turn is that of the layer itself, which gets zeros for the sum of the others. The sum's
+part of the gradient of its input follows when the segment before it is differentiated.
+
+A `BlockProgram` holds the integers of an image: the windows that each block reads, and the strips that other blocks own
+of them. The windows are those of `layer_windows`, the actions those of `network`. Only the exchange differs, since a
+segment reads its whole halo with its window. Where ranks share the image, each has a rectangle of its blocks. All of
+them compile the same integers, so both ends of a message know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from tiledseg.comm.point_to_point import Work
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.shapes import ContextPart, parts
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import (
+    block_partition,
+    leaving_partition,
+    partitions_of,
+    segment_windows,
+)
+from tiledseg.geometry.sharing.segments import Segment, segments
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.frozen import is_trained
+from tiledseg.models.layers.block import BlockPlace, DimPlace
+from tiledseg.models.network import GraphNetwork
+from tiledseg.spatial.convert import convert_layers
+from tiledseg.spatial.network import Action, compile_actions
+
+TilePlace = tuple[Box, Box]  # the whole image, and the tile in it
+Sums = dict[int, torch.Tensor]  # over the blocks of an image, by the layer's node
+
+
+class Strip(NamedTuple):
+    """A part of a block that another block reads; boxes are in positions of the whole tensor."""
+
+    block: int
+    box: Box
+
+
+class Window(NamedTuple):
+    """The box of a tensor that a block reads: `own` is the part that the block has itself, `others` the rest."""
+
+    box: Box
+    own: Box | None
+    others: tuple[Strip, ...]
+
+
+class BlockRun(NamedTuple):
+    """A segment on one block: the actions of its nodes, and the window of each tensor that enters."""
+
+    actions: tuple[Action, ...]
+    windows: Mapping[int, Window]
+
+
+class ImageRanks(NamedTuple):
+    """The ranks of an image: `rows` x `cols` of them, and the place of this one, `at` (row, col)."""
+
+    rows: int = 1
+    cols: int = 1
+    at: tuple[int, int] = (0, 0)
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.cols
+
+    @property
+    def number(self) -> int:
+        """This rank's number, row by row."""
+        return self.at[0] * self.cols + self.at[1]
+
+
+@dataclass(frozen=True)
+class BlockTraffic:
+    """The strips of one tensor that this rank sends to and receives from each other rank (by `ImageRanks.number`), in
+    an order that both know. Gradients go the other way."""
+
+    sends: dict[int, list[Strip]] = field(default_factory=dict)
+    receives: dict[int, list[Strip]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BlockProgram:
+    """The work of one rank on an image that `rows` x `cols` cut (a partition for each tensor).
+
+    `own`: this rank's blocks. `runs`: for each segment the run of each own block. `strips`: the boxes that others read
+    of (tensor, own block). `traffic`: for each tensor the strips between ranks. Blocks count row by row over the image.
+    """
+
+    rows: tuple[Partition, ...]
+    cols: tuple[Partition, ...]
+    ranks: ImageRanks
+    own: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    runs: tuple[Mapping[int, BlockRun], ...]
+    strips: Mapping[tuple[int, int], Mapping[Box, None]]
+    traffic: Mapping[int, BlockTraffic]
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of all ranks."""
+        return self.rows[0].parts * self.cols[0].parts
+
+    @property
+    def own_box(self) -> Box:
+        """This rank's part of the input, in positions of the whole input."""
+        first, last = self.box(0, self.own[0]), self.box(0, self.own[-1])
+        return Box(first.row.hull(last.row), first.col.hull(last.col))
+
+    def box(self, tensor: int, block: int) -> Box:
+        """Return a block of a tensor, in positions of the whole tensor."""
+        row, col = divmod(block, self.cols[0].parts)
+        return Box(self.rows[tensor].owned(row), self.cols[tensor].owned(col))
+
+    def leaving_box(self, segment: Segment, tensor: int, block: int) -> Box:
+        """Return a block of a tensor that leaves a segment: outputs of one size cover the same."""
+        row, col = divmod(block, self.cols[0].parts)
+        rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.rows, self.cols))
+        return Box(rows.owned(row), cols.owned(col))
+
+    def measuring_place(self, source: int, made: int, block: int) -> BlockPlace:
+        """Return the place of a block without any halo, for a layer that measures `source` and gives `made`."""
+
+        def dim(cuts: Sequence[Partition], index: int) -> DimPlace:
+            read, given = cuts[source].owned(index), cuts[made].owned(index)
+            return DimPlace(read, given, read, (cuts[source].size, cuts[made].size), cuts[source].parts == 1)
+
+        row, col = divmod(block, self.cols[0].parts)
+        return BlockPlace(dim(self.rows, row), dim(self.cols, col))
+
+
+@dataclass
+class Turn:
+    """The block at work, of how many of which `image`; and its turn: it adds to `sums` of the image, or gets them."""
+
+    image: object = None
+    block: int = 0
+    blocks: int = 1
+    sums: Sums = field(default_factory=dict)
+    adds: bool = False
+
+
+@dataclass
+class BlockRanks:
+    """The blocks of an image, in the place of the ranks that the layer of node `k` sums over."""
+
+    turn: Turn
+    k: int
+
+    @property
+    def rank(self) -> int:
+        return self.turn.block
+
+    @property
+    def size(self) -> int:
+        return self.turn.blocks
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Add `tensor` to the sums and zero it, or put the sums into it: as the turn is."""
+        sums = self.turn.sums
+        if not self.turn.adds:
+            tensor.copy_(sums[self.k])  # all blocks have added to it
+            return Work()
+        sums[self.k] = sums[self.k].add_(tensor) if self.k in sums else tensor.clone()
+        tensor.zero_()
+        return Work()
+
+
+class BlockNetwork:
+    """The twin of a network that computes blocks; it shares weights, buffers and mode (train or eval) with it.
+
+    Raises ConfigError where a layer cannot be computed so.
+    """
+
+    def __init__(self, network: GraphNetwork | nn.Sequential) -> None:
+        self.turn = Turn()
+        self.ranks: list[BlockRanks] = []
+        self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
+        self.layers, self.graph, self.along_columns = convert_layers(network, self._ranks_of_a_layer)
+        self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
+        self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
+
+    def _ranks_of_a_layer(self) -> BlockRanks:
+        self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
+        return self.ranks[-1]
+
+    def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
+        """Cut the part of each rank of an input, which ranks share along rows and columns, into `blocks` (rows, cols),
+        or fewer where it is too small."""
+        dims = zip((self.graph, self.along_columns), shared, blocks, strict=True)
+        rows, cols = (block_partition(graph, ranks, parts) for graph, ranks, parts in dims)
+        return rows, cols
+
+    def program(
+        self,
+        rows: Partition,
+        cols: Partition,
+        where: TilePlace | None = None,
+        ranks: ImageRanks = ImageRanks(),  # noqa: B008
+        together: bool = False,
+    ) -> BlockProgram:
+        """Return the program of one of `ranks` for an input that `rows` x `cols` cut, of which each rank has as many
+        blocks.
+
+        `where`: the tile's place, for layers that ask for it. `together` with other inputs the segments do not depend
+        on the cut. Raises GeometryError where a block of some tensor would be empty, or tensors that meet do not fit.
+        """
+        key = rows, cols, where if any(layer.asks_place for layer in self.graph.layers) else None, ranks, together
+        if key not in self._programs:
+            self._programs[key] = self._compile(*key)
+        return self._programs[key]
+
+    def _compile(
+        self, rows: Partition, cols: Partition, where: TilePlace | None, ranks: ImageRanks, together: bool
+    ) -> BlockProgram:
+        graphs, shape = (self.graph, self.along_columns), (rows.parts, cols.parts)
+        cuts = tuple(partitions_of(graphs[0], rows)), tuple(partitions_of(graphs[1], cols))
+        places = [divmod(block, cols.parts) for block in range(shape[0] * shape[1])]
+        owner = [row * ranks.rows // shape[0] * ranks.cols + col * ranks.cols // shape[1] for row, col in places]
+        own = tuple(block for block, rank in enumerate(owner) if rank == ranks.number)
+        parts_of_graph = segments(self.graph, shape == (1, 1) and not together)
+        runs: list[dict[int, BlockRun]] = []
+        strips: dict[tuple[int, int], dict[Box, None]] = {}
+        traffic: dict[int, BlockTraffic] = {}
+        for segment in parts_of_graph:
+            (row_nodes, row_reads), (col_nodes, col_reads) = (
+                segment_windows(graph, cut, segment) for graph, cut in zip(graphs, cuts, strict=True)
+            )
+            runs.append({})
+            for block, at in enumerate(places):
+                held = {tensor: Box(row_reads[tensor][at[0]], col_reads[tensor][at[1]]) for tensor in segment.entering}
+                windows = {tensor: _window(box, cuts[0][tensor], cuts[1][tensor], at) for tensor, box in held.items()}
+                if block in own:
+                    actions = compile_actions(row_nodes, col_nodes, self.graph.sources, at, held, segment.nodes)
+                    runs[-1][block] = BlockRun(self._placed(actions, segment, where), windows)
+                for tensor, strip in ((tensor, strip) for tensor, window in windows.items() for strip in window.others):
+                    if strip.block in own:
+                        strips.setdefault((tensor, strip.block), {})[strip.box] = None
+                    _add(traffic, tensor, strip, owner[strip.block], owner[block], ranks.number)
+        return BlockProgram(*cuts, ranks, own, parts_of_graph, tuple(runs), strips, traffic)
+
+    def _placed(self, actions: tuple[Action, ...], segment: Segment, where: TilePlace | None) -> tuple[Action, ...]:
+        """Return the actions, in which layers that ask for their place have that in the whole image."""
+        if where is None or where[0] == where[1]:
+            return actions
+        whole, tile = where
+        dims = parts(self.graph, whole.row, tile.row), parts(self.along_columns, whole.col, tile.col)
+
+        def moved(dim: DimPlace, source: ContextPart, made: ContextPart) -> DimPlace:
+            read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
+            return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
+
+        def placed(k: int, action: Action) -> Action:
+            at, source = (action.place.row, action.place.col), self.graph.sources[k][0]
+            place = BlockPlace(*(moved(dim, own[source], own[k + 1]) for dim, own in zip(at, dims, strict=True)))
+            return replace(action, place=place) if self.graph.layers[k].asks_place else action
+
+        return tuple(placed(k, action) for k, action in zip(segment.nodes, actions, strict=True))
+
+    def written_over(self, segment: Segment) -> set[int]:
+        """Return the tensors that enter a segment and that one of its nodes writes over."""
+        origins, written = {tensor: tensor for tensor in segment.entering}, set[int]()
+        for k in segment.nodes:
+            source, module = origins.get(self.graph.sources[k][0]), self.modules[k]
+            if source is not None and _any(module, "inplace"):
+                written.add(source)
+            if source is not None and (
+                self.graph.layers[k].hands_on or isinstance(module, nn.Identity | ChannelDropout)
+            ):
+                origins[k + 1] = source
+        return written
+
+    def wants_gradient(self, of_input: bool) -> list[bool]:
+        """Return for each tensor whether the loss is differentiated by it."""
+
+        def step(k: int, given: list[bool]) -> bool:
+            return self.graph.layers[k].gradient != "none" and (any(given) or is_trained(self.modules[k]))
+
+        return self.graph.fold(of_input, step)
+
+
+def _any(module: nn.Module, flag: str) -> bool:
+    return any(getattr(each, flag, False) for each in module.modules())
+
+
+def _add(traffic: dict[int, BlockTraffic], tensor: int, strip: Strip, giver: int, taker: int, rank: int) -> None:
+    """Add a strip to what travels. A tensor has an entry on all ranks, also on those that send none of it."""
+    if giver == taker:
+        return
+    own = traffic.setdefault(tensor, BlockTraffic())
+    for lists, here, peer in ((own.sends, giver, taker), (own.receives, taker, giver)):
+        if here == rank and strip not in lists.setdefault(peer, []):
+            lists[peer].append(strip)
+
+
+def _window(box: Box, rows: Partition, cols: Partition, at: tuple[int, int]) -> Window:
+    parts = {
+        (row, col): Box(of_rows, of_cols)
+        for row, of_rows in rows.owners(box.row).items()
+        for col, of_cols in cols.owners(box.col).items()
+    }
+    own = parts.pop(at, None)
+    return Window(box, own, tuple(Strip(row * cols.parts + col, part) for (row, col), part in parts.items()))

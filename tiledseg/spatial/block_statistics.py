@@ -1,0 +1,173 @@
+"""Statistics over all pixels of images that are computed in blocks: those of norms, means and maxima over an image.
+
+They are summed as blocks are stored, and given to the segments that take them. The gradients of the statistics are
+summed over all blocks of those segments too. They go to the gradient of what was measured when its own segment's turn
+comes. Instance and group norms, means and maxima see one image, a batch norm that learns sees all that go together.
+
+Ranks that share an image add up their sums, once forward and once backward for each layer that takes some; so do all
+ranks of a step for a batch norm. `block_pass` says why it cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from tiledseg.comm.collectives import Communicator
+from tiledseg.models.layers.block import BlockPlace
+from tiledseg.models.norm import track
+from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks, summed
+from tiledseg.models.notes import still_statistics
+from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, Sums
+from tiledseg.spatial.twins import SpatialBatchNorm, SpatialNorm
+
+Cast = Callable[[], AbstractContextManager[object]]
+
+
+class Together(NamedTuple):
+    """All images of a step go together: of all these ranks. `device`: that of a rank without an image."""
+
+    ranks: Communicator
+    device: torch.device
+
+
+class ImageStatistics:
+    """The statistics of one image on its way through a network. `joins`: batch norms see all images together."""
+
+    def __init__(self, network: BlockNetwork, program: BlockProgram, cast: Cast, joins: bool) -> None:
+        self._network, self._program, self._cast, self._joins = network, program, cast, joins
+        self.parts: dict[int, list[Statistics]] = {}  # of each block, until all are measured
+        self.measured: dict[int, Statistics] = {}
+        self.forward: Sums = {}
+        self.backward: Sums = {}
+        self._tracked: set[int] = set()
+
+    def nodes(self, tensor: int) -> Iterator[int]:
+        """Yield the nodes that take statistics of a tensor now."""
+        return measuring_nodes(self._network, tensor, self._joins, self._program.blocks > 1)
+
+    def add(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
+        """Add a block to what nodes take of its tensor."""
+        for k in self.nodes(tensor):
+            layer = self._network.layers[k]
+            if isinstance(layer, SpatialNorm):
+                self.parts.setdefault(k, []).append(layer.measured(x_BCHW))
+                continue
+            self.turn(block, self.forward, adds=True)
+            with torch.no_grad(), self._cast(), self.still([k], True):
+                layer(self._place(k, block), x_BCHW)
+
+    def turn(self, block: int, sums: Sums, adds: bool = False) -> None:
+        """Let layers of a block add to sums of the image, or get them."""
+        turn = self._network.turn
+        turn.block, turn.sums, turn.adds = block, sums, adds
+
+    def compute(self, k: int, place: BlockPlace, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run node `k` by the statistics of the image."""
+        layer = self._network.layers[k]
+        if k in self.measured:
+            assert isinstance(layer, SpatialNorm), "others take their sums themselves"
+            return layer.of(self.measured[k], inputs[0], self._network.ranks[k])
+        return layer(place, *inputs)
+
+    def with_gradient(
+        self, tensor: int, block: int, x_BCHW: torch.Tensor, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Return a block's gradient, with what goes to it through the statistics that nodes take of its tensor, by the
+        sums of all blocks."""
+        for k in self.nodes(tensor):
+            if k in self.backward:
+                layer = self._network.layers[k]
+                if isinstance(layer, SpatialNorm):
+                    more = layer.moment_gradient(self.measured[k], self.backward[k], x_BCHW)
+                else:
+                    more = self._through(k, block, x_BCHW.detach().requires_grad_())
+                gradient = more if gradient is None else gradient.add_(more)
+        return gradient
+
+    def _through(self, k: int, block: int, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return what goes to a block's gradient through the sums of node `k`, no norm."""
+        self.turn(block, self.forward)
+        with torch.enable_grad(), self._cast(), self.still([k], True):
+            made_BCHW = self._network.layers[k](self._place(k, block), x_BCHW)
+        self.turn(block, self.backward)
+        (gradient,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))
+        return gradient
+
+    def _place(self, k: int, block: int) -> BlockPlace:
+        return self._program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
+
+    def still(self, nodes: Sequence[int], measuring: bool = False) -> AbstractContextManager[None]:
+        """Hold the running statistics of nodes that have moved theirs; the others move now."""
+        tracking = [k for k in nodes if k in self._network.tracking]
+        still = [k for k in tracking if measuring or k in self._tracked]
+        if not measuring:
+            self._tracked.update(tracking)
+        return still_statistics(self._network.modules[k] for k in still)
+
+
+class StatisticSums:
+    """The sums over blocks of `images` and over ranks: of one image over those that share it (`ranks`), of batch norms
+    that learn over all images and all ranks of `together`. Collective over these; a rank may have no image."""
+
+    def __init__(
+        self,
+        network: BlockNetwork,
+        images: Sequence[ImageStatistics],
+        ranks: Communicator,
+        together: Together | None,
+        joins: bool,
+    ) -> None:
+        self._network, self._images, self._ranks, self._joins = network, images, ranks, joins
+        self._together = together or Together(ranks, torch.device("cpu"))
+        self._measured: dict[int, Statistics] = {}  # of batch norms
+
+    def _batch_norms(self, tensor: int) -> Iterator[tuple[int, SpatialBatchNorm]]:
+        for k in measuring_nodes(self._network, tensor, self._joins, False):
+            layer = self._network.layers[k]
+            assert isinstance(layer, SpatialBatchNorm), "a batch norm"
+            yield k, layer
+
+    def complete(self, tensor: int) -> None:
+        """Sum once all blocks of a tensor have been added."""
+        for image in self._images:
+            for k in image.nodes(tensor):
+                layer = self._network.layers[k]
+                if not isinstance(layer, SpatialNorm):
+                    summed(image.forward[k], self._ranks)
+                elif not isinstance(layer, SpatialBatchNorm):
+                    image.measured[k] = over_ranks(joined(image.parts.pop(k)), self._ranks)
+        for k, norm in self._batch_norms(tensor):
+            parts = [part for image in self._images for part in image.parts.pop(k)]
+            self._measured[k] = joined_over(parts, norm.module.num_features, *self._together)
+            track(norm.module, self._measured[k])
+            for image in self._images:
+                image.measured[k] = self._measured[k]
+
+    def complete_gradients(self, tensor: int) -> None:
+        """Sum once all blocks have been through the segments that take the statistics of a tensor."""
+        for image in self._images:
+            for k in image.nodes(tensor):
+                if not isinstance(self._network.layers[k], SpatialBatchNorm) and self._ranks.size > 1:
+                    summed(image.backward[k], self._ranks)  # each rank of an image has a block, which adds to the sums
+        for k, norm in self._batch_norms(tensor):
+            total = self._measured[k].mean_G.new_zeros(2, norm.module.num_features)
+            for image in self._images:
+                if k in image.backward:  # else no block of it is in the loss
+                    total += image.backward[k]
+            summed(total, self._together.ranks)
+            for image in self._images:
+                image.backward[k] = total
+
+
+def measuring_nodes(network: BlockNetwork, tensor: int, batch_norms: bool, others: bool) -> Iterator[int]:
+    """Yield the nodes that take statistics of a tensor now: `batch_norms` that learn, and `others`."""
+    for k in network.graph.readers[tensor]:
+        if k < len(network.graph) and network.graph.sources[k][0] == tensor:
+            layer = network.layers[k]
+            measures = layer.measures if isinstance(layer, SpatialNorm) else network.graph.layers[k].statistics
+            if measures and (batch_norms if isinstance(layer, SpatialBatchNorm) else others):
+                yield k
