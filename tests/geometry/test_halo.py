@@ -1,10 +1,13 @@
-"""Golden values of the paper and of the exact halos, and what an impossible halo is told."""
+"""Golden values of the paper and of the exact halos, the support of real gradients, and impossible halos."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from tests.geometry.drawn import line
+from tiledseg.architecture.network import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -22,8 +25,9 @@ from tiledseg.geometry.halo import (
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
-from tiledseg.geometry.shapes import is_legal_size, required_input
+from tiledseg.geometry.shapes import is_legal_size, output_size, required_input
 from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
+from tiledseg.models.network import build_modules
 
 
 def test_paper_formula() -> None:
@@ -51,20 +55,15 @@ def test_table_of_exact_halos(
         layers = UNet(levels=levels, upsampling=upsampling).graph()
         assert minimum_halo(layers) == (exact, exact)
         assert network_footprint(layers) == Footprint(2 ** (levels - 1), rounded, rounded)
+    valid = network_footprint(UNet(levels=levels, padding="valid").graph())
+    assert (valid.mirror, valid.offset) == (True, formula)
     layers = UNet(levels=levels, upsampling="bilinear").graph()
     assert minimum_halo(layers) == (bilinear, bilinear)
     assert network_footprint(layers) == Footprint(2 ** (levels - 1), bilinear_rounded, bilinear_rounded)
 
 
-@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6])
-def test_an_unpadded_network_takes_off_what_the_formula_says(levels: int) -> None:
-    footprint = network_footprint(UNet(levels=levels, padding="valid").graph())
-    assert footprint.mirror
-    assert footprint.offset == paper_halo(levels, 2, 2)
-
-
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
 def test_a_wider_halo_is_taken_and_still_legal(padding: str, upsampling: str) -> None:
     layers = UNet(levels=4, padding=padding, upsampling=upsampling).graph()
     minimum = max(minimum_halo(layers))
@@ -121,3 +120,52 @@ def test_efficiency_and_its_first_order(grid: int, halo: int) -> None:
     tiling = make_tiling((300, 200), (3, 2), Footprint(1, halo, halo))
     assert tiling_efficiency(tiling) == sum(t.context.height * t.context.width for t in tiling.tiles) / 60000
     assert tiling_efficiency(make_tiling((160, 320), (1, 1), Footprint(16, 96, 96))) == 1
+
+
+def positive_network(unet: UNet) -> nn.Module:
+    network = build_modules(unet, seed=0).double()
+    for name, module in list(network.layers.items()):
+        if isinstance(module, nn.MaxPool2d):
+            network.layers[name] = nn.AvgPool2d(module.kernel_size)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            # Weights that average keep the far ends of the support within the range of a float64.
+            parameter.fill_(1 / parameter[0].numel() if parameter.dim() > 1 else 0.0)
+    return network
+
+
+def row_support(network: nn.Module, shape: tuple[int, int], out: Interval) -> Interval:
+    """First and last input row that the rows `out` of the output depend on."""
+    x_BCHW = torch.ones(1, 1, *shape, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(network(x_BCHW)[:, :, out.slice].sum(), x_BCHW)
+    touched = gradient[0, 0].amax(dim=1).nonzero()[:, 0]
+    return Interval(int(touched[0]), int(touched[-1]) + 1)
+
+
+@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(("levels", "convs", "kernel"), [(2, 1, 5), (2, 3, 3), (3, 2, 5), (5, 1, 5), (5, 2, 3)])
+def test_minimum_halo_is_the_support_of_the_gradient(
+    levels: int, convs: int, kernel: int, padding: str, upsampling: str
+) -> None:
+    """The support of d(core of the output) / d(input) of real networks in float64, with all weights positive, so that
+    no dependence cancels, and with average in place of max pooling: the gradient of a maximum is zero at three of its
+    four inputs, though it depends on all. The core is one alignment unit, the smallest that a tile can have."""
+    unet = UNet(levels, convs, kernel, 1, padding, upsampling=upsampling, bands=1, classes=2)
+    layers = unet.graph()
+    before, after = minimum_halo(layers)
+    footprint = network_footprint(layers)
+    unit = footprint.alignment
+    core = Interval(footprint.before, footprint.before + unit)
+    height = core.stop + footprint.after
+    width = next(n for n in range(1, height + 1) if is_legal_size(layers, n))
+
+    outputs = core.shift(-footprint.offset)
+    assert output_size(layers, height) >= outputs.stop
+    found = row_support(positive_network(unet), (height, width), outputs)
+
+    assert found == core.expand(before, after), "the gradient is zero outside the halo, and not zero at both its ends"
+    assert footprint.before >= before
+    assert footprint.after >= after
+    assert footprint.before - before < unit, "rounded no further than to the next legal width"
+    assert footprint.after - after < unit

@@ -124,24 +124,20 @@ def preset(name: str, schedule: str, recompute: str | list[str]) -> Row:
 
 ROWS: dict[str, Row] = {
     # Tiles, each with its context.
-    "read": Row(Steps(small("pixel", "bilinear"), images=ONE_LAST, batch=2), (1, 2, 3, 4), True),
+    "read": Row(Steps(small("pixel", "bilinear"), images=ONE_LAST, batch=2), (1, 3), True),
     "read, all tiles at once": Row(Steps(small(), images=THREE, batch=100, update="adamw", **loss("focal")), (2,)),
-    "read, whole images at once": Row(Steps(small("instance", grid=(1, 1)), images=ONE_LAST, batch=2), (1, 2)),
+    "read, whole images at once": Row(Steps(small("instance", grid=(1, 1)), images=ONE_LAST, batch=2), (2,)),
     "read, tversky": Row(Steps(small("pixel"), **loss("tversky")), (3,)),
     "read, all losses": Row(Steps(short(gated("pixel", False)), batch=4, **loss("all")), (2,)),
     "read, frozen": Row(Steps(small("pixel"), update="adamw", factors=PARTS), (2,)),
     "read, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), factors=ENCODER), (3,)),
     "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2, 9)),
     "exchange, valid": Row(Steps(larger("pixel", "bilinear", "valid"), exchange(), batch=3, **loss("both")), (3, 4)),
-    "exchange, valid nearest": Row(Steps(larger("none", "nearest", "valid"), exchange()), (4, 9)),
     "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4, 6), True),
-    "exchange, tiles of two images": Row(Steps(small(), exchange(), ((0, 1), (1,))), (2, 3), True),
-    "exchange, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), exchange(), factors=PARTS), (2,)),
     "exchange, every layer": Row(Steps(Case(EveryLayer(), (8, 4)), exchange()), (2, 9)),
     "exchange, foreign layers": Row(Steps(Case(ForeignLayers(), (4, 4)), exchange()), (4,)),
     "exchange, segnet": Row(Steps(short(segnet("none")), exchange(), **loss("smoothed")), (3,)),
     "exchange, residual": Row(Steps(short(residual("pixel")), exchange()), (2,)),
-    "exchange, gated": Row(Steps(short(gated("pixel", False)), exchange(), **loss("edges")), (4,)),
     # Halos of layers.
     "layer, batch": Row(Steps(larger("batch", "bilinear"), layer(), **loss("both")), (2, 4, 9)),
     "layer, pixel fused": Row(Steps(larger("pixel", "bilinear"), layer(fusion=4)), (3,)),
@@ -150,28 +146,20 @@ ROWS: dict[str, Row] = {
     "layer, valid fused": Row(
         Steps(larger("none", "transposed", "valid"), layer(fusion=2, overlap=True), update="adamw"), (3, 9)
     ),
-    "layer, valid instance": Row(Steps(larger("instance", "bilinear", "valid"), layer(fusion=3)), (4,)),
     "layer, boundaries": Row(Steps(small("batch"), layer(), **loss("boundary")), (4,)),
-    "layer, in order": Row(Steps(small("batch", "bilinear"), layer(), **loss("both")), (2, 3), True),
-    "layer, overlap in order": Row(Steps(small("instance"), layer(overlap=True), ((0, 1),) * 2), (2, 4), True),
-    "layer, fused in order": Row(Steps(small("group", "nearest"), layer(fusion=3)), (3, 4), True),
+    "layer, in order": Row(Steps(small("batch", "bilinear"), layer(), **loss("both")), (3,), True),
+    "layer, overlap in order": Row(Steps(small("instance"), layer(overlap=True), ((0, 1),) * 2), (2,), True),
+    "layer, fused in order": Row(Steps(small("group", "nearest"), layer(fusion=3)), (4,), True),
     "layer, replicas": Row(Steps(small("instance"), layer([2, 1]), THREE), (4, 6), True),
-    "layer, statistics of a step": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST), (1, 2, 3), True),
+    "layer, statistics of a step": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST), (2, 3), True),
     "layer, statistics of shared images": Row(Steps(small("batch"), layer([2, 1], overlap=True), ONE_LAST), (4,)),
-    "layer, statistics over columns": Row(
-        Steps(small("batch"), layer([1, 2], overlap=True), ONE_LAST, batch=2), (2, 4), True
-    ),
-    "layer, statistics of four": Row(Steps(small("batch"), layer([2, 2]), ONE_LAST), (4,), True),
-    "layer, images at once": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST, batch=3), (1, 2)),
+    "layer, images at once": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST, batch=3), (2,)),
     "layer, frozen": Row(Steps(small("batch"), layer([2, 1], overlap=True), ONE_LAST, factors=ENCODER), (2,)),
-    "layer, frozen parts": Row(Steps(small("batch"), layer([1, 1]), ONE_LAST, factors=PARTS), (4,)),
     "layer, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), layer(overlap=True), factors=ENCODER), (3,)),
     "layer, every layer": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(overlap=True)), (2, 9)),
     "layer, every layer fused": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(fusion=3)), (4,)),
     "layer, foreign layers": Row(Steps(Case(ForeignLayers(True), (8, 4)), layer(fusion=3)), (3, 9)),
-    "layer, foreign overlap": Row(Steps(Case(ForeignLayers(True), (8, 4)), layer(overlap=True)), (4,)),
     "layer, segnet": Row(Steps(short(segnet("batch")), layer()), (2, 4)),
-    "layer, residual": Row(Steps(short(residual("batch")), layer()), (3,)),
     "layer, residual50": Row(
         Steps(short(residual("group", "resnet50", "bilinear")), layer(fusion=2, overlap=True)), (2,)
     ),
@@ -205,23 +193,14 @@ ROWS: dict[str, Row] = {
     "stages, frozen": Row(
         Steps(small("pixel"), staged(2, "1f1b", recompute="always", balance=[16, 13]), factors=ENCODER), (2, 4)
     ),
-    "stages, layer frozen": Row(
-        Steps(small("pixel"), staged(2, "1f1b", halo="layer", balance=[16, 13]), factors=ENCODER), (4,)
-    ),
     "stages, still statistics": Row(
         Steps(Still(unet("batch"), (4, 3)), staged(2, "1f1b", recompute="always"), factors={"*.bias": 0.0}), (2,)
     ),
     # Between indices and unpooling, shortcut and sum, before a branch of the input; a mirrored border and what is
     # convolved, and where channels are in other layouts.
     "stages, every layer": Row(Steps(Case(EveryLayer(), (4, 2)), staged(2, "1f1b", balance=[10, 22])), (2,)),
-    "stages, every layer in three": Row(
-        Steps(Case(EveryLayer(), (4, 2)), staged(3, "gpipe", balance=[5, 6, 21], recompute="always")), (3,)
-    ),
     "stages, every layer in four": Row(
         Steps(Case(EveryLayer(), (4, 2)), staged(4, "1f1b", balance=[5, 5, 11, 11], recompute="always")), (4,)
-    ),
-    "stages, foreign layers": Row(
-        Steps(Case(ForeignLayers(), (4, 2)), staged(2, "1f1b", balance=[4, 23], recompute="always")), (2,)
     ),
     "stages, foreign layers in four": Row(
         Steps(Case(ForeignLayers(), (4, 2)), staged(4, "gpipe", balance=[4, 4, 14, 5])), (4,)
@@ -234,19 +213,14 @@ ROWS: dict[str, Row] = {
             ("segnet", segnet("none"), {}, 2),
             ("residual", residual("none"), {}, 3),
             ("gated", gated("none", False), loss("all"), 2),
-            ("gated in three", gated("none", False), loss("edges"), 3),
         )
     },
     "small preset, folded": preset("small", "folded", "always"),
     "large preset, 1f1b": preset("large", "1f1b", ["always", "never", "except_last", "never", "always", "never"]),
     # Blocks: of tiles, of whole images, and of what ranks share.
-    "blocks of tiles": Row(Steps(small("pixel", "bilinear", (2, 2)), blocks=(2, 2), **loss("both")), (1, 2)),
+    "blocks of tiles": Row(Steps(small("pixel", "bilinear", (2, 2)), blocks=(2, 2), **loss("both")), (2,)),
     "blocks of tiles of foreign layers": Row(Steps(Case(ForeignLayers(), (2, 2)), blocks=(2, 2)), (3,)),
-    "blocks of images": Row(Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 3)), (2, 3, 4)),
-    "blocks of images, frozen": Row(
-        Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 1), factors=ENCODER, **loss("both")),
-        (3,),
-    ),
+    "blocks of images": Row(Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 3)), (3, 4)),
     "blocks of images of every layer": Row(
         Steps(Strip(EveryLayer(True), (1, 1)), images=FIVE, units=UNITS, blocks=(2, 1)), (2,)
     ),
@@ -256,10 +230,7 @@ ROWS: dict[str, Row] = {
     "blocks of shared images": Row(
         Steps(small("batch", grid=(2, 1)), layer([2, 1]), FIVE, UNITS, blocks=(1, 3), **loss("both")), (2, 3, 4)
     ),
-    "blocks of images of four": Row(
-        Steps(small("batch", grid=(2, 2)), layer([2, 2]), FIVE, UNITS, blocks=(2, 1)), (4,)
-    ),
-    "blocks in layer": Row(Steps(small("instance"), layer([2, 1]), THREE, blocks=(2, 2)), (2, 4), True),
+    "blocks in layer": Row(Steps(small("instance"), layer([2, 1]), THREE, blocks=(2, 2)), (4,), True),
     "blocks in layer, every layer": Row(Steps(Case(EveryLayer(True), (4, 2)), layer(), blocks=(2, 2)), (3,)),
     # torch.compile: traced and differentiated as for a GPU, by torch's own kernels.
     "compiled": Row(Steps(small("pixel", "bilinear"), exchange(), ((0, 1),) * 2, batch=2, compiles=True), (1, 2)),
@@ -267,13 +238,8 @@ ROWS: dict[str, Row] = {
 
 
 BLOCKS = {
-    "unet": Steps(Strip(unet("none"), (1, 1)), blocks=(2, 3)),
-    "group": Steps(Strip(unet("group", "nearest"), (1, 1)), blocks=(1, 2)),
     "instance": Steps(Strip(unet("instance"), (1, 1)), blocks=(4, 3)),
-    "valid-instance": Steps(Case(unet("instance", "bilinear", "valid"), (1, 1)), blocks=(2, 2)),
     "valid-batch": Steps(Case(unet("batch", "transposed", "valid"), (1, 1)), images=ONE_LAST, blocks=(3, 2)),
-    "segnet": Steps(short(segnet("batch"), (1, 1)), blocks=(3, 2)),
-    "residual": Steps(short(residual("batch"), (1, 1)), blocks=(3, 2)),
     "residual50": Steps(short(residual("group", "resnet50", "bilinear"), (1, 1)), blocks=(2, 1)),
     "gated": Steps(short(gated("batch", True), (1, 1)), blocks=(2, 2), **loss("edges")),
     "every-layer": Steps(Case(EveryLayer(True), (1, 1)), blocks=(3, 2)),

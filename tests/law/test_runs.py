@@ -89,15 +89,15 @@ NAIP_TREES: Keys = {
 
 ROWS: dict[str, Row] = {
     "thirty steps": Row(
-        (2, 3),
+        (3,),
         {"train.epochs": 15, "train.tiles_per_step": 5, "train.validate_every": 5, "optimizer.name": "sgd"},
         ({"data.workers": 1, "data.prefetch": 3, "train.tiles_per_batch": 2},),
     ),
     "float32": Row((4,), {"train.precision": "fp32", "train.epochs": 12}, ({},), bound=1e-5),
     "exchange": Row(
-        (2, 4), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
+        (4,), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
     ),
-    "polygons": Row((2, 3), {**POLYGONS, "train.tiles_per_step": 4}, ({},)),
+    "polygons": Row((2,), {**POLYGONS, "train.tiles_per_step": 4}, ({},)),
     "polygons in layer": Row((4,), {**POLYGONS, **CONSTANT}, (halo("layer"), halo("exchange") | {"tiling.halo": 24})),
     "statistics of a step": Row(
         (2, 4),
@@ -106,7 +106,7 @@ ROWS: dict[str, Row] = {
         ALONE,
     ),
     "images in blocks": Row(
-        (2, 3),
+        (3,),
         {**SEVERAL, **CONSTANT, "model.norm": "batch", "train.augment": VALUES},
         (WHOLE | {"memory.blocks": 2}, halo("layer", mesh=[1, 1], idle_ranks=True)),
         ALONE,
@@ -115,14 +115,14 @@ ROWS: dict[str, Row] = {
         (2,), {**SEVERAL, "model.norm": "batch", "train.precision": "fp32"}, (ALONE,), ALONE, 1e-5
     ),
     "fused": Row(
-        (2, 4),
+        (4,),
         {**CONSTANT, "model.norm": "instance", "optimizer.name": "sgd"},
         (halo("layer", fusion=3, overlap=True), halo("layer") | {"tiling.grid": [4, 3]}),
         WHOLE,
     ),
-    "replicas": Row((3, 4), SEVERAL, (halo("exchange") | {"tiling.grid": [3, 1]},)),
+    "replicas": Row((3,), SEVERAL, (halo("exchange") | {"tiling.grid": [3, 1]},)),
     "factors": Row(
-        (2, 4),
+        (4,),
         {
             **CONSTANT,
             **KEPT,
@@ -135,7 +135,7 @@ ROWS: dict[str, Row] = {
     "gpipe": Row(
         (3,), {**CONSTANT, "train.loss": LOSSES}, (stages(3, "gpipe", recompute="except_last"), {"tiling.grid": 2})
     ),
-    "folded": Row((2, 4), {**CONSTANT, "train.ema": 0.9}, (stages(2, "folded"), {"tiling.grid": 2})),
+    "folded": Row((2,), {**CONSTANT, "train.ema": 0.9}, (stages(2, "folded"), {"tiling.grid": 2})),
     "rounds": Row((2,), {}, (stages(2, micro_batches=2, recompute="always"),)),
     "four stages": Row((4,), CONSTANT, (stages(4), stages(3, idle_ranks=True))),
     "stages of exchange": Row((4,), {}, (stages(2, "gpipe", halo="exchange", mesh=[2, 1]),)),
@@ -147,22 +147,22 @@ ROWS: dict[str, Row] = {
         {**SEVERAL, **WHOLE, "model": ModelConfig(name="small", base_channels=1), "train.images_per_step": 3},
         (stages(6, halo="layer", mesh=[1, 1], balance=list(PRESETS["small"].balance)),),
     ),
-    "windows": Row((3, 4), {**WINDOWS, "train.balance_classes": 0.5}, ({},)),
-    "windows in stages": Row((2, 4), {**WINDOWS, "train.loss": {"cross_entropy": 1.0, "dice": 1.0}}, (stages(2),)),
+    "windows": Row((4,), {**WINDOWS, "train.balance_classes": 0.5}, ({},)),
+    "windows in stages": Row((4,), {**WINDOWS, "train.loss": {"cross_entropy": 1.0, "dice": 1.0}}, (stages(2),)),
     "small windows": Row((3,), {**WINDOWS, "train.window_halo": "none", "train.skip_empty": True}, ({},)),
     "small windows with statistics": Row(
-        (2, 4),
+        (2,),
         {**WINDOWS, "train.window_halo": "none", "model.norm": "batch", "optimizer.name": "sgd"},
         (halo("layer", idle_ranks=True),),
         ALONE,
     ),
     "windows of ratios": Row(
-        (2, 3),
+        (3,),
         {**WINDOWS, "train.window": 16, "train.windows_per_step": 2 * SIZE - 1, "train.loss": LOSSES},
         ({"train.tiles_per_batch": 3},),
     ),
     "tiles by class": Row(
-        (2, 4),
+        (4,),
         {
             "train.tiles_per_step": 3,
             "train.skip_empty": True,
@@ -174,13 +174,13 @@ ROWS: dict[str, Row] = {
         },
         ({},),
     ),
-    "somebody's": Row((2, 4), SOMEBODY | CONSTANT, (halo("exchange"), halo("layer"))),
-    "somebody's in stages": Row((3, 4), SOMEBODY | CONSTANT, (stages(3, idle_ranks=SIZE > 3), {})),
+    "somebody's": Row((2,), SOMEBODY | CONSTANT, (halo("exchange"), halo("layer"))),
+    "somebody's in stages": Row((3,), SOMEBODY | CONSTANT, (stages(3), {})),
     "somebody's norms": Row((2,), NORMED | {"optimizer.name": "sgd"}, (halo("layer"),), ALONE),
-    "still statistics": Row((2, 3), STILL | {"model.freeze_norm": True, "tiling.grid": 3}, ({},), WHOLE),
+    "still statistics": Row((2,), STILL | {"model.freeze_norm": True, "tiling.grid": 3}, ({},), WHOLE),
     "early end": Row((2,), EARLY | {"train.best": "loss", "optimizer.lr": 1e-30}, (halo("layer"),)),
     "early end by a score": Row(
-        (2, 4), EARLY | {"train.best": "mean_iou", "optimizer.lr": 0.3}, (stages(2, idle_ranks=SIZE > 2),), bound=1e-9
+        (4,), EARLY | {"train.best": "mean_iou", "optimizer.lr": 0.3}, (stages(2, idle_ranks=True),), bound=1e-9
     ),
     "bfloat16": Row(
         (3,), {"train.precision": "bf16", "optimizer.name": "sgd"}, (stages(3, recompute="always"),), bound=1e-5
@@ -188,11 +188,10 @@ ROWS: dict[str, Row] = {
     "half precision": Row((2,), FP16, (halo("exchange", mesh=[1, 2]), stages(2, "gpipe")), bound=2e-3),
     "half precision in stages": Row((2,), FP16, (stages(2, recompute="always"), stages(2, "folded")), bound=2e-3),
     "half precision of a norm": Row(
-        (2, 4), FP16 | {"model.norm": "batch", "train.epochs": 3}, (halo("layer", idle_ranks=True),), WHOLE, 5e-3
+        (4,), FP16 | {"model.norm": "batch", "train.epochs": 3}, (halo("layer", idle_ranks=True),), WHOLE, 5e-3
     ),
     "half precision in blocks": Row((2,), FP16 | WHOLE | {"train.epochs": 3}, ({"memory.blocks": 2},), bound=5e-3),
-    "real scene": Row((2, 4), NAIP_TREES, (halo("layer", fusion=3), halo("exchange")), WHOLE),
-    "real tiles": Row((3,), NAIP_TREES, ({},), WHOLE),
+    "real scene": Row((4,), NAIP_TREES, (halo("layer", fusion=3), halo("exchange")), WHOLE),
 }
 
 

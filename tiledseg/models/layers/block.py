@@ -97,7 +97,7 @@ Places = Mapping[int, BlockPlace]  # by the node's number
 def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
     """Return for each node that asks for its place what it reads and gives on a tile of `context` of the image `whole`.
 
-    Raises GeometryError as `geometry.receptive_field.parts`.
+    Raises GeometryError as `geometry.shapes.parts`.
     """
     asking = [k for k, layer in enumerate(graph.layers) if layer.asks_place]
     if not asking:
