@@ -15,9 +15,9 @@ from torch.nn import functional
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.execution.halo_modes import ReadMode
 from tiledseg.execution.part_passes import SerialPasses
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES

@@ -15,8 +15,8 @@ from tests.law.cases import one_rank
 from tests.law.runs import losses, run
 from tests.law.shown import NODATA, shown
 from tests.small_files import write_raster
-from tiledseg.config.words import augmentation
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
+from tiledseg.config.words import augmentation
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.tile import main as cut

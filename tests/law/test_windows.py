@@ -20,15 +20,14 @@ from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config.words import augmentation
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
+from tiledseg.config.words import augmentation
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
-from tiledseg.raster.samples.sampling import DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import Position
+from tiledseg.raster.samples.sampling import DrawnWindows, Position
 from tiledseg.tracing.build import known, network_modules
 
 pytestmark = pytest.mark.usefixtures("without_plots")

@@ -13,8 +13,7 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import SerialCommunicator, sum_dtype
-from tiledseg.comm.point_to_point import Message, PointToPoint
-from tiledseg.comm.point_to_point import Work
+from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 Result = TypeVar("Result")

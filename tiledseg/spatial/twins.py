@@ -28,8 +28,7 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
-from tiledseg.models.layers.resampling import max_pool, pair
-from tiledseg.models.layers.resampling import upsample
+from tiledseg.models.layers.resampling import max_pool, pair, upsample
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,
@@ -303,9 +302,8 @@ class SpatialNorm(SpatialLayer):
     def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
         through them to x is left to `moment_gradient`."""
-        m = self.module
-        how = NormScope(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
-        return normalise(x_BCHW, m.weight, m.bias, m.eps, found, how)
+        how = NormScope(sharing_of(self.module, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
+        return normalise([x_BCHW], self.module, found, [how])[0]
 
     def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Return what goes to the gradient of a block through the statistics, by the sums of all blocks."""
