@@ -148,7 +148,7 @@ def test_a_skip_cut_elsewhere_than_its_tensor_travels() -> None:
     partition = Partition((0, 5, 10))
     plan = layer_windows(sequence, partition)
     assert [at.exchanges for at in plan] == [False, False, False, True]
-    assert plan[-1].inputs[0].exchange(0).receives[0].part == Interval(5, 6)
+    assert plan[-1].inputs[0].exchange(0).receives[1] == Interval(5, 6)
     follow(sequence, plan, partition)
 
 

@@ -49,15 +49,15 @@ def staged(count: int, schedule: str = "1f1b", **more: Any) -> dict[str, Any]:
 
 
 ROWS = {
-    "read": Row((2, 4), {}, POLYGONS),
-    "turns": Row((1, 3), {}, {"views": "turns"}, (3, 4)),
-    "own values and an area": Row((2, 3), {}, {**POLYGONS, "normalize": "image", "area": "part.gpkg"}),
-    "exchange": Row((2, 4), {"halo": "exchange"}, {**POLYGONS, "normalize": "image"}),
+    "read": Row((4,), {}, POLYGONS),
+    "turns": Row((3,), {}, {"views": "turns"}, (3, 4)),
+    "own values and an area": Row((2,), {}, {**POLYGONS, "normalize": "image", "area": "part.gpkg"}),
+    "exchange": Row((2,), {"halo": "exchange"}, {**POLYGONS, "normalize": "image"}),
     "exchange, area": Row((3,), {"halo": "exchange"}, {**POLYGONS, "area": "part.gpkg"}, (3, 3)),
-    "layer": Row((2, 4), {"halo": "layer"}, {**POLYGONS, "area": "part.gpkg"}),
+    "layer": Row((4,), {"halo": "layer"}, {**POLYGONS, "area": "part.gpkg"}),
     "layer, own values": Row((3,), {"halo": "layer"}, {"normalize": "image"}),
-    "fused": Row((2, 4), {"halo": "layer", "fusion": 3}, POLYGONS),
-    "stages": Row((2, 4), staged(2), {"views": "reflections"}, (4, 3)),
+    "fused": Row((2,), {"halo": "layer", "fusion": 3}, POLYGONS),
+    "stages": Row((2,), staged(2), {"views": "reflections"}, (4, 3)),
     "three stages": Row((3, 6), staged(3, "gpipe"), POLYGONS),
     "folded": Row((2, 4), staged(2, "folded"), {"area": "part.gpkg"}),
     "stages of exchange": Row((4,), staged(2, halo="exchange", mesh=[2, 1]), POLYGONS),

@@ -123,38 +123,42 @@ def test_small_windows_are_a_batch_of_images(norm: str, blocks: str | list[int],
     assert losses(run(config, one_rank())) == pytest.approx(by_hand(config, *image, steps=4), rel=1e-11)
 
 
-def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+LABELLED: dict[str, Any] = {"skip_empty": True, "balance_classes": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("keys", "other", "words"),
+    [
+        ({}, {"window": 16, "windows_per_step": 2, "window_halo": "none", "epochs": 3}, "train.window is 24 there"),
+        (LABELLED, {"balance_classes": 0.5}, "train.balance_classes is 0.7"),
+    ],
+    ids=["plain", "by labels"],
+)
+def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(
+    keys: dict[str, Any], other: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """What is drawn by labels is counted again. Other windows may begin where an epoch ends."""
     scene(tmp_path)
-    whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, checkpoint_every=1, keep_checkpoints=20)
+    each = {"windows_per_step": 1, "checkpoint_every": 1, "keep_checkpoints": 20}
+    whole = small(tmp_path, "whole", augment=CHANGES, **each, **keys)
     expected = losses(run(whole, one_rank()))
     assert len(expected) == 12
-    resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
-    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank())) == expected[8:]
-    other = replace(onward, run=RunConfig(output=str(tmp_path / "other"), verbosity=0))
-    changed = replace(whole.train, resume=resume, window=16, windows_per_step=2, window_halo="none", epochs=3)
-    with pytest.raises(CheckpointError, match=r"in the middle of an epoch of other steps: train.window is 24 there"):
-        run(replace(other, train=changed), one_rank())
-    edge = replace(changed, resume=resume.replace("step-000008", "step-000006"))
-    assert len(losses(run(replace(other, train=edge), one_rank()))) == 2 * 6  # of 2 windows of 16 x 16 px
-    keys = find_checkpoint(tmp_path / "other").saved.resumed[0].changed.keys()
-    assert keys >= {"train.window", "train.windows_per_step", "train.window_halo"}
-    tiled = replace(TrainConfig(precision="fp64", epochs=4), resume=edge.resume)
-    tiles = replace(onward, run=RunConfig(output=str(tmp_path / "tiles"), verbosity=0))
-    assert len(losses(run(replace(tiles, train=tiled), one_rank()))) == 3
+
+    def onward(name: str, step: int, **changed: Any) -> list[float]:
+        resume = str(tmp_path / "whole" / "checkpoints" / f"step-{step:06}")
+        train = replace(whole.train, resume=resume, **changed)
+        return losses(run(replace(whole, train=train, run=RunConfig(str(tmp_path / name), verbosity=0)), one_rank()))
+
+    assert onward("onward", 8) == expected[8:]
+    with pytest.raises(CheckpointError, match=rf"in the middle of an epoch of other steps: {words}"):
+        onward("refused", 8, **other)
+    if keys:
+        assert not set(expected) & set(losses(run(small(tmp_path, "plain", augment=CHANGES, **each), one_rank())))
+        return
+    assert len(onward("other", 6, **other)) == 2 * 6  # of 2 windows of 16 x 16 px
+    assert find_checkpoint(tmp_path / "other").saved.resumed[0].changed.keys() >= {
+        f"train.{key}" for key in other if "window" in key
+    }
+    tiles = {"sampling": "tiles", "window": None, "windows_per_step": None, "augment": [], "epochs": 4}
+    assert len(onward("tiles", 6, **tiles)) == 3
     assert "train.sampling" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed
-
-
-def test_what_is_drawn_by_labels_is_counted_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
-    scene(tmp_path)
-    keys = {"skip_empty": True, "balance_classes": 0.7, "checkpoint_every": 1, "keep_checkpoints": 20}
-    whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, **keys)
-    expected = losses(run(whole, one_rank()))
-    plain = small(tmp_path, "plain", augment=CHANGES, windows_per_step=1)
-    assert not set(expected) & set(losses(run(plain, one_rank())))
-    resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
-    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
-    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), one_rank())) == expected[8:]
-    changed = replace(onward, train=replace(whole.train, resume=resume, balance_classes=0.5))
-    with pytest.raises(CheckpointError, match=r"middle of an epoch of other steps: train.balance_classes is 0.7"):
-        run(replace(changed, run=RunConfig(output=str(tmp_path / "other"), verbosity=0)), one_rank())

@@ -25,7 +25,7 @@ from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange, decompose
-from tiledseg.geometry.sharing.layer_windows import exchange_block, layer_blocks
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
@@ -208,10 +208,7 @@ class ExchangeMode(ReadMode):
         if at is None:
             return ()
         own = _images_of(step)[at.replica :: self._axes.shape.replicas]
-        return tuple(Part(i, self._block(i, at.row, at.col), draw) for i, draw in own)
-
-    def _block(self, image: int, row: int, col: int) -> Tile:
-        return exchange_block(self._images[image], row, col)
+        return tuple(Part(i, self._images[i].block(at.row, at.col), draw) for i, draw in own)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
@@ -255,7 +252,7 @@ class LayerMode(ReadMode):
         at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas
         if at is None:
             return ()
-        parts = [Part(i, self._block(i, at.row, at.col), draw) for i, draw in _images_of(step)]
+        parts = [Part(i, self._images[i].block(at.row, at.col), draw) for i, draw in _images_of(step)]
         return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
 
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
@@ -265,9 +262,6 @@ class LayerMode(ReadMode):
 
     def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._images[image].rows.edges, self._images[image].cols.edges
-
-    def _block(self, image: int, row: int, col: int) -> Tile:
-        return self._images[image].tile(row, col)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]

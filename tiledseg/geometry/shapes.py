@@ -43,19 +43,11 @@ def _sizes(graph: Graph, size: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def count_parameters(graph: Graph, bands: int) -> int:
-    """Count the weights of all layers."""
+def count_parameters(graph: Graph, bands: int, trained: bool = False) -> int:
+    """Count the weights of all layers, or of those that are not frozen (`trained`)."""
     channels = tensor_channels(graph, bands)
-    nodes = zip(graph.layers, graph.sources, strict=True)
-    return sum(layer.parameters(channels[sources[0]]) for layer, sources in nodes)
-
-
-@lru_cache(maxsize=64)
-def count_trained(graph: Graph, bands: int) -> int:
-    """Count the weights of the layers that are not frozen."""
-    channels = tensor_channels(graph, bands)
-    nodes = zip(graph.nodes, graph.sources, strict=True)
-    return sum(node.layer.parameters(channels[sources[0]]) for node, sources in nodes if not node.frozen)
+    nodes = ((node, channels[sources[0]]) for node, sources in zip(graph.nodes, graph.sources, strict=True))
+    return sum(node.layer.parameters(count) for node, count in nodes if not (trained and node.frozen))
 
 
 def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:

@@ -23,6 +23,7 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, bl
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows, settle
 from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
+from tiledseg.models.norm import no_gradients, normed_together
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import exchanged
 from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer
@@ -217,22 +218,23 @@ class SpatialNetwork:
     ) -> None:
         """Run node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
         statistics are those of all images of all `ranks`. Collective over these; a rank may have none."""
-        graph, layer = self._converted.rows, self._converted.layers[k]
-        blocks = []
+        graph, norm, blocks = self._converted.rows, self._batch_norm(k), []
         for tensors, rows, cols in images:
             action = self._program(rows, cols)[k]
-            window = action.inputs[0].window(tensors[graph.sources[k][0]], layer.fill, self.axes)
-            blocks.append((action.place, window))
-        assert isinstance(layer, SpatialBatchNorm), "a batch norm"
-        normed = layer.together(blocks, ranks, device)
-        for (tensors, _, _), y_BCHW in zip(images, normed, strict=True):
+            x_BCHW = action.inputs[0].window(tensors[graph.sources[k][0]], norm.fill, self.axes)
+            blocks.append((x_BCHW, action.place.owned(x_BCHW)))
+        made = normed_together(norm.module, blocks, ranks, device)
+        for (tensors, _, _), y_BCHW in zip(images, made, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
-        """Run the backward pass of `norm_together` on a rank that had no image."""
+        """Run the backward pass of `norm_together` on a rank that had no image. Collective over `ranks`."""
+        no_gradients(self._batch_norm(k).module, ranks, device)
+
+    def _batch_norm(self, k: int) -> SpatialBatchNorm:
         layer = self._converted.layers[k]
         assert isinstance(layer, SpatialBatchNorm), "a batch norm"
-        layer.no_gradients(ranks, device)
+        return layer
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """Return this rank's block of each tensor for an input so cut, in positions of the whole tensor."""

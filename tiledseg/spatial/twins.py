@@ -9,7 +9,7 @@ layer's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
@@ -32,9 +31,7 @@ from tiledseg.models.layers.resampling import max_pool, pair, upsample
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,
-    no_gradients,
     normed,
-    normed_together,
     sharing_of,
     takes_statistics,
 )
@@ -330,18 +327,6 @@ class SpatialBatchNorm(SpatialNorm):
         if takes_statistics(m):
             return super()._normed(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
-
-    def together(
-        self, blocks: Sequence[tuple[BlockPlace, torch.Tensor]], ranks: Communicator, device: torch.device
-    ) -> tuple[torch.Tensor, ...]:
-        """Run the layer on this rank's blocks of several images; its statistics are those of all images of all `ranks`.
-        Collective over these; a rank may have none, and calls `no_gradients` backward. On `device` it then sums zeros.
-        """
-        return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, device)
-
-    def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
-        """Run the backward pass of `together` on a rank that had no image. Collective."""
-        no_gradients(self.module, ranks, device)
 
 
 @functools.cache

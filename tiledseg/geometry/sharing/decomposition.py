@@ -151,6 +151,13 @@ class Decomposition:
         width = self.tiling.grid[1]
         return tuple(self.tiling.tiles[i * width + j] for i in self._range(0, row) for j in self._range(1, col))
 
+    def block(self, row: int, col: int) -> Tile:
+        """Return the block at (row, col): its tiles' cores together, read without a halo."""
+        rows, cols = self.spans(0, row), self.spans(1, col)
+        core = Box(hull_of([span.core for span in rows]), hull_of([span.core for span in cols]))
+        output = Box(hull_of([span.output for span in rows]), hull_of([span.output for span in cols]))
+        return Tile(row * self.cols.parts + col, (row, col), core, self.owned(row, col), output)
+
     def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
         """Return the sizes (context, core) of each block's tiles, along rows and along columns: a block's tiles are the
         products of both."""

@@ -36,7 +36,7 @@ from tiledseg.geometry.sharing.decomposition import (
     plan_exchange,
 )
 from tiledseg.geometry.sharing.segments import Segment
-from tiledseg.geometry.tiling import Tile, Tiling, hull_of
+from tiledseg.geometry.tiling import Tile, Tiling
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
 
@@ -275,37 +275,22 @@ def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
     return tuple(a.hull(b) for a, b in zip(one, other, strict=True))
 
 
-def exchange_block(decomposition: Decomposition, row: int, col: int) -> Tile:
-    """Return the block at (row, col) of the mesh in `exchange` mode: its tiles' cores together, read without a halo."""
-    rows, cols = decomposition.spans(0, row), decomposition.spans(1, col)
-    core = Box(hull_of([span.core for span in rows]), hull_of([span.core for span in cols]))
-    output = Box(hull_of([span.output for span in rows]), hull_of([span.output for span in cols]))
-    return Tile(_index(decomposition, row, col), (row, col), core, decomposition.owned(row, col), output)
-
-
 @dataclass(frozen=True)
-class LayerBlocks:
-    """An image spread over a mesh in `layer` mode: how the network's input and output are cut.
+class LayerBlocks(Decomposition):
+    """An image spread over a mesh in `layer` mode: `rows` and `cols` cut the network's input. `output`: the whole
+    output's place in raster positions, which `output_rows` and `output_cols` cut."""
 
-    `whole`: the input, in raster positions (mirrored beyond the raster); `output`: the whole output's place there.
-    """
-
-    decomposition: Decomposition
-    whole: Box
     output: Box
-    rows: Partition
-    cols: Partition
     output_rows: Partition
     output_cols: Partition
 
-    def tile(self, row: int, col: int) -> Tile:
+    def block(self, row: int, col: int) -> Tile:
         """Return the block at (row, col): it reads its part of the input, and owns the pixels that its outputs
         cover."""
-        context = Box(self.rows.owned(row), self.cols.owned(col)).shift(self.whole.row.start, self.whole.col.start)
         output = Box(self.output_rows.owned(row), self.output_cols.owned(col))
         output = output.shift(self.output.row.start, self.output.col.start)
-        core = output.clip(Box.of_shape(self.decomposition.tiling.raster))
-        return Tile(_index(self.decomposition, row, col), (row, col), core, context, output)
+        core = output.clip(Box.of_shape(self.tiling.raster))
+        return Tile(row * self.cols.parts + col, (row, col), core, self.owned(row, col), output)
 
 
 def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: int = 1) -> LayerBlocks:
@@ -320,21 +305,12 @@ def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: i
     dims = (graph, rows), (graph.along_columns, cols)
     outputs = [layer_windows(each, partition, fusion)[last].output for each, partition in dims]
     first = tiling.tiles[0].output
-    output = Box(_from(first.row.start, outputs[0].size), _from(first.col.start, outputs[1].size))
-    blocks = LayerBlocks(decomposition, decomposition.whole, output, rows, cols, outputs[0], outputs[1])
+    output = Box(outputs[0].whole, outputs[1].whole).shift(first.row.start, first.col.start)
+    blocks = LayerBlocks(tiling, decomposition.whole, rows, cols, output, *outputs)
     for row, col in ((0, 0), (shape[0] - 1, shape[1] - 1)):
-        if blocks.tile(row, col).core.area == 0:
+        if blocks.block(row, col).core.area == 0:
             raise GeometryError(
                 f"the rank at ({row}, {col}) of {shape[0]} x {shape[1]} would own no pixel of a raster of "
                 f"{tiling.raster[0]} x {tiling.raster[1]}; use fewer ranks an image"
             )
     return blocks
-
-
-def _from(start: int, size: int) -> Interval:
-    return Interval(start, start + size)
-
-
-def _index(decomposition: Decomposition, row: int, col: int) -> int:
-    """Return the number of a block: they count row-major, as tiles do."""
-    return row * decomposition.shape[1] + col

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_trained
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
@@ -166,7 +166,7 @@ def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Part
 def gradient_bytes(task: Task) -> int:
     """Return the bytes of the all-reduce of gradients: the same in all modes, once a step, in float64
     (docs/decisions/0003)."""
-    return DOUBLE_BYTES * count_trained(task.graph, task.bands)
+    return DOUBLE_BYTES * count_parameters(task.graph, task.bands, trained=True)
 
 
 class LayerRank(NamedTuple):
