@@ -1,6 +1,6 @@
 """The law: tiles and ranks change no output and no gradient. Every network of the range, float64, one thread.
 
-Serially two of five cases are run, one of five of the deepest networks (all with TILEDSEG_NIGHTLY); over ranks some.
+Serially a third of the cases is run, an eighth of the deepest networks (all with TILEDSEG_NIGHTLY); over ranks some.
 Outputs are equal to the last bit wherever this processor's convolutions are steady (`kernels.py`); in float32 too.
 """
 
@@ -56,7 +56,7 @@ def check(case: Case, mesh: Mesh) -> float:
 
 exact: list[bool] = []
 SERIAL_CASES = [
-    case for number, case in enumerate(CASES) if NIGHTLY or number % (2 if case.unet.levels < 5 else 6) == 0
+    case for number, case in enumerate(CASES) if NIGHTLY or number % (3 if case.unet.levels < 5 else 8) == 0
 ]
 
 
@@ -82,7 +82,7 @@ def test_most_outputs_are_equal_to_the_last_bit(capsys: pytest.CaptureFixture[st
 
 # Wide layers and narrow ones, one band and several: below and above what torch gives to its BLAS.
 SINGLE = [
-    *SERIAL_CASES[::5],
+    *SERIAL_CASES[::4],
     *(
         Case(UNet(3, 2, 3, channels, padding, upsampling=upsampling, bands=bands, classes=4), (3, 2))
         for channels, bands in ((8, 1), (16, 3), (32, 4))
@@ -98,9 +98,9 @@ def test_outputs_in_float32_are_equal_to_the_last_bit(case: Case) -> None:
     assert torch.equal(tiled_logits(case, dtype=torch.float32), whole_KHW)
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (4, 4)], ids=str)
-def test_a_halo_that_is_one_alignment_too_small_is_seen(grid: tuple[int, int]) -> None:
+def test_a_halo_that_is_one_alignment_too_small_is_seen() -> None:
     """The test can fail: with less halo than the minimum, outputs differ."""
+    grid = (4, 4)
 
     class TooSmall(Case):
         @property
