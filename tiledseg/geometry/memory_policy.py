@@ -10,11 +10,10 @@ Several tensors may be one in memory, where a node hands its input on or writes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.shapes import scales, tensor_channels
 
@@ -76,26 +75,6 @@ def can_rebuild(graph: Graph, tensor: int) -> bool:
 def is_cheap(graph: Graph, home: int) -> bool:
     """Return True if computing it once more costs a few operations a value."""
     return can_rebuild(graph, home) and all(graph.layers[k].is_cheap for k in makers(graph)[home])
-
-
-def check_policy(graph: Graph, policy: MemoryPolicy) -> None:
-    """Raise ConfigError that lists every fault of a policy for this network."""
-    faults = list(_faults(graph, policy))
-    if faults:
-        raise ConfigError(f"the memory policy does not fit the network: {'; '.join(faults)}; keep them")
-
-
-def _faults(graph: Graph, policy: MemoryPolicy) -> Iterator[str]:
-    if (len(policy.tensors), len(policy.inside)) != (len(graph.names), len(graph)):
-        count, inside = len(policy.tensors), len(policy.inside)
-        yield f"it has {count} words for {len(graph.names)} tensors and {inside} for {len(graph)} nodes"
-        return
-    for tensor, (name, word, home) in enumerate(zip(graph.names, policy.tensors, homes(graph), strict=True)):
-        if word != policy.tensors[home]:
-            words = f"{word} and {policy.tensors[home]}"
-            yield f"'{name}' and '{graph.names[home]}' are one in memory, but the words are {words}"
-        elif word == REBUILD and not can_rebuild(graph, tensor):
-            yield f"'{name}' cannot be computed once more"
 
 
 def spread(graph: Graph, word: Callable[[int], str], inside: Sequence[str] | str = KEEP) -> MemoryPolicy:
@@ -172,7 +151,8 @@ class _Way:
 
 def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPolicy:
     """Choose a word for each home. `keeps`: True for a home that takes work and is kept."""
-    values = _values(graph, bands)
+    dims = zip(tensor_channels(graph, bands), scales(graph), scales(graph.along_columns), strict=True)
+    values = [float(channels / (rows * cols)) for channels, rows, cols in dims]  # of each tensor, for an input pixel
     ways: dict[int, _Way] = {0: _Way()}
     words = [KEEP] * len(graph.names)
     for home, sources in enumerate(origins_of(graph)):
@@ -196,21 +176,12 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
             ways[home] = _Way() if is_asked else _Way(frozenset({home}))
     policy = spread(graph, words.__getitem__)
     at_hand = [is_held or word == REBUILD for is_held, word in zip(held(graph, policy), policy.tensors, strict=True)]
-    inside = [_looks_inside(graph, k, at_hand) for k in range(len(graph))]
-    return spread(graph, words.__getitem__, inside)
-
-
-def _looks_inside(graph: Graph, k: int, at_hand: Sequence[bool]) -> str:
-    """Return REBUILD for a node whose inputs exist anyway when it is rebuilt, and none is the network's own."""
-    sources = [homes(graph)[source] for source in graph.sources[k]]
-    free = graph.layers[k].can_rebuild and all(source and at_hand[source] for source in sources)
-    return REBUILD if free else KEEP
-
-
-def _values(graph: Graph, bands: int) -> list[float]:
-    """Return the values of each tensor, for an input pixel."""
-    rows, cols = scales(graph), scales(graph.along_columns)
-    return [float(c / (r * q)) for c, r, q in zip(tensor_channels(graph, bands), rows, cols, strict=True)]
+    at_hand[0] = False  # of nodes whose inputs exist anyway when they are rebuilt, and none is the network's own
+    free = [
+        layer.can_rebuild and all(at_hand[homes(graph)[source]] for source in sources)
+        for layer, sources in zip(graph.layers, graph.sources, strict=True)
+    ]
+    return spread(graph, words.__getitem__, [REBUILD if each else KEEP for each in free])
 
 
 def named_policy(graph: Graph, bands: int, word: str) -> MemoryPolicy:

@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import OFFLOAD, Graph, MemoryPolicy
-from tiledseg.geometry.memory_policy import check_policy, keep_all
+from tiledseg.geometry.memory_policy import keep_all
 from tiledseg.geometry.shapes import tensor_channels, total_stride
 from tiledseg.models.blocks import build_module
 from tiledseg.models.layers.block import Places
@@ -108,12 +108,8 @@ class GraphNetwork(nn.Module):
     def follow(self, policy: MemoryPolicy, offload: Hooks | None = None) -> GraphNetwork:
         """Keep from now on for the backward pass what `policy` says, in all modes and stages; return the network.
         Results stay the same to the last bit. `offload`: what keeps tensors that the policy wants moved.
-
-        Raises ConfigError where it does not fit the graph.
         """
-        check_policy(self.graph, policy)
-        if OFFLOAD in policy.tensors and offload is None:
-            raise ConfigError("the memory policy moves tensors out of the way, but nothing is there to hold them")
+        assert offload or OFFLOAD not in policy.tensors, "nothing is there to hold tensors that are moved"
         self.graph, self._offload = self.graph.with_memory(policy), offload
         return self
 
