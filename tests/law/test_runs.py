@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from rasterio.windows import Window
 from safetensors.torch import load_file
 
 from tests.conftest import SIZE
@@ -36,9 +35,6 @@ from tiledseg.training.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 Keys = dict[str, Any]
-NAIP = Path(__file__).resolve().parents[3] / "shared" / "data" / "naip-trees"
-REAL = {word: NAIP / f"santa_monica_2020_{word}.tif" for word in ("image", "trees")}
-WINDOW = Window(col_off=700, row_off=1100, width=333, height=291)  # sides that divide by nothing; trees and roads
 
 
 class Row(NamedTuple):
@@ -81,11 +77,6 @@ FP16: Keys = {"train.precision": "fp16", "data.val_images": [], "data.val_labels
 FP16 |= {"model": ModelConfig(levels=2, base_channels=4, dropout=0.2), "train.validate_every": 9}
 WHOLE: Keys = {"tiling.grid": 1}
 ALONE: Keys = halo("layer", mesh=[1, 1])
-NAIP_TREES: Keys = {
-    "data.images": "naip.tif", "data.labels": "trees.tif", "data.val_images": "naip.tif",
-    "data.val_labels": "trees.tif", "data.classes": 2,
-    "tiling.grid": 4, "model.dropout": 0.1, "optimizer": OptimizerConfig(lr=0.01, policy="constant"),
-}  # fmt: skip
 
 ROWS: dict[str, Row] = {
     "thirty steps": Row(
@@ -191,7 +182,6 @@ ROWS: dict[str, Row] = {
         (4,), FP16 | {"model.norm": "batch", "train.epochs": 3}, (halo("layer", idle_ranks=True),), WHOLE, 5e-3
     ),
     "half precision in blocks": Row((2,), FP16 | WHOLE | {"train.epochs": 3}, ({"memory.blocks": 2},), bound=5e-3),
-    "real scene": Row((4,), NAIP_TREES, (halo("layer", fusion=3), halo("exchange")), WHOLE),
 }
 
 
@@ -217,27 +207,6 @@ def in_ways(shared: Path, name: str, row: Row, mesh: Mesh) -> list[dict[str, Any
     return lines
 
 
-@pytest.fixture(scope="module")
-def real(shared: Path, meshes: dict[str, Mesh]) -> None:
-    """The window of the city as rasters of their own; of the bands, the mosaic marks the fourth as alpha."""
-    if not all(path.exists() for path in REAL.values()):
-        pytest.skip("no shared/data/naip-trees")
-
-    def cut() -> None:
-        for path, bands, name in ((REAL["image"], [1, 2, 3, 4], "naip.tif"), (REAL["trees"], [1], "trees.tif")):
-            with rasterio.open(path) as file:
-                pixels_CHW, crs = file.read(bands, window=WINDOW), file.crs
-                options = {"driver": "GTiff", "dtype": "uint8", "crs": crs, "transform": file.window_transform(WINDOW)}
-            count, height, width = pixels_CHW.shape
-            size = {"count": count, "height": height, "width": width}
-            with rasterio.open(shared / name, "w", photometric="minisblack", **size, **options) as file:
-                file.write(pixels_CHW)
-                undefined = [rasterio.enums.ColorInterp.undefined] * (count - 1)
-                file.colorinterp = [rasterio.enums.ColorInterp.gray, *undefined]
-
-    meshes["gloo"].on_root(cut)
-
-
 @pytest.fixture
 def scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of a run in half precision overflow, the others not."""
@@ -252,8 +221,6 @@ def test_a_run_is_that_of_one_rank(
     row = ROWS[name]
     if SIZE not in row.ranks:
         pytest.skip(f"not for {SIZE} ranks")
-    if "real" in name:
-        request.getfixturevalue("real")
     if name in ("half precision", "half precision in stages"):
         request.getfixturevalue("scale")
     mesh = meshes["mpi" if len(name) % 2 else "gloo"]
