@@ -89,7 +89,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     MaxPool: lambda at: resampling.MaxPoolModule(*_pooling(at)),
     AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
     MaxIndices: lambda at: resampling.MaxIndicesModule(*at.layer.sizes),
-    MaxUnpool: lambda at: resampling.MaxUnpoolModule(at.layer.kernel),
+    MaxUnpool: lambda at: resampling.MaxUnpoolModule(at.layer.factor),
     Upsample: _upsample,
     AlignedUpsample: lambda at: resampling.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),

@@ -166,10 +166,6 @@ class PooledBranch(Enlarging):
     statistics = "image"
     can_rebuild = False  # a sum over all ranks
 
-    @property
-    def times(self) -> int:
-        return self.factor
-
     def in_words(self, module: str | None) -> str:
         return _sees_image(module, "means of parts of an image")
 

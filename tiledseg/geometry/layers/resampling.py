@@ -80,40 +80,33 @@ class MaxIndices(Pool):
         return 1
 
 
-@dataclass(frozen=True)
 class Enlarging(Layer):
-    """A layer that makes `times` x `times` pixels of each."""
+    """A layer that makes `factor` x `factor` pixels of each."""
 
-    @property
-    def times(self) -> int:
-        raise NotImplementedError
+    factor: int  # a field of each kind
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return Interval(out.start // self.times, (out.stop - 1) // self.times + 1)
+        return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
 
     def output_size(self, size: int, *others: int) -> int:
-        return size * self.times
+        return size * self.factor
 
     def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.times
+        return edge * self.factor
 
     def computed(self, read: int, given: int) -> int:
-        return read * self.times
+        return read * self.factor
 
 
 @dataclass(frozen=True)
 class MaxUnpool(Enlarging):
-    """An unpooling: each value at the place of its index (the second input, of `MaxIndices`) in a window of `kernel` x
-    `kernel` outputs, and zeros elsewhere."""
+    """An unpooling: each value at the place of its index (the second input, of `MaxIndices`) in a window of `factor` x
+    `factor` outputs, and zeros elsewhere."""
 
-    kernel: int = 2
+    factor: int = 2
 
     arity = 2
     kept_inputs = (1,)
-
-    @property
-    def times(self) -> int:
-        return self.kernel
 
     def output_size(self, size: int, *others: int) -> int:
         if others != (size,):
@@ -125,7 +118,7 @@ class MaxUnpool(Enlarging):
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
         """Return a byte for each value: a mask of one place of the windows."""
-        return shape[0] * shape[1] * shape[2] // self.kernel**2
+        return shape[0] * shape[1] * shape[2] // self.factor**2
 
 
 @dataclass(frozen=True)
@@ -136,10 +129,6 @@ class Upsample(Enlarging):
     factor: int = 2
 
     clamps = True
-
-    @property
-    def times(self) -> int:
-        return self.factor
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         if self.mode == "nearest":
@@ -165,10 +154,6 @@ class AlignedUpsample(Enlarging):
     clamps = True
     asks_place = True
 
-    @property
-    def times(self) -> int:
-        return self.factor
-
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         return Interval((out.start - self.factor + 1) // self.factor, (out.stop - 1) // self.factor + 2)
 
@@ -181,10 +166,6 @@ class PixelShuffle(Enlarging):
     """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
 
     factor: int = 2
-
-    @property
-    def times(self) -> int:
-        return self.factor
 
     def output_channels(self, channels: int, *others: int) -> int:
         if channels % self.factor**2:
