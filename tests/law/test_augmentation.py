@@ -41,13 +41,13 @@ def write(folder: Path, image_CHW: NDArray, labels_HW: NDArray) -> None:
     write_raster(folder / "labels.tif", labels_HW[None].astype(np.uint8))
 
 
-def config(folder: Path, name: str, augment: list[Any], grid: Any = 2, still: bool = False, **train: Any) -> Config:
-    """`still`: weights stay as they are."""
+def config(folder: Path, name: str, augment: list[Any], grid: Any, dropout: float = 0.0, **train: Any) -> Config:
+    """A turned oblong image is another one to dropout."""
     return Config(
         data=DataConfig([str(folder / "image.tif")], [str(folder / "labels.tif")], classes=3, normalize=False),
         tiling=TilingConfig(grid=grid),
-        model=ModelConfig(levels=3, base_channels=4, dropout=0.2),
-        optimizer=OptimizerConfig(name="sgd", lr=1e-300) if still else OptimizerConfig(lr=0.01),
+        model=ModelConfig(levels=3, base_channels=4, dropout=dropout),
+        optimizer=OptimizerConfig(lr=0.01),
         train=TrainConfig(**{"precision": "fp64", "augment": augment, **train}),
         run=RunConfig(output=str(folder / name), verbosity=0),
     )
@@ -66,28 +66,34 @@ def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bou
     """To the last bit, but where pixels are interpolated in another order of additions. A quarter turn turns the grid:
     the loss is that of the turned file, cut into 3 x 2 tiles, not 2 x 3."""
     image = scene(tmp_path)
-    found = losses(run(config(tmp_path, "augmented", augment, [2, 3], seed=seed), one_rank()))
     draw = Drawer(augmentation(augment), ((H, W),), BANDS).draw(f"tiledseg.augmentation {seed} 0 0", 0)
     assert draw is not None
     assert draw.view is not None
     is_turned, disk = draw.view.shape != (H, W), tmp_path / "disk"
     assert is_turned == (seed != 4)
     write(disk, *shown(*image, draw))
-    expected = losses(run(config(disk, "plain", [], [3, 2] if is_turned else [2, 3], seed=seed), one_rank()))
+    keys = {"dropout": 0.0 if is_turned else 0.2, "seed": seed}
+    found = losses(run(config(tmp_path, "augmented", augment, [2, 3], **keys), one_rank()))
+    expected = losses(run(config(disk, "plain", [], [3, 2] if is_turned else [2, 3], **keys), one_rank()))
     assert found == pytest.approx(expected, rel=bound, abs=0)
-    assert found != losses(run(config(tmp_path, "unchanged", [], [2, 3], seed=seed), one_rank()))
+    assert found != losses(run(config(tmp_path, "unchanged", [], [2, 3], **keys), one_rank()))
 
 
 def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
     """With `augment_each: tile`: the loss of a tile is that of the same tile of a raster changed by its draw."""
     image, augment = scene(tmp_path), [*PLACES, *VALUES]
-    own = config(tmp_path, "own", augment, still=True, augment_each="tile", tiles_per_step=1)
+    own = config(tmp_path, "own", augment, 2, augment_each="tile", tiles_per_step=1)
     drawer, expected = Drawer(augmentation(augment), ((H, W),), BANDS), []
     for step, ((_, tile, _),) in enumerate(Sampler((4,), 0, 1).steps(0)):
         disk = tmp_path / f"disk-{tile}"
         write(disk, *shown(*image, drawer.draw(f"tiledseg.augmentation 0 0 0 {tile}", 0)))
-        expected.append(losses(run(config(disk, "plain", [], still=True, tiles_per_step=1), one_rank()))[step])
-    assert losses(run(own, one_rank())) == expected
+        expected.append(losses(run(still(config(disk, "plain", [], 2, tiles_per_step=1)), one_rank()))[step])
+    assert losses(run(still(own), one_rank())) == expected
+
+
+def still(plain: Config) -> Config:
+    """Let weights stay as they are."""
+    return replace(plain, optimizer=OptimizerConfig(name="sgd", lr=1e-300))
 
 
 def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
@@ -98,7 +104,7 @@ def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
     assert cut([*images, *words, store]) == 0
     windows = {"sampling": "windows", "window": 20, "windows_per_step": 4}
     for name, keys in (("tiles", {}), ("windows", windows)):
-        plain = config(tmp_path, name, [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], 3, **keys)
+        plain = config(tmp_path, name, [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], 3, 0.2, **keys)
         stored = replace(plain, data=replace(plain.data, images=[store], labels=[]))
         stored.run = RunConfig(output=str(tmp_path / f"{name}-stored"), verbosity=0)
         assert losses(run(stored, one_rank())) == losses(run(plain, one_rank()))
