@@ -23,7 +23,6 @@ from torch import nn
 
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.shapes import ContextPart, parts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import (
     block_partition,
@@ -34,7 +33,7 @@ from tiledseg.geometry.sharing.layer_windows import (
 from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained
-from tiledseg.models.layers.block import BlockPlace, DimPlace
+from tiledseg.models.layers.block import BlockPlace, DimPlace, tile_places
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.network import Action, compile_actions
@@ -189,6 +188,7 @@ class BlockNetwork:
         self.ranks: list[BlockRanks] = []
         self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
         self.layers, self.graph, self.along_columns = convert_layers(network, self._ranks_of_a_layer)
+        self._graph = network.graph if isinstance(network, GraphNetwork) else self.graph
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
 
@@ -255,19 +255,20 @@ class BlockNetwork:
         """Return the actions, in which layers that ask for their place have that in the whole image."""
         if where is None or where[0] == where[1]:
             return actions
-        whole, tile = where
-        dims = parts(self.graph, whole.row, tile.row), parts(self.along_columns, whole.col, tile.col)
+        places = tile_places(self._graph, *where)
 
-        def moved(dim: DimPlace, source: ContextPart, made: ContextPart) -> DimPlace:
-            read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
-            return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
+        def moved(dim: DimPlace, tile: DimPlace) -> DimPlace:
+            ahead = tile.read.start
+            given = dim.given.shift(tile.given.start)
+            return DimPlace(dim.read.shift(ahead), given, dim.owned.shift(ahead), tile.sizes, False)
 
-        def placed(k: int, action: Action) -> Action:
-            at, source = (action.place.row, action.place.col), self.graph.sources[k][0]
-            place = BlockPlace(*(moved(dim, own[source], own[k + 1]) for dim, own in zip(at, dims, strict=True)))
-            return replace(action, place=place) if self.graph.layers[k].asks_place else action
+        def placed(action: Action, tile: BlockPlace) -> Action:
+            return replace(
+                action, place=BlockPlace(moved(action.place.row, tile.row), moved(action.place.col, tile.col))
+            )
 
-        return tuple(placed(k, action) for k, action in zip(segment.nodes, actions, strict=True))
+        nodes = zip(segment.nodes, actions, strict=True)
+        return tuple(placed(action, places[k]) if k in places else action for k, action in nodes)
 
     def written_over(self, segment: Segment) -> set[int]:
         """Return the tensors that enter a segment and that one of its nodes writes over."""
