@@ -71,19 +71,19 @@ def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) 
     found = []
     for position, step in list(sampler.steps_from(Position(0, 0), config.train.epochs))[:steps]:
         assert position.step < sampler.steps_per_epoch
-        shown = [shown(image_CHW, labels_HW, reference.draw) for reference in step]
+        drawn = [shown(image_CHW, labels_HW, reference.draw) for reference in step]
         if exact:
             logits, targets = [], []
-            for (pixels_CHW, classes_HW), (_, tile, _) in zip(shown, step, strict=True):
+            for (pixels_CHW, classes_HW), (_, tile, _) in zip(drawn, step, strict=True):
                 assert isinstance(tile, Tile)
                 rows, cols = tile.core.slices
                 logits.append(network(torch.from_numpy(pixels_CHW.copy())[None])[0, :, rows, cols].flatten(1))
                 targets.append(classes_HW[rows, cols].ravel())
             logits_PK, target_P = torch.cat(logits, 1).T, np.concatenate(targets)
         else:
-            batch_BCHW = torch.from_numpy(np.stack([pixels_CHW for pixels_CHW, _ in shown]))
+            batch_BCHW = torch.from_numpy(np.stack([pixels_CHW for pixels_CHW, _ in drawn]))
             logits_PK = network(batch_BCHW).permute(0, 2, 3, 1).reshape(-1, 3)
-            target_P = np.stack([classes_HW for _, classes_HW in shown]).ravel()
+            target_P = np.stack([classes_HW for _, classes_HW in drawn]).ravel()
         loss = functional.cross_entropy(logits_PK, torch.from_numpy(target_P.astype(np.int64)))
         optimizer.zero_grad()
         loss.backward()
