@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.law.test_devices import tiled_step
+from tests.law.cases import one_rank, step_gradients
+from tests.law.test_devices import CASE
 from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import make_deterministic, naming_disorder, use_one_kernel
 
@@ -52,10 +53,10 @@ def test_deterministic_training_does_not_fill_new_memory() -> None:
 def test_no_result_stands_in_memory_that_nobody_wrote(precision: str) -> None:
     """New memory filled with NaN changes no bit of a step."""
     make_deterministic(True)
-    loss, found = tiled_step(CPU, precision)
+    loss, found = step_gradients(CASE, one_rank(), precision)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(4).isnan().all()
-    filled_loss, filled = tiled_step(CPU, precision)
+    filled_loss, filled = step_gradients(CASE, one_rank(), precision)
     assert loss == filled_loss
     assert all(torch.equal(found[name], filled[name]) for name in found)
 
