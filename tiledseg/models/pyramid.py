@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.joins import PooledBranch as Geometry
+from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
 from tiledseg.models.layers.joins import BinMeans, bin_weights
 from tiledseg.models.layers.resampling import Resampled, dim_taps
@@ -22,7 +22,7 @@ from tiledseg.models.normalise import Ranks
 
 
 class PooledBranchModule(BlockModule):
-    """See `geometry.layers.joins.PooledBranch`; `modules` are the inner nodes'."""
+    """See `geometry.pyramid.PooledBranch`; `modules` are the inner nodes'."""
 
     rows: Geometry
     cols: Geometry

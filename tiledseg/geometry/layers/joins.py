@@ -7,10 +7,7 @@ from dataclasses import dataclass, replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.geometry.layers.resampling import Enlarging
-from tiledseg.geometry.shapes import count_parameters, tensor_channels
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,8 @@ def equal_channels(*channels: int) -> int:
     return channels[0]
 
 
-def _sees_image(module: str | None, what: str) -> str:
+def sees_image(module: str | None, what: str) -> str:
+    """Return what a layer takes of the whole image, in words."""
     return f"{'the network' if module is None else repr(module)} takes {what}"
 
 
@@ -111,7 +109,7 @@ class ImageMean(Layer):
     is_flat = True
 
     def in_words(self, module: str | None) -> str:
-        return _sees_image(module, "the mean of an image")
+        return sees_image(module, "the mean of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count sums and a count; backward sums."""
@@ -137,7 +135,7 @@ class ImageMax(Layer):
     is_flat = True
 
     def in_words(self, module: str | None) -> str:
-        return _sees_image(module, "the maximum of an image")
+        return sees_image(module, "the maximum of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count maxima, and their places or numbers, in a slot of each rank; backward sums."""
@@ -146,43 +144,3 @@ class ImageMax(Layer):
     @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,) if self.even else ()
-
-
-@dataclass(frozen=True)
-class PooledBranch(Enlarging):
-    """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
-    resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
-
-    Bin i of a dim of N positions is [floor(i N / bins), ceil((i + 1) N / bins)), as of torch's adaptive pooling.
-    `cells`: bins of both dims.
-    """
-
-    bins: int
-    cells: int
-    inner: Graph
-    aligned: bool
-    factor: int = 1
-
-    statistics = "image"
-    can_rebuild = False  # a sum over all ranks
-
-    def in_words(self, module: str | None) -> str:
-        return _sees_image(module, "means of parts of an image")
-
-    def output_channels(self, channels: int, *others: int) -> int:
-        return tensor_channels(self.inner, channels)[self.inner.results[0]]
-
-    def parameters(self, channels: int) -> int:
-        return count_parameters(self.inner, channels)
-
-    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count partial means; backward their gradients."""
-        return channels * self.cells, channels * self.cells
-
-    def computed(self, read: int, given: int) -> int:
-        return given
-
-
-def bins_of(size: int, bins: int) -> tuple[Interval, ...]:
-    """Return the positions of each bin."""
-    return tuple(Interval(i * size // bins, -(-(i + 1) * size // bins)) for i in range(bins))

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.layers import joins as geometry
-from tiledseg.geometry.layers.joins import ImageMax, ImageMean, bins_of
+from tiledseg.geometry.layers.joins import ImageMax, ImageMean
+from tiledseg.geometry.pyramid import bins_of
 from tiledseg.models.layers.block import (
     BlockModule,
     BlockPlace,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layers.joins import PooledBranch
 from tiledseg.geometry.layers.pixelwise import Mark
+from tiledseg.geometry.pyramid import PooledBranch
 from tiledseg.models import pyramid
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, MaxPoolModule, UpsampleModule
 from tiledseg.tracing.functions.views import add_border
