@@ -87,7 +87,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
     MaxPool: lambda at: resampling.MaxPoolModule(*_pooling(at)),
-    AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
+    AveragePool: lambda at: resampling.AveragePoolModule(*_pooling(at)[:3]),
     MaxIndices: lambda at: resampling.MaxIndicesModule(*at.layer.sizes),
     MaxUnpool: lambda at: resampling.MaxUnpoolModule(at.layer.factor),
     Upsample: _upsample,

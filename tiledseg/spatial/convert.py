@@ -16,7 +16,7 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
-from tiledseg.models.layers.resampling import MaxPoolModule, UpsampleModule
+from tiledseg.models.layers.resampling import AveragePoolModule, MaxPoolModule, UpsampleModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
@@ -43,7 +43,7 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), twins.SpatialConvolution),
     **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), twins.transposed_twin),
     **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), twins.max_pool_twin),
-    nn.AvgPool2d: twins.average_pool_twin,
+    **dict.fromkeys((nn.AvgPool2d, AveragePoolModule), twins.average_pool_twin),
     nn.PixelShuffle: twins.shuffle_twin,
     nn.PixelUnshuffle: twins.unshuffle_twin,
     **dict.fromkeys(

@@ -27,7 +27,7 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
-from tiledseg.models.layers.resampling import max_pool, pair, upsample
+from tiledseg.models.layers.resampling import average_pool, max_pool, pair, upsample
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,
@@ -143,9 +143,7 @@ def average_pool_twin(name: str, module: nn.AvgPool2d) -> SpatialLayer:
     divisor = 1 if inside_only else module.divisor_override
 
     def compute(place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
-        y_BCHW = functional.avg_pool2d(
-            x_BCHW, kernel, stride, place.own_padding(padding), count_include_pad=True, divisor_override=divisor
-        )
+        y_BCHW = average_pool(x_BCHW, kernel, stride, place.own_padding(padding), divisor_override=divisor)
         if not inside_only:
             return y_BCHW
         counts = (_positions_inside(pool, dim) for pool, dim in ((row, place.row), (col, place.col)))

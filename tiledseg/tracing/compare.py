@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.layers.resampling import average_pool
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.tracing.calls import function_name, tensors_of
 from tiledseg.tracing.state import drawn_from, in_mode, kept_state
@@ -131,10 +132,12 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
 
 
 class _KeepAll(TorchFunctionMode):
-    """Dropout that scales what it keeps, which is all."""
+    """Dropout that scales what it keeps, which is all; and average pooling without torch's fault on a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function_name(func) == "avg_pool2d":
+            return average_pool(*args, **kwargs)
         if function_name(func).rstrip("_") not in ("dropout", "dropout2d", "feature_dropout"):
             return func(*args, **kwargs)
         p, training = (*args, *(0.5, True)[len(args) - 1 :])[1:3]

@@ -72,6 +72,46 @@ class _MaxPooled(torch.autograd.Function):
         return aten(g_BCHW, x_BCHW, *ctx.sizes, False, indices_BCHW), None
 
 
+class AveragePoolModule(nn.AvgPool2d):
+    """torch's by `average_pool`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return average_pool(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+
+
+def average_pool(
+    input: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    """Average as `functional.avg_pool2d`, with its arguments. On a GPU the tensor itself is padded, for there torch's
+    gradient of a padded pooling in channels_last is another one (pytorch#188344, mended after torch 2.13)."""
+    kernel, step, (top, left) = pair(kernel_size), pair(stride or kernel_size), pair(padding)
+    if input.device.type != "cuda" or not (top or left) or ceil_mode:
+        options = ceil_mode, count_include_pad, divisor_override
+        return functional.avg_pool2d(input, kernel, step, (top, left), *options)
+    border = left, left, top, top
+    if count_include_pad or divisor_override is not None:
+        return functional.avg_pool2d(functional.pad(input, border), kernel, step, divisor_override=divisor_override)
+    sums, counts = (
+        functional.avg_pool2d(functional.pad(x, border), kernel, step, divisor_override=1)
+        for x in (input, torch.ones_like(input[:1, :1]))
+    )
+    return sums / counts
+
+
 class MaxIndicesModule(BlockModule):
     """The position of each maximum in its window, uint8; of equal values the first, as torch's pooling takes it.
 

@@ -165,7 +165,7 @@ def _average_pool(step: Step) -> list[Value]:
     if _sees_all(step, value) and step.argument(6, "divisor_override") is None:
         return _image_mean(step, value, ONE_PIXEL)
     options = _pool_options(step, ceil_mode=False, count_include_pad=True, divisor_override=None)
-    return step.by(nn.AvgPool2d(**options), value, "pool")
+    return step.by(resampling.AveragePoolModule(**options), value, "pool")
 
 
 _ADAPTIVE = "adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices"
