@@ -65,6 +65,8 @@ def largest(part: Part, unet: UNet, precision: str) -> dict[str, Any]:
     """The largest side that runs, in steps of STEP_SIDE, from the one that the planner believes in, up or down; and
     what the next larger one says. `sure`: False where time ran out before both were found."""
     part.needs_gpu()
+    if part.small:
+        raise SkippedError("a small network takes images that no small form has the time for")
     free = torch.cuda.mem_get_info(part.device)[0]
     believed = STEP_SIDE
     while planned(unet, believed + STEP_SIDE, precision) <= free:

@@ -70,7 +70,8 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
-    """Beside what the budget counts: `x`, its gradient, two of the running operation, and one on its way."""
+    """Beside what the budget counts: `x`, the expected gradient, one on its way, and four of the running operation:
+    what it has saved, its gradients in and out, a factor."""
     budget, x = 96 * MIB, torch.randn(4 * MIB, device="cuda", requires_grad=True)
     expected = torch.autograd.grad(chain(x), x)[0]
     torch.cuda.empty_cache()
@@ -81,7 +82,7 @@ def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
                 torch.cuda.reset_peak_memory_stats()
             assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected)
             reserved.append(torch.cuda.memory_reserved())
-    assert torch.cuda.max_memory_allocated() <= budget + 6 * x.nbytes
+    assert torch.cuda.max_memory_allocated() <= budget + 7 * x.nbytes
     assert reserved[-1] == reserved[10]
     assert reserved[-1] <= 1.1 * torch.cuda.max_memory_allocated() + 20 * MIB
 

@@ -87,7 +87,8 @@ def folders(any_gpu: PretendGpu, tmp_path_factory: pytest.TempPathFactory) -> tu
     ran = any_gpu.run(["-m", "tests.pretend_gpu.session", arguments])
     arguments = json.dumps(list(commands(material, root / "cpu", on_gpu=False)))
     words = [sys.executable, "-m", "tests.pretend_gpu.session", arguments]
-    subprocess.run(words, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=True, timeout=240)
+    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run(words, cwd=ROOT, env=alone, check=True, timeout=240)
     return root / "cpu", root / "gpu", ran
 
 
