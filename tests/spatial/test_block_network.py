@@ -23,7 +23,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.shelf import open_shelf
-from tiledseg.models.layers.resampling import MaxIndicesModule
+from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.block_network import BlockNetwork, ImageRanks
 from tiledseg.spatial.block_pass import BlockPass, Image

@@ -27,7 +27,7 @@ from tiledseg.geometry.layers.resampling import (
     Upsample,
 )
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers import joins, resampling
+from tiledseg.models.layers import joins, pooling, resampling
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
@@ -86,10 +86,10 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
-    MaxPool: lambda at: resampling.MaxPoolModule(*_pooling(at)),
-    AveragePool: lambda at: resampling.AveragePoolModule(*_pooling(at)[:3]),
-    MaxIndices: lambda at: resampling.MaxIndicesModule(*at.layer.sizes),
-    MaxUnpool: lambda at: resampling.MaxUnpoolModule(at.layer.factor),
+    MaxPool: lambda at: pooling.MaxPoolModule(*_pooling(at)),
+    AveragePool: lambda at: pooling.AveragePoolModule(*_pooling(at)[:3]),
+    MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),
+    MaxUnpool: lambda at: pooling.MaxUnpoolModule(at.layer.factor),
     Upsample: _upsample,
     AlignedUpsample: lambda at: resampling.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),

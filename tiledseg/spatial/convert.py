@@ -16,7 +16,8 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
-from tiledseg.models.layers.resampling import AveragePoolModule, MaxPoolModule, UpsampleModule
+from tiledseg.models.layers.pooling import AveragePoolModule, MaxPoolModule
+from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks

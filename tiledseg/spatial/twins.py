@@ -27,7 +27,8 @@ from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
-from tiledseg.models.layers.resampling import average_pool, max_pool, pair, upsample
+from tiledseg.models.layers.pooling import average_pool, max_pool, pair
+from tiledseg.models.layers.resampling import upsample
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,

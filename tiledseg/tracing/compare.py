@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.models.dropout import set_dropout_key
-from tiledseg.models.layers.resampling import average_pool
+from tiledseg.models.layers.pooling import average_pool
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.tracing.calls import function_name, tensors_of
 from tiledseg.tracing.state import drawn_from, in_mode, kept_state

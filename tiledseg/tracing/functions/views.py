@@ -9,7 +9,8 @@ from torch import nn
 
 from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.pixelwise import resolve
-from tiledseg.models.layers.resampling import BorderModule, MaxPoolModule
+from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.models.layers.resampling import BorderModule
 from tiledseg.tracing.calls import NAMES, Call, Given, values_in
 from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise, reshaped, sizes_of, with_channels, without
 from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value, refuse

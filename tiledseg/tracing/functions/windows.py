@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, MaxUnpool
-from tiledseg.models.layers import resampling
+from tiledseg.models.layers import pooling
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import Pair, pooled, ratios
@@ -140,13 +140,13 @@ def _max_pool(step: Step) -> list[Value]:
     if _sees_all(step, value):
         return _image_max(step, value, ONE_PIXEL)
     options = _pool_options(step, dilation=1, ceil_mode=False)
-    made = step.only().by(resampling.MaxPoolModule(**options), value, "pool")
+    made = step.only().by(pooling.MaxPoolModule(**options), value, "pool")
     if len(step.call.shapes) == 1:
         return made
     sizes = [_pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
     refuse(any(row != col for row, col in sizes), "gives indices of windows that are no squares; use squares")
     rows = [row for row, _ in sizes]
-    return [*made, *step.only(1).node("indices", MaxIndices(*rows), resampling.MaxIndicesModule(*rows), (value,))]
+    return [*made, *step.only(1).node("indices", MaxIndices(*rows), pooling.MaxIndicesModule(*rows), (value,))]
 
 
 def _max_unpool(step: Step) -> list[Value]:
@@ -157,7 +157,7 @@ def _max_unpool(step: Step) -> list[Value]:
     layers = [node.layer for node in step.lowering.nodes if node.name == indices.node]
     own = layers == [MaxIndices(kernel, kernel, 0, 1)]
     refuse(not own, "unpools by indices of other windows than its own; pool and unpool by the same kernel")
-    return step.node("unpool", MaxUnpool(kernel), resampling.MaxUnpoolModule(kernel), (value, indices))
+    return step.node("unpool", MaxUnpool(kernel), pooling.MaxUnpoolModule(kernel), (value, indices))
 
 
 def _average_pool(step: Step) -> list[Value]:
@@ -165,7 +165,7 @@ def _average_pool(step: Step) -> list[Value]:
     if _sees_all(step, value) and step.argument(6, "divisor_override") is None:
         return _image_mean(step, value, ONE_PIXEL)
     options = _pool_options(step, ceil_mode=False, count_include_pad=True, divisor_override=None)
-    return step.by(resampling.AveragePoolModule(**options), value, "pool")
+    return step.by(pooling.AveragePoolModule(**options), value, "pool")
 
 
 _ADAPTIVE = "adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices"
