@@ -20,7 +20,7 @@ from rasterio.features import geometry_mask, shapes
 from rasterio.windows import Window
 
 from tests.crash.runs import Material
-from tests.raster.gdal_meaning import meaning
+from tests.raster.referring import meaning
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError, install
 from tiledseg.inference import mapping, trained

@@ -52,12 +52,13 @@ def test_each_command_takes_them_by_choice(root: Path, capfd: pytest.CaptureFixt
     assert said(capfd) == [line(image), line(labels)]
 
     maps = root / "map.tif", root / "vrt-map.tif"
-    for checkpoint, source, output in ((root / "run", image, maps[1]), (root / "other", image, maps[0])):
-        flags = ["--checkpoint", str(checkpoint), "--image", str(source), "--output", str(output), "--tiling.grid", "2"]
-        assert predict([*flags]) == 2
-        capfd.readouterr()
-        assert predict([*flags, "--references"]) == 0
-        assert said(capfd) == [line(image)]
+    flags = ["--checkpoint", str(root / "run"), "--tiling.grid", "2", "--output"]
+    assert predict([*flags, str(maps[0]), "--image", str(image)]) == 2
+    capfd.readouterr()
+    assert predict([*flags, str(maps[0]), "--image", str(root / "image.tif")]) == 0
+    flags[1] = str(root / "other")
+    assert predict([*flags, str(maps[1]), "--image", str(image), "--references"]) == 0
+    assert said(capfd) == [line(image)]
     with rasterio.open(maps[0]) as one, rasterio.open(maps[1]) as other_map:
         np.testing.assert_array_equal(one.read(), other_map.read())
 

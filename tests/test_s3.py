@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,10 +282,7 @@ def test_what_is_not_there_is_one_line(
     for arguments, words in {
         ("s3://no-such-bucket/*.tif", *output): "cannot list s3://no-such-bucket/: the server said 404 Not Found",
         ("s3://no-such-bucket/a.tif", *output): "cannot open s3://no-such-bucket/a.tif: ",
-        (
-            f"{HOME}/none.tif",
-            *output,
-        ): f"cannot open {HOME}/none.tif: The specified key does not exist",
+        (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
         (image, "--output", "https://example.org/m.tif"): "where nothing can be written",
@@ -301,12 +299,7 @@ def test_what_is_not_there_is_one_line(
 
 @pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
 def test_files_of_a_server_of_ones_own_certificate(
-    material: Material,
-    served: Addresses,
-    certificates: Certificates,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    material: Material, served: Addresses, certificates: Certificates, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     """https:// is read where the authority is named; one that is not known, another server's certificate and a file
     that holds none are one line, of files and of buckets alike, before anything is written."""
@@ -328,6 +321,7 @@ def test_files_of_a_server_of_ones_own_certificate(
         def score(base: str) -> int:
             return evaluate(["--prediction", f"{base}/a.tif", "--labels", str(tmp_path / "b.tif"), "--format", "json"])
 
+        image, run = ["--image", str(material.root / "held-out.tif")], ["--checkpoint", str(material.root / "run")]
         for authority, base, said, listed in (
             (None, url, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
             (others.authority, elsewhere, "no alternative certificate subject name", "certificate is not trusted ("),
@@ -342,8 +336,6 @@ def test_files_of_a_server_of_ones_own_certificate(
             assert "set CURL_CA_BUNDLE to the file (PEM) of the authority that has signed it, on every rank" in err
             assert train(train_from_bucket(material, tmp_path / "run")) == 2
             assert listed in one_error(capsys)
-            image = ["--image", str(material.root / "held-out.tif")]
-            run = ["--checkpoint", str(material.root / "run")]
             assert predict([*run, *image, "--output", f"{HOME}/m.tif"]) == 2
             assert listed in one_error(capsys)
         assert not (tmp_path / "run").exists()

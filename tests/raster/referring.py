@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from xml.etree import ElementTree as Xml
 from xml.sax.saxutils import escape
+
+import rasterio.shutil
 
 
 def vrt(source: str, side: int, dtype: str = "Byte") -> str:
@@ -41,3 +45,13 @@ def overview_elsewhere(url: str) -> str:
     return (
         f'<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{escape(url)}</MDI></Metadata></PAMDataset>'
     )
+
+
+def meaning(path: Path) -> tuple[list[str | None], list[list[str | None]]]:
+    """(names of the categories, rows of the attribute table) of the first band, as GDAL copies them into a VRT."""
+    copy = path.with_name("meaning.vrt")
+    rasterio.shutil.copy(path, copy, driver="VRT")
+    root = Xml.parse(copy).getroot()
+    copy.unlink()
+    rows = [[field.text for field in row] for row in root.iter("Row")]
+    return [name.text for name in root.iter("Category")], rows

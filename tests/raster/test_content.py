@@ -13,11 +13,19 @@ from numpy.typing import NDArray
 from tests.law.cases import ArrayReader
 from tiledseg.config.words import Augmentation
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.content import ByContent, Content, count_units, square_units, tile_units
+from tiledseg.raster.samples.content import (
+    ByContent,
+    Content,
+    SpatialSplit,
+    SplitCut,
+    count_units,
+    square_units,
+    tile_units,
+)
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnWindows, Position, Sampler
 
@@ -145,3 +153,43 @@ def test_nothing_to_draw_is_refused() -> None:
         Sampler((20, 20), 3, 39, content=content(ByContent(True, 0.0)))
     with pytest.raises(ConfigError, match=r"no training label is in a class"):
         Content((), np.zeros((0, 4), np.int64), ByContent(True, 0.0))
+
+
+SPLIT_SHAPES = (37, 52), (40, 24), (30, 30)
+
+
+def split(share: float, gap: tuple[int, int], seed: int) -> SpatialSplit:
+    return SpatialSplit(tuple(SplitCut(shape, (3, 4), gap) for shape in SPLIT_SHAPES), share, seed)
+
+
+@pytest.mark.parametrize(("share", "gap", "seed"), [(0.2, 3, 0), (0.5, 0, 1), (0.01, 9, 2), (0.99, 1, 3)])
+def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
+    """Every pixel is validated on, or trained on where none within the gap is (Chebyshev, each dim its own)."""
+    trained, validated = split(share, (gap, gap + gap // 3), seed).parts()
+    blocks = 0
+    for shape, ours, theirs in zip(SPLIT_SHAPES, trained, validated, strict=True):
+        whole = Box.of_shape(shape)
+        held_out_HW, trained_HW = theirs.inside(whole), ours.inside(whole)
+        for row, col in np.ndindex(shape):
+            beside = gap + gap // 3
+            near = held_out_HW[max(row - gap, 0) : row + gap + 1, max(col - beside, 0) : col + beside + 1]
+            assert trained_HW[row, col] == (not near.any())
+        rows, cols = (np.arange(parts + 1) * size // parts for size, parts in zip(shape, (3, 4), strict=True))
+        found = [held_out_HW[a:b, c:d] for a, b in zip(rows, rows[1:]) for c, d in zip(cols, cols[1:])]  # noqa: B905, RUF007
+        assert all(part.all() or not part.any() for part in found)
+        blocks += sum(bool(part.all()) for part in found)
+        part = Box(Interval(7, 29), Interval(3, 22))
+        np.testing.assert_array_equal(ours.inside(part), trained_HW[part.slices])
+        np.testing.assert_array_equal(theirs.inside(part), held_out_HW[part.slices])
+    assert blocks == min(max(round(share * 36), 1), 35)
+
+
+def test_the_seed_draws_the_blocks_and_too_few_or_too_many_are_refused() -> None:
+    drawn = [split(0.25, (2, 2), seed).parts() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(ConfigError, match=r"1 block in all"):
+        SpatialSplit((SplitCut((9, 9), (1, 1), (0, 0)),), 0.5, 0).parts()
+    with pytest.raises(ConfigError, match=r"\[40, 2\] blocks, but an image is 37 x 52"):
+        SpatialSplit(tuple(SplitCut(shape, (40, 2), (0, 0)) for shape in SPLIT_SHAPES), 0.5, 0).parts()
+    with pytest.raises(ConfigError, match=r"makes 5000 x 2 blocks of an image; .* 4096 along each"):
+        SpatialSplit((SplitCut((9000, 9), (5000, 2), (0, 0)),), 0.5, 0).parts()

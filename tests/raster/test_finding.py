@@ -78,11 +78,9 @@ def test_lists() -> None:
     Path("set/pairs.csv").write_text(
         "image,label,split\ni/2.png,l/2.png,train\ni/1.png,l/1.png,\ni/3.png,l/3.png,val\n"
     )
-    features = [
-        {"type": "Feature", "geometry": None, "properties": {"image": f"i/{n}.png", "label": f"l/{n}.png"}}
-        for n in (2, 1)
-    ]
-    features.append({"properties": {"image": "i/3.png", "label": "l/3.png", "split": "validation"}})
+    rows = [{"image": f"i/{n}.png", "label": f"l/{n}.png"} for n in (2, 1, 3)]
+    rows[2]["split"] = "validation"
+    features = [{"type": "Feature", "geometry": None, "properties": row} for row in rows]
     Path("set/pairs.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     wanted = ("set/i/2.png", "set/i/1.png"), ("set/l/2.png", "set/l/1.png")
     assert pair_sources(["set/images.txt"], ["set/l/{stem}.png"], KEYS) == wanted

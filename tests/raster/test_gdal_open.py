@@ -17,6 +17,7 @@ from tests.raster.range_server import running
 from tests.raster.referring import overview_elsewhere, raw_vrt, tile_map, vrt
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
+from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.raster.reader import open_raster
 
@@ -82,16 +83,9 @@ def test_a_mask_of_a_url_reads_nothing_else(image: Path, listener: Listener) -> 
     assert listener.calls() == 0
 
 
-def test_a_mask_by_an_odd_name_is_none(image: Path, listener: Listener) -> None:
-    expected = read(image)
-    for end in (".Msk", ".mSK", ".Ovr"):
+def test_an_overview_elsewhere_and_odd_names_are_never_asked_for(image: Path, listener: Listener) -> None:
+    for end in (".Msk", ".mSK", ".Ovr"):  # names that GDAL does not ask for either
         Path(f"{image}{end}").write_text(referring("a vrt over a URL", image, listener))
-    for found, wanted in zip(read(image), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    assert listener.calls() == 0
-
-
-def test_an_overview_elsewhere_is_never_asked_for(image: Path, listener: Listener) -> None:
     Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{listener.address}/o.tif"))
     pixels_CHW, valid_HW = read(image)
     assert pixels_CHW[0, 0].tolist() == list(range(SIDE))
@@ -177,7 +171,7 @@ BLOCKS = {"tiled": True, "blockxsize": 1 << 16, "blockysize": 1 << 16}
         (
             SIDE,
             {"transform": Affine(0.5, 0, np.nan, 0, -0.5, 4e6)},
-            r"has the transform \(.*nan.*\), which is no place",
+            r"the transform \(.*nan.*\), which is no place",
         ),
     ],
 )
@@ -216,3 +210,29 @@ def test_a_header_of_odd_bytes_prints_no_traceback(image: Path, capfd: pytest.Ca
             refused += 1
     assert refused > 2
     assert "Traceback" not in capfd.readouterr().err
+
+
+def files_of(path: Path, references: bool = False) -> set[str]:
+    with open_raster(str(path), references=references) as reader:
+        return {Path(file).name for file in reader.info.files}
+
+
+def test_the_sources_of_a_vrt_at_any_depth(image: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """So no output takes the place of one. GDAL itself names those of the outermost one only."""
+    assert files_of(image) == {"image.tif"}
+    write_raster(image.with_name("image.tif.msk"), np.ones((1, 8, 8), np.uint8))
+    assert files_of(image) == {"image.tif", "image.tif.msk"}
+    image.with_name("image.tif.msk").unlink()
+    for name, inner in (("inner.vrt", image), ("outer.vrt", image.with_name("inner.vrt"))):
+        image.with_name(name).write_text(vrt(str(inner), 8))
+    outer, before = image.with_name("outer.vrt"), image.read_bytes()
+    assert files_of(outer, references=True) == {"outer.vrt", "inner.vrt", "image.tif"}
+    raster = ["--prediction", str(outer), "--labels", str(outer), "--references"]
+    assert evaluate([*raster, "--plot", str(image)]) == 2
+    assert f"{image}: it is the input {image}" in capfd.readouterr().err
+    assert image.read_bytes() == before
+    # VRTs that name each other have an end.
+    one, other = image.with_name("one.vrt"), image.with_name("other.vrt")
+    one.write_text(vrt(str(other), 8))
+    other.write_text(vrt(str(one), 8))
+    assert files_of(one, references=True) == {"one.vrt", "other.vrt"}

@@ -1,4 +1,4 @@
-"""Raw values and colours become classes; classes are counted and weighed by their frequency."""
+"""Classes in every form in which they can be written; raw values and colours become classes, counted and weighed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rasterio.crs import CRS
 
+from tests.small_files import write_raster
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import records_of_map
+from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes, records_of_map
 from tiledseg.raster.labels.label_map import (
     LabelMap,
     check_grids_match,
@@ -40,9 +41,9 @@ def records(*values: list[object], ignored: list[object] | None = None) -> list[
 
 
 def Info(  # noqa: N802
-    path: str = "a.tif", height: int = 100, width: int = 200, bands: int = 1, crs: Any = None, transform: Any = PLACE
+    path: str = "a.tif", height: int = 100, bands: int = 1, crs: Any = None, transform: Any = PLACE, palette: Any = None
 ) -> RasterInfo:
-    return RasterInfo(path, height, width, bands, "uint8", crs, transform)
+    return RasterInfo(path, height, 200, bands, "uint8", crs, transform, palette=palette)
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
@@ -96,23 +97,15 @@ def test_colours_in_every_spelling() -> None:
         label_map.apply(raw_CHW[:3])
 
 
-def write(path: Path, pixels_CHW: np.ndarray, palette: dict | None = None, nodata: float | None = None) -> str:
-    bands, height, width = pixels_CHW.shape
-    driver = "PNG" if path.suffix == ".png" else "GTiff"
-    shape = {"height": height, "width": width, "count": bands, "dtype": pixels_CHW.dtype}
-    with rasterio.open(path, "w", driver=driver, nodata=nodata, **shape) as dataset:
-        dataset.write(pixels_CHW)
-        if palette:
-            dataset.write_colormap(1, palette)
-    return str(path)
-
-
 def test_palette_png(tmp_path: Path) -> None:
     indices = np.arange(12, dtype=np.uint8).reshape(1, 3, 4) % 3
     palette = {0: (0, 0, 0, 255), 1: (255, 0, 0, 255), 2: (0, 255, 0, 255)}
+    path = write_raster(tmp_path / "labels.png", indices, driver="PNG")
+    with rasterio.open(path, "r+") as dataset:
+        dataset.write_colormap(1, palette)
     by_colour = LabelMap.from_config(records(["#00ff00"], ["#000000", "#ff0000"]))
     by_value = LabelMap.from_config(records([2], [0, 1]))
-    with open_raster(write(tmp_path / "labels.png", indices, palette)) as reader:
+    with open_raster(path) as reader:
         for label_map in (by_colour, by_value, by_colour.resolve(reader.info)):
             classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
             np.testing.assert_array_equal(classes_HW, np.array([1, 1, 0], np.uint8)[indices[0]])
@@ -128,7 +121,7 @@ def test_colour_png_with_and_without_alpha(tmp_path: Path, bands: int) -> None:
     pixels_CHW[3:] = 255
     pixels_CHW[3:, 0, 0] = 0
     label_map = LabelMap.from_config(records(["#000000"], ["#ff0000"]))
-    with open_raster(write(tmp_path / "labels.png", pixels_CHW)) as reader:
+    with open_raster(write_raster(tmp_path / "labels.png", pixels_CHW, driver="PNG")) as reader:
         classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
     expected = np.array([[0, 0, 1, 1]] * 3)
     expected[0, 0] = 255 if bands == 4 else 0
@@ -140,26 +133,6 @@ def test_the_ignored_value_in_the_raster_and_numbers_as_text() -> None:
     assert LabelMap.from_config(records([0], [7])).apply(raw_CHW).tolist() == [[0, 255, 1]]
     assert LabelMap.from_config(records([0], [7, 255])).apply(raw_CHW).tolist() == [[0, 1, 1]]
     assert LabelMap.from_config(records(["-3"], ["0"])).apply(np.array([[[0, -3]]], np.int32)).tolist() == [[1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("classes", "ignore_index", "match"),
-    [
-        (0, 255, "0 classes"),
-        (256, 255, "256 classes"),
-        (True, 255, "True"),
-        ("five", 255, "five"),
-        (5, 3, "ignore_index 3 with classes 0 to 4"),
-        (5, 256, "ignore_index 256"),
-        (records(["300,0,0"], ["1,1,1"]), 255, "300,0,0"),
-        (records(["#000000"], ["0,0,0"]), 255, "keep one"),
-        (records([True], [0]), 255, "True"),
-    ],
-)
-def test_bad_classes(classes: object, ignore_index: int, match: str) -> None:
-    with pytest.raises(ConfigError, match=match) as caught:
-        LabelMap.from_config(classes, ignore_index)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
 
 
 def test_bands_must_fit_the_keys() -> None:
@@ -174,42 +147,31 @@ def test_bands_must_fit_the_keys() -> None:
         LabelMap.from_config(3).apply(np.zeros((1, 2, 2), np.float32))
 
 
-class TestGrids:
-    utm = CRS.from_epsg(32611)
+UTM = CRS.from_epsg(32611)
 
-    def test_equal_grids_pass_whatever_the_rounding(self) -> None:
-        image = Info(crs=self.utm)
-        nudged = Affine(0.5 * (1 + 1e-9), 1e-12, 350000 + 1e-6, 0, -0.5, 3770000 - 1e-6)
-        check_grids_match(image, Info(crs=self.utm, transform=nudged))
 
-    @pytest.mark.parametrize(
-        "plain", [Info(transform=Affine.identity()), Info(crs=None), Info(crs=CRS.from_epsg(32611))]
-    )
-    def test_missing_georeferencing_compares_what_both_have(self, plain: RasterInfo) -> None:
-        check_grids_match(Info(crs=self.utm), plain)
-        check_grids_match(plain, Info(crs=self.utm))
+def test_equal_grids_pass_whatever_the_rounding_and_by_what_both_have() -> None:
+    nudged = Affine(0.5 * (1 + 1e-9), 1e-12, 350000 + 1e-6, 0, -0.5, 3770000 - 1e-6)
+    for other in (Info(crs=UTM, transform=nudged), Info(transform=Affine.identity()), Info(crs=None), Info(crs=UTM)):
+        check_grids_match(Info(crs=UTM), other)
+        check_grids_match(other, Info(crs=UTM))
 
-    @pytest.mark.parametrize(
-        ("labels", "shown"),
-        [
-            (Info("b.tif", height=99, crs=CRS.from_epsg(32611)), ["100 x 200 px", "99 x 200 px"]),
-            (Info("b.tif", crs=CRS.from_epsg(32612)), ["EPSG:32611", "EPSG:32612"]),
-            (
-                Info("b.tif", crs=CRS.from_epsg(32611), transform=Affine(0.5, 0, 350000.5, 0, -0.5, 3770000)),
-                ["350000,", "350000.5,"],
-            ),
-            (
-                Info("b.tif", crs=CRS.from_epsg(32611), transform=Affine(0.501, 0, 350000, 0, -0.5, 3770000)),
-                ["(0.5,", "(0.501,"],
-            ),
-        ],
-    )
-    def test_differences_show_both(self, labels: RasterInfo, shown: list[str]) -> None:
-        with pytest.raises(RasterError) as caught:
-            check_grids_match(Info(crs=self.utm), labels)
-        text = str(caught.value)
-        assert all(part in text for part in [*shown, "a.tif", "b.tif"]), text
-        assert "\n" not in text
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"height": 99}, ["100 x 200 px", "99 x 200 px"]),
+        ({"crs": CRS.from_epsg(32612)}, ["EPSG:32611", "EPSG:32612"]),
+        ({"transform": Affine(0.5, 0, 350000.5, 0, -0.5, 3770000)}, ["350000,", "350000.5,"]),
+        ({"transform": Affine(0.501, 0, 350000, 0, -0.5, 3770000)}, ["(0.5,", "(0.501,"]),
+    ],
+)
+def test_differences_of_grids_show_both(changes: dict[str, Any], shown: list[str]) -> None:
+    with pytest.raises(RasterError) as caught:
+        check_grids_match(Info(crs=UTM), Info("b.tif", **{"crs": UTM, **changes}))
+    text = str(caught.value)
+    assert all(part in text for part in [*shown, "a.tif", "b.tif"]), text
+    assert "\n" not in text
 
 
 def test_a_count_by_hand() -> None:
@@ -231,3 +193,130 @@ def test_pixels_that_are_not_valid_and_numbers_of_no_class_do_not_count() -> Non
     classes_HW = np.array([[0, 1, 1], [2, 255, 7]], np.uint8)
     valid_HW = np.array([[True, True, False], [True, True, True]])
     assert count_classes(classes_HW, valid_HW, 3).tolist() == [1, 1, 1]
+
+
+ROADS = [
+    {"name": "road", "colour": "#804080", "values": [7, 8]},
+    {"name": "tree", "color": [0, 128, 0], "value": 21},
+    {"name": "void", "ignored": True, "values": [0, -1]},
+]
+
+
+def test_every_default_colour_is_one_of_its_own() -> None:
+    records = default_classes(255)
+    assert len({record.colour for record in records}) == 255
+    assert records[:30] == default_classes(30)
+    assert LabelMap.from_config(3).classes == records[:3]
+    assert records[9].name == "class 9"
+    assert all(0 <= part <= 255 for record in records for part in record.colour)
+
+
+def test_records_say_name_colour_and_values() -> None:
+    label_map = LabelMap.from_config(ROADS)
+    assert label_map.classes == (ClassRecord("road", (128, 64, 128)), ClassRecord("tree", (0, 128, 0)))
+    raw_CHW = np.array([[[7, 8, 21, 0, -1, 255]]], np.int16)
+    assert label_map.apply(raw_CHW).tolist() == [[0, 0, 1, 255, 255, 255]]
+
+
+def test_without_values_one_band_holds_numbers_and_three_hold_colours() -> None:
+    label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#00ff00"}])
+    assert label_map.resolve(Info(bands=1)).apply(np.array([[[1, 0, 255]]], np.uint8)).tolist() == [[1, 0, 255]]
+    raw_CHW = np.array([[[0, 255]], [[255, 0]], [[0, 0]]], np.uint8)
+    assert label_map.resolve(Info(bands=3)).apply(raw_CHW).tolist() == [[1, 0]]
+    palette = ((0, (9, 9, 9, 255)), (1, (255, 0, 0, 255)))
+    assert label_map.resolve(Info(bands=1, palette=palette)).apply(np.array([[[1]]], np.uint8)).tolist() == [[1]]
+    with pytest.raises(LabelError, match="bands: 3"):
+        LabelMap.from_config([{"name": "a"}, {"name": "b"}]).resolve(Info(bands=3))
+
+
+def test_other_names_agree_and_moved_ones_do_not() -> None:
+    plain = LabelMap.from_config(2)
+    named = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#00ff00"}])
+    moved = LabelMap.from_config([{"name": "b"}, {"name": "a"}])
+    other = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#0000ff"}])
+    assert plain.agrees(named)
+    assert named.agrees(plain)
+    assert not named.agrees(moved)
+    assert not named.agrees(other)  # colours in labels of three bands
+    assert not plain.agrees(LabelMap.from_config(3))
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ([], ["no class"]),
+        ([{"name": "a"}, {"name": "a"}], ["two classes named a"]),
+        ([{"name": ""}, {"name": "a"}], ["classes[0]", "a name"]),
+        ([{"name": "a", "colour": "red"}, {"name": "b"}], ["class a", "red", "#ff0000"]),
+        ([{"name": "a", "value": 1}, {"name": "b"}], ["class b has no values"]),
+        ([{"name": "a", "value": 1}, {"name": "b", "value": 1}], ["value 1", "both a and b"]),
+        ([{"name": "a", "value": 1}, {"name": "b", "value": "#000000"}], ["mixes"]),
+        ([{"name": "a", "value": 1, "values": [2]}, {"name": "b"}], ["both value and values"]),
+        ([{"name": "a", "values": []}, {"name": "b"}], ["class a", "a list"]),
+        ([{"name": "a", "shade": 1}, {"name": "b"}], ["classes[0]", "shade", "colour"]),
+        ([{"name": "a", "colour": "#010101"}, {"name": "b", "colour": "#010101"}], ["#010101", "both a and b"]),
+        ({7: 0, 11: 1}, ["a list of records: [{'name': 'class 0', 'values': [7]}, {'name': 'class 1', '"]),
+        ({"a": {"value": 1}}, ["a list of records: [{'name': 'a', 'value': 1}]"]),
+        (["a", "b"], ["classes[0]", "record"]),
+        (0, ["0 classes"]),
+        (256, ["256 classes"]),
+        (True, ["True"]),
+        ("five", ["five"]),
+        (records(["300,0,0"], ["1,1,1"]), ["300,0,0"]),
+        (records(["#000000"], ["0,0,0"]), ["keep one"]),
+        (records([True], [0]), ["True"]),
+        ([{"name": "a", "value": 2**70}, {"name": "b", "value": 1}], ["64 bits"]),
+        ([{"name": "a", "values": [1], "ignored": 1}, {"name": "b", "value": 0}], ["class a", "true or false"]),
+    ],
+)
+def test_records_that_mean_nothing(classes: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LabelMap.from_config(classes)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+    for ignore_index, more in ((3, "ignore_index 3 with classes 0 to 4"), (256, "ignore_index 256")):
+        with pytest.raises(ConfigError, match=more):
+            LabelMap.from_config(5, ignore_index)
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_csv_groups_colours(tmp_path: Path) -> None:
+    rows = "name,r,g,b,class\nSky,128,128,128,Sky\nWall,64,192,0,Building\nBuilding,128,0,0,Building\nVoid,0,0,0,\n"
+    label_map = LabelMap.from_config(read_classes(written(tmp_path / "classes.csv", rows)))
+    assert label_map.classes == (ClassRecord("Sky", (128, 128, 128)), ClassRecord("Building", (128, 0, 0)))
+    raw_CHW = np.array([[[128, 64, 128, 0]], [[128, 192, 0, 0]], [[128, 0, 0, 0]]], np.uint8)
+    assert label_map.resolve(Info(bands=3)).apply(raw_CHW).tolist() == [[0, 1, 1, 255]]
+
+
+def test_a_csv_takes_ids_to_train_ids(tmp_path: Path) -> None:
+    rows = "name,id,class,colour\nunlabeled,0,ignored,#000000\nroad,7,road,#804080\ncar,26,car,#00008e\nplate,-1,,\n"
+    label_map = LabelMap.from_config(read_classes(written(tmp_path / "cityscapes.csv", rows)))
+    assert [record.name for record in label_map.classes] == ["road", "car"]
+    assert label_map.apply(np.array([[[7, 26, 0, -1]]], np.int16)).tolist() == [[0, 1, 255, 255]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.txt", "1 2 3 sky\n", ["a.txt", "ends with .csv"]),
+        ("a.csv", "name\n", ["no class"]),
+        ("a.csv", "r,g,b\n1,2,3\n", ["line 1", "name"]),
+        ("a.csv", "name,r,g,b\nsky,1,2,3\nsea,1,2\n", ["line 3", "3 columns", "4"]),
+        ("a.csv", "name,class\nsky,\nsea,sea\n", ["sky", "no value and no colour"]),
+        ("a.csv", b"\xff\xfe\x00", ["UTF-8"]),
+        ("missing.csv", None, ["missing.csv", "No such file"]),
+    ],
+)
+def test_files_that_hold_no_classes(tmp_path: Path, name: str, text: str | bytes | None, words: list[str]) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        read_classes(str(path))
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)

@@ -18,17 +18,10 @@ from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioIOError
 from rio_cogeo.cogeo import cog_validate
 
-from tests.raster.gdal_meaning import meaning
+from tests.raster.referring import meaning
 from tests.raster.test_writer import PLACE, UTM, Info, write_boxes
-from tiledseg.config.map_formats import (
-    COMPRESSIONS,
-    FORMATS,
-    PLAIN,
-    BlockBytes,
-    Packing,
-    block_bytes,
-)
-from tiledseg.errors import OutputError, WriteError
+from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PLAIN, BlockBytes, Packing, block_bytes
+from tiledseg.errors import WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster import tiff_files
 from tiledseg.raster.labels.classes import ClassRecord
@@ -205,11 +198,3 @@ def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: 
         pack_layout(layout)
     assert (tmp_path / "map.tif").read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"map.tif", ".map.tif.part"}
-
-
-def test_a_file_of_another_job_is_not_packed(tmp_path: Path) -> None:
-    first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", packing=Packing())
-    first.temporary.rename(tmp_path / "elsewhere")  # its inode stays taken
-    lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", packing=Packing())
-    with pytest.raises(OutputError, match="another job"):
-        pack_layout(first)

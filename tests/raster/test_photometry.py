@@ -69,10 +69,5 @@ def test_draws_lie_in_what_was_asked_for_and_one_band_stays() -> None:
     # Each stays with 0.1, or as the one of four that must where all four were drawn to be left out.
     assert kept.mean() == pytest.approx(0.1 + 0.9**4 / 4, abs=0.04)
     assert len({draw.key for draw in draws}) == 400
-
-
-def test_what_is_drawn_depends_on_the_words_alone() -> None:
-    drawer = Drawer(Augmentation(reflect=(True, True), translate=9, brightness=1.0), ((40, 50), (40, 50)), 2)
-    assert drawer.draw("seed 1 image 0", 0) == drawer.draw("seed 1 image 0", 1)
-    assert drawer.draw("seed 1 image 0", 0) != drawer.draw("seed 1 image 1", 0)
-    assert Drawer(Augmentation(), ((40, 50),), 2).draw("a", 0) is None
+    drawer = Drawer(Augmentation(reflect=(True, True), translate=9, brightness=1.0), (RASTER, RASTER), 2)
+    assert drawer.draw("image 0", 0) == drawer.draw("image 0", 1) != drawer.draw("image 1", 0), "by the words alone"

@@ -13,8 +13,7 @@ def alive() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-@pytest.mark.parametrize("threads", [0, 1, 3])
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize(("threads", "depth"), [(0, 1), (1, 2), (3, 1), (3, 5)])
 def test_keeps_the_order_whatever_the_loads_take(threads: int, depth: int) -> None:
     def load(item: int) -> int:
         time.sleep(0.002 * (item % 3))
@@ -37,10 +36,7 @@ def test_draws_no_more_than_depth_ahead_from_endless_items() -> None:
     assert len(drawn) == 5 + 3 - 1
     loaded.close()
     assert not alive()
-
-
-def test_loads_overlap() -> None:
-    meet = threading.Barrier(2, timeout=100)
+    meet = threading.Barrier(2, timeout=100)  # loads overlap
     assert list(prefetch(range(4), lambda item: meet.wait() < 2, threads=2, depth=2)) == [True] * 4
 
 

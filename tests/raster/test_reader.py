@@ -200,14 +200,9 @@ def test_threads_read_at_once_and_handles_do_not_pile_up(tmp_path: Path) -> None
     assert len(os.listdir("/proc/self/fd")) < before + 1
     with pytest.raises(RasterError, match="after its reader was closed"):
         check(2)
-
-
-def test_rasters_that_are_open_but_not_read_hold_no_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tif", random_pixels((3, 64, 64)))
     before = len(os.listdir("/proc/self/fd"))
-    readers = [open_raster(path) for _ in range(50)]
+    readers = [open_raster(path) for _ in range(50)]  # not read: they hold no file
     assert len(os.listdir("/proc/self/fd")) == before
-    assert readers[7].read(Box.of_shape((64, 64)))[0].shape == (3, 64, 64)
     with pytest.raises(RasterError, match="empty box"):
         readers[7].read(Box(Interval(1, 1), Interval(0, 4)))
 
@@ -246,15 +241,11 @@ class TestBadFiles:
         change_tag(path, ROWS_PER_STRIP, 10)
         assert "has 80 bytes for a block of 10 x 16 px, whose pixels take 160" in self.message(path)
 
-    @pytest.mark.parametrize(
-        "options",
-        [{"blockysize": 16}, {"nbits": 4}, {"photometric": "ycbcr", "compress": "jpeg"}, {"sparse_ok": True}],
-        ids=["a short last strip", "packed", "compressed", "sparse"],
-    )
-    def test_blocks_with_fewer_bytes_for_a_reason(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        pixels_CHW = random_pixels((3, 70, 90)) % 16
-        with open_raster(write(tmp_path / "a.tif", pixels_CHW, **options)) as reader:
-            assert reader.info.shape == (70, 90)
+        # Fewer bytes for a reason: a short last strip, packed, compressed, sparse.
+        jpeg = {"photometric": "ycbcr", "compress": "jpeg"}
+        for options in ({"blockysize": 16}, {"nbits": 4}, jpeg, {"sparse_ok": True}):
+            with open_raster(write(tmp_path / "c.tif", random_pixels((3, 70, 90)) % 16, **options)) as reader:
+                assert reader.info.shape == (70, 90)
 
     def test_a_truncated_jpeg_is_found_when_read(self, tmp_path: Path) -> None:
         path = Path(write(tmp_path / "a.jpg", random_pixels((3, 200, 200)), driver="JPEG"))
@@ -306,22 +297,16 @@ class TestBadFiles:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "bucket").mkdir()
     with running(range_server.__file__, str(tmp_path)) as address:
         yield address
 
 
 def test_reads_over_http_and_s3(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels_CHW = random_pixels((3, 300, 300))
+    (tmp_path / "bucket").mkdir()
     write(tmp_path / "bucket" / "a.tif", pixels_CHW, tiled=True, blockxsize=64, blockysize=64)
-    for key, value in {
-        "AWS_S3_ENDPOINT": server,
-        "AWS_HTTPS": "NO",
-        "AWS_VIRTUAL_HOSTING": "FALSE",
-        "AWS_NO_SIGN_REQUEST": "YES",
-        "no_proxy": "127.0.0.1",
-        "NO_PROXY": "127.0.0.1",
-    }.items():
+    asked = {"AWS_S3_ENDPOINT": server, "AWS_HTTPS": "NO", "AWS_VIRTUAL_HOSTING": "FALSE", "AWS_NO_SIGN_REQUEST": "YES"}
+    for key, value in {**asked, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}.items():
         monkeypatch.setenv(key, value)
     box = Box(Interval(-5, 100), Interval(200, 310))
     expected_CHW = np.pad(pixels_CHW, ((0, 0), (5, 0), (0, 10)), mode="symmetric")[:, :105, 200:]

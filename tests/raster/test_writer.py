@@ -19,7 +19,7 @@ from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer as writer
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter, lay_out, publish
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter, lay_out, pack_layout, publish
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -129,10 +129,9 @@ def test_two_jobs_with_one_output(tmp_path: Path) -> None:
     first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
     (tmp_path / "keep").hardlink_to(first.temporary)  # so that its inode is not given out again
     second = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    with pytest.raises(OutputError, match="another job"):
-        RasterWriter(first)
-    with pytest.raises(OutputError, match="another job"):
-        publish(first)
+    for act in (RasterWriter, pack_layout, publish):
+        with pytest.raises(OutputError, match="another job"):
+            act(first)
     first.discard()
     publish(second)
     with pytest.raises(WriteError, match=r"a\.tif: No such file"):

@@ -9,6 +9,7 @@ import rasterio
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.reader import open_raster
+from tiledseg.scene import main
 from tiledseg.synthetic import scene_files
 from tiledseg.synthetic.scene import BANDS, Scene
 from tiledseg.synthetic.scene_files import write_scene
@@ -54,6 +55,18 @@ def test_files_hold_the_scene(tmp_path: Path, bands: int) -> None:
     with open_raster(str(image)) as reader:
         assert reader.info.bands == bands  # none of them taken for alpha
         np.testing.assert_array_equal(reader.read(Box.of_shape(size))[1], expected[1] != 255)
+
+
+def test_the_command_writes_what_its_seed_and_nothing_else_chooses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bytes_of(*options: str) -> bytes:
+        files = ["--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif")]
+        assert main(["--size", "60", "90", *files, *options]) == 0
+        return (tmp_path / "a.tif").read_bytes()
+
+    assert bytes_of("--seed", "5") == bytes_of("--seed", "5", "--workers", "3") != bytes_of("--seed", "6")
+    assert "60 x 90" in capsys.readouterr().out
 
 
 def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from rasterio.errors import RasterioError
 from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.raster.info import RasterInfo, placement
-from tiledseg.raster.labels.classes import ClassRecord, Colour, in_hex
+from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.system.console import flush as flush_console
 from tiledseg.system.console import say
 from tiledseg.system.writing import flush, write_error, writing
@@ -77,8 +77,8 @@ def create_plain(
     }
     with rasterio.open(path, "w", **profile) as dataset:
         if legend:
-            dataset.write_colormap(1, colormap(legend))
-            dataset.update_tags(1, **tags(legend))
+            dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
+            dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
         for band, description in enumerate(descriptions, start=1):
             dataset.set_band_description(band, description)
     if nodata is None and scale is None:
@@ -240,16 +240,6 @@ def _judge(text: str) -> None:
 
 _COLUMNS = (("Value", 0, 5), ("Class", 2, 2), ("Red", 0, 6), ("Green", 0, 7), ("Blue", 0, 8))
 """Name, type (0 whole number, 2 text) and meaning of a column, by GDAL's numbers."""
-
-
-def colormap(classes: Sequence[ClassRecord]) -> dict[int, Colour]:
-    """Return the colour of each class number."""
-    return {number: one.colour for number, one in enumerate(classes)}
-
-
-def tags(classes: Sequence[ClassRecord]) -> dict[str, str]:
-    """Return the names as tags of the file itself."""
-    return {f"CLASS_{number}": one.name for number, one in enumerate(classes)}
 
 
 def add_names(sidecar: Path, classes: Sequence[ClassRecord]) -> None:

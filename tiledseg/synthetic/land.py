@@ -18,26 +18,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.samples.draws import mixed
 
 
 def hash32(seed: int, *keys: ArrayLike) -> NDArray[np.uint32]:
     """Return 32 well-mixed bits for each combination of integer keys (broadcast together).
 
-    Each key is folded in by the finaliser "lowbias32" (xor-shifts and two multiplications modulo 2^32).
+    Each key is folded in by `draws.mixed`.
     """
-    mixed = _mix(np.array([seed & 0xFFFFFFFF], np.uint32))
+    bits = mixed(np.array([seed & 0xFFFFFFFF], np.uint32))
     for key in keys:
-        bits = np.atleast_1d(np.asarray(key)).astype(np.int64).astype(np.uint32)
-        mixed = _mix(mixed ^ (bits * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)))
-    return mixed
-
-
-def _mix(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    bits = bits ^ (bits >> np.uint32(16))
-    bits *= np.uint32(0x7FEB352D)
-    bits ^= bits >> np.uint32(15)
-    bits *= np.uint32(0x846CA68B)
-    bits ^= bits >> np.uint32(16)
+        word = np.atleast_1d(np.asarray(key)).astype(np.int64).astype(np.uint32)
+        bits = mixed(bits ^ (word * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)))
     return bits
 
 

@@ -40,13 +40,11 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
     for first in range(0, bands, 2):
-        words_H = _mixed(
-            _mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(_GOLDEN * (first + 1) & 0xFFFFFFFF)
-        )
-        words_W = _mixed(cols.astype(np.uint32) ^ np.uint32(high))
+        words_H = mixed(mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(_GOLDEN * (first + 1) & 0xFFFFFFFF))
+        words_W = mixed(cols.astype(np.uint32) ^ np.uint32(high))
         for start in range(0, rows.size, height):
             part = slice(start, start + height)
-            words_HW = _mixed(words_H[part, None] + words_W)
+            words_HW = mixed(words_H[part, None] + words_W)
             _quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
             if first + 1 < bands:
                 words_HW >>= np.uint32(16)
@@ -54,7 +52,7 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
     return noise_CHW
 
 
-def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
     for shift, factor in _MIXING:
         words ^= words >> np.uint32(shift)
