@@ -1,4 +1,7 @@
-"""Flags and YAML give one configuration; what is wrong with them is said in one line that names the file."""
+"""Flags and YAML give one configuration; what is wrong with them is said in one line that names the file; help of keys.
+
+The keys of a file are the flags of `predict --config` and `evaluate --config` too.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.small_files import write_yaml
+from tiledseg.commands.key_help import KEYS, MAIN, default, example, help_of_key, keys_to_show, takes
+from tiledseg.commands.options import parse as parse_options
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
+from tiledseg.predict import build_parser, parse_groups
 
 names = st.text("abcXYZ019_-./ ", min_size=1, max_size=12).map(lambda text: f"a{text}.tif")
 rates = st.floats(1e-6, 10)
@@ -159,7 +165,7 @@ def test_a_name_beside_a_function_that_builds_the_network(tmp_path: Path) -> Non
     assert "--model.name is unet, but mynets.unet:build builds the network" in error_of(*build, "--model.name", "unet")
     assert "leave one of them out" in error_of("--model.name=unet", *build)
     (tmp_path / "run.yaml").write_text(to_yaml(parse_config(build, "train", "")))
-    assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").model.build == "mynets.unet:build"
+    assert parse("--config", str(tmp_path / "run.yaml")).model.build == "mynets.unet:build"
 
 
 def test_files_that_would_never_end(tmp_path: Path) -> None:
@@ -191,4 +197,117 @@ def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
     by_name = {"a": {"colour": "#00ff00", "value": 1}, "b": {"colour": "255,0,0", "value": 2}}
     for classes in (records, by_name, {0: 1, 7: None}, {"#ff0000": 0, "1,2,3": 1}, {0: "#ff0000"}, 5, "a.csv"):
         write_yaml(tmp_path / "run.yaml", {"data": {"classes": classes}})
-        assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").data.classes == classes
+        assert parse("--config", str(tmp_path / "run.yaml")).data.classes == classes
+
+
+FILES = "checkpoint: runs/a\nimage: a.tif\noutput: b.tif\n"
+
+
+def options_of(text: str, *words: str, folder: Path):
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return parse_options(build_parser(), [word.replace("FILE", str(path)) for word in words])
+
+
+def test_every_key_is_the_flag(tmp_path: Path) -> None:
+    text = "checkpoint: runs/a\nimage: 5\noutput: -b.tif\nreferences: true\ntiling: {grid: [2, 3]}\nworkers: 3\n"
+    text += "parallel: {halo: layer, mesh: [1, 2], exact: false, overlap: true, fusion: 2, deadline: 60}\n"
+    found = options_of(text, "--config", "FILE", folder=tmp_path)
+    flags = ["--checkpoint", "runs/a", "--image", "5", "--output=-b.tif", "--references", "--tiling.grid", "[2,3]"]
+    flags += ["--workers", "3", "--parallel.halo", "layer", "--parallel.mesh", "[1,2]", "--parallel.exact", "false"]
+    flags += ["--parallel.overlap", "true", "--parallel.fusion", "2", "--parallel.deadline", "60"]
+    expected = parse_options(build_parser(), flags)
+    assert parse_groups(found) == parse_groups(expected)
+    assert parse_groups(found).tiling.grid_shape() == (2, 3)
+    differing = {key for key in vars(found) if vars(found)[key] != vars(expected)[key]}
+    assert differing == {"config", "tiling.grid", "parallel.mesh"}  # which are text, with a blank after the comma
+
+
+def test_the_later_word_wins(tmp_path: Path) -> None:
+    def workers(*words: str) -> int:
+        options = options_of(FILES + "workers: 3\nreferences: true\n", *words, folder=tmp_path)
+        return parse_groups(options).data.workers
+
+    assert workers("--config", "FILE", "--workers", "4") == 4
+    assert workers("--workers", "4", "--config=FILE") == 3
+    both = options_of(FILES + "references: true\n", "--config=FILE", "--no-references", folder=tmp_path)
+    assert (parse_groups(both).data.references, both.config) == (False, [str(tmp_path / "run.yaml")])
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(name=st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1).filter(str.isprintable))
+def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    text = yaml.safe_dump({"checkpoint": "c", "image": name, "output": "o"}, allow_unicode=True)
+    assert options_of(text, "--config", "FILE", folder=folder).image == [name]
+
+
+KNOWN = (
+    "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
+    "polygons_minimum_area, polygons_classes, tta, normalize, weights, mean, deviation, area, references, workers, "
+    "precision, verbosity, build, arguments, verify, classes, bands, tiling, parallel, memory"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("checkpont: a\n", f"FILE has the unknown key 'checkpont'; give some of {KNOWN}"),
+        ("config: a.yaml\n", f"FILE has the unknown key 'config'; give some of {KNOWN}"),
+        ("1: 2\n", f"FILE has the unknown key '1'; give some of {KNOWN}"),
+        ("", f"FILE holds nothing instead of keys; give some of {KNOWN}"),
+        ("tiling: {gird: 3}\n", "FILE has the unknown key tiling.gird; give some of grid"),
+        ("tiling: 3\n", "FILE: tiling holds the int 3; give keys below it, or leave it out"),
+        ("output: [a, b]\n", "FILE: output is ['a', 'b']; give text"),
+        ("image: null\n", "FILE: image is null; give a value, or leave it out"),
+        ("references: 1\n", "FILE: references is 1; give true or false"),
+        (FILES + "workers: two\n", "--workers is two; give a whole number (see tiledseg predict --help)"),
+        ("image: a\nimage: b\n", "FILE, line 2 gives the key 'image' a second time; keep one of them"),
+        ("image: a\n", "the following arguments are required: --output (see tiledseg predict --help)"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_groups(options_of(text, "--config", "FILE", folder=tmp_path))
+    assert str(caught.value) == line.replace("FILE", str(tmp_path / "run.yaml"))
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse_config(["--help", *words], "tiledseg train", "Train.")
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_shows_the_main_keys_on_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = said(capsys)
+    assert [key for key in KEYS if f"--{key} " in text] == sorted(MAIN, key=list(KEYS).index)
+    assert "--help all" in text
+    assert max(map(len, text.splitlines())) <= 80
+    whole = said(capsys, "all")
+    assert all(f"--{key} " in whole for key in KEYS)
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+def test_a_group_or_a_key_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys_to_show(["--help", "tiling"]) == ["tiling.grid", "tiling.halo"]
+    assert said(capsys, "train.ema").rstrip() == help_of_key("train.ema")
+    assert said(capsys, "--train.ema") == said(capsys, "train.ema")
+    assert keys_to_show(["--config", "a.yaml"]) is None
+    with pytest.raises(ConfigError, match="--help has no 'grid'; give all, a group"):
+        keys_to_show(["--help", "grid"])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_has_a_default_values_and_an_example_that_it_takes(key: str, tmp_path: Path) -> None:
+    """Other keys may be missing beside the example; the value itself is of a kind that the key takes."""
+    assert default(KEYS[key])
+    assert takes(KEYS[key])
+    group, _, name = key.partition(".")
+    assert list(yaml.safe_load(example(key))[group]) == [name]
+    (tmp_path / "run.yaml").write_text(example(key))
+    config = parse_config(["--config", str(tmp_path / "run.yaml")], "tiledseg train", "Train.")
+    assert hasattr(getattr(config, group), name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fuzz.driver import Workshop
 from tests.fuzz.files import LAST, MAP
 from tests.fuzz.process import Interruption
-from tests.fuzz.trial import STEPS, Trial, finished_run, restore, same_file, same_weights
+from tests.fuzz.trial import Trial, restore, same_file
 
 
 def missed(workshop: Workshop) -> int:
@@ -66,21 +66,11 @@ def _torn_map() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-STEP = Path("run/checkpoints") / f"step-{STEPS:06d}"
 GOOD = Trial("predict", MAP, "a good map", ("map.tif",), lambda f, o: same_file(f, "map.tif", (LAST,)))
-REFUSED = Trial("predict", [*MAP, "--workers", "0"], "a refusal", ("map.tif",))
-RESUMED = Trial(
-    "train",
-    ["--config", "run.yaml"],
-    "a run that goes on",
-    ("run",),
-    lambda f, o: finished_run(f, "run", STEPS) + same_weights(f),
-)
 KILLED = Trial("predict", MAP, "a kill", ("map.tif",), interruption=Interruption("SIGKILL", seconds=30.0))
 # Name: the trial, the plant, the limit in seconds, and how the fault that has to be found begins ("": none may be).
 PLANTS: dict[str, tuple[Trial, Callable[[], None] | None, float, str]] = {
     "nothing in a map": (GOOD, None, 20, ""),
-    "nothing in a run": (RESUMED, None, 20, ""),
     "traceback": (GOOD, _after("predict", _say("Traceback (most recent call last)")), 20, "traceback"),
     "hang": (GOOD, lambda: time.sleep(60), 2, "hang"),
     "failure without a word": (GOOD, _after("predict", lambda: None, 1), 20, "exit 1 with 0 lines"),
@@ -88,11 +78,5 @@ PLANTS: dict[str, tuple[Trial, Callable[[], None] | None, float, str]] = {
     "changed result": (GOOD, _after("predict", _flip("map.tif")), 20, "exit 0, but map.tif is not"),
     "changed input": (GOOD, _after("predict", _flip("image.tif")), 20, "input changed: image.tif"),
     "left over": (GOOD, _after("predict", lambda: Path("stray").touch()), 20, "left over: stray"),
-    "run with other weights": (
-        RESUMED,
-        _after("train", _flip(str(STEP / "model.safetensors"))),
-        20,
-        "exit 0, but the we",
-    ),
     "torn result of a kill": (KILLED, _torn_map, 20, "after the interruption"),
 }
