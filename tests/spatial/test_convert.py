@@ -16,13 +16,13 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.joins import Add, Concatenate
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.convolution import SteadyConvolution
-from tiledseg.models.layers.joins import AddModule
+from tiledseg.models.layers.joins import JoinModule
 from tiledseg.models.network import build_modules, build_network
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import convert_layer, convert_layers
@@ -90,13 +90,13 @@ def test_several_faults_are_told_together() -> None:
 
 
 def test_a_subclass_of_ours_with_a_forward_of_its_own_is_refused() -> None:
-    class Halved(AddModule):
+    class Halved(JoinModule):
         def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
             return super().forward(*inputs_BCHW) / 2
 
-    assert convert_layer("sum", AddModule((0, 0)), serial_axes().image)
+    assert convert_layer("sum", JoinModule(Add()), serial_axes().image)
     with pytest.raises(ConfigError, match=r"layer 'sum' \(Halved\) is not known to give the same result"):
-        convert_layer("sum", Halved((0, 0)), serial_axes().image)
+        convert_layer("sum", Halved(Add()), serial_axes().image)
 
 
 def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:

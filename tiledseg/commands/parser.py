@@ -59,24 +59,18 @@ def run(body: Callable[[], int | None]) -> int:
 def _run(body: Callable[[], int | None]) -> int:
     try:
         allow_open_files()
-        code = _code_of(body)
+        try:
+            code = body() or 0
+        except SystemExit as error:
+            code = exit_code(error)
         if code == 0:
             with answering():  # what others than `console.answer` have printed, such as a parser's help
                 pass
         return code
-    except SystemExit as error:
-        return exit_code(error)
     except (Exception, KeyboardInterrupt, Stopped) as met:
         fault = swallowed() or met
         report_before_mesh(fault, own_launch(), socket.gethostname())
         return exit_code(fault)
-
-
-def _code_of(body: Callable[[], int | None]) -> int:
-    try:
-        return body() or 0
-    except SystemExit as error:
-        return exit_code(error)
 
 
 def warn(lines: Iterable[str]) -> None:

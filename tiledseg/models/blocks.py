@@ -12,7 +12,7 @@ from torch import nn
 
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, OfOnePixel, Pixelwise, Sigmoid
 from tiledseg.geometry.layers.resampling import (
@@ -27,9 +27,9 @@ from tiledseg.geometry.layers.resampling import (
     Upsample,
 )
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers import joins, pooling, resampling
+from tiledseg.models.layers import pooling, resampling
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
-from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
+from tiledseg.models.layers.joins import JOINS, JoinModule, WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
@@ -99,9 +99,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
     Sigmoid: lambda at: nn.Sigmoid(),
     Mark: lambda at: nn.Identity(),
-    Concatenate: lambda at: joins.ConcatenateModule(at.layer.crops),
-    Add: lambda at: joins.AddModule(at.layer.crops),
-    Multiply: lambda at: joins.MultiplyModule(at.layer.crops),
+    **dict.fromkeys(JOINS, lambda at: JoinModule(at.layer)),
     ImageMean: lambda at: WholeImageMean(at.layer.total),
     ImageMax: lambda at: WholeImageMax(at.layer.even),
     Border: lambda at: resampling.BorderModule(at.layer, at.cols),

@@ -177,15 +177,18 @@ class _Normalised(torch.autograd.Function):
         sums = [_gradient_sums(g_BCHW, x_BCHW, how.sharing.spread(mean_G)) for g_BCHW, x_BCHW, how in every]
         inputs: list[torch.Tensor | None] = [None] * len(every)
         if any(ctx.needs_input_grad[5:]):
-            entries = zip(sums, scales_BC, hows, strict=True)
-            parts = [_to_moments(own, scale_BC, weight_C, how.sharing) for own, scale_BC, how in entries]
-            to_moments = summed(_sum(parts), hows[0].ranks)
+            parts = []  # the gradients of the mean and of the deviation of each set: shape (2, G)
+            for (shifts_BC, by_scale_BC), scale_BC, how in zip(sums, scales_BC, hows, strict=True):
+                by_deviation_BC = by_scale_BC if weight_C is None else by_scale_BC * weight_C
+                both = -scale_BC * shifts_BC, by_deviation_BC
+                parts.append(torch.stack([how.sharing.gathered(v_BC).sum(1) for v_BC in both]))
+            to_moments = summed(torch.stack(parts).sum(0), hows[0].ranks)
             for index, (g_BCHW, x_BCHW, how) in enumerate(every):
                 slopes = moment_slopes(to_moments, mean_G, deviation_G, count, how.sharing)
                 inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], *slopes, how.owned)
         normed = [(s_BC * how.sharing.spread(deviation_G)).sum(0) for (_, s_BC), how in zip(sums, hows, strict=True)]
-        to_weight = None if weight_C is None else _sum(normed).to(weight_C.dtype)
-        to_bias = _sum([s_BC.sum(0) for s_BC, _ in sums]) if ctx.wants_bias else None
+        to_weight = None if weight_C is None else torch.stack(normed).sum(0).to(weight_C.dtype)
+        to_bias = torch.stack([s_BC.sum(0) for s_BC, _ in sums]).sum(0) if ctx.wants_bias else None
         if to_bias is not None and weight_C is not None:
             to_bias = to_bias.to(weight_C.dtype)
         return to_weight, to_bias, None, None, None, *inputs
@@ -211,22 +214,6 @@ def moment_gradient(
     slopes = moment_slopes(sums, found.mean_G, deviation_G, found.count, sharing)
     slope, level = (_per_channel(v, x_BCHW) for v in slopes)
     return torch.addcmul(level, at_least_single(x_BCHW), slope).to(x_BCHW.dtype)
-
-
-def _to_moments(
-    sums_BC: tuple[torch.Tensor, torch.Tensor],
-    scale_BC: torch.Tensor,
-    weight_C: torch.Tensor | None,
-    sharing: MomentSets,
-) -> torch.Tensor:
-    """Return the gradients of the mean and of the deviation of each set: shape (2, G)."""
-    shifts_BC, scales_BC = sums_BC
-    by_deviation_BC = scales_BC if weight_C is None else scales_BC * weight_C
-    return torch.stack([sharing.gathered(v_BC).sum(1) for v_BC in (-scale_BC * shifts_BC, by_deviation_BC)])
-
-
-def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
 
 
 class NormScope(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -25,40 +25,25 @@ from tiledseg.models.layers.block import (
 from tiledseg.models.normalise import Ranks, Slices, summed
 from tiledseg.models.sending import sent
 
+JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {
+    geometry.Concatenate: partial(torch.cat, dim=1),
+    geometry.Add: partial(reduce, operator.add),  # from the first input to the last
+    geometry.Multiply: partial(reduce, operator.mul),
+}
+
 
 class JoinModule(BlockModule):
-    """Crops each input by its number of pixels a side, and joins them by `join`, which `kind` describes."""
+    """Crops each input by its number of pixels a side, and joins them, as its layer says."""
 
-    kind: type[geometry.Join]
-    join: Callable[..., torch.Tensor]
-
-    def __init__(self, crops: Sequence[int]) -> None:
-        super().__init__(self.kind(tuple(crops)))
-        self.crops = tuple(crops)
+    def __init__(self, layer: geometry.Join) -> None:
+        super().__init__(layer)
+        self.crops, self.join = layer.crops, JOINS[type(layer)]
 
     def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self.join([_cropped(x_BCHW, crop) for x_BCHW, crop in zip(inputs_BCHW, self.crops, strict=True)])
 
     def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self.join(inputs_BCHW)
-
-
-class ConcatenateModule(JoinModule):
-    """Concatenates channels."""
-
-    kind, join = geometry.Concatenate, staticmethod(partial(torch.cat, dim=1))
-
-
-class AddModule(JoinModule):
-    """Adds, from the first input to the last."""
-
-    kind, join = geometry.Add, staticmethod(partial(reduce, operator.add))
-
-
-class MultiplyModule(JoinModule):
-    """Multiplies two inputs."""
-
-    kind, join = geometry.Multiply, staticmethod(partial(reduce, operator.mul))
 
 
 def _cropped(x_BCHW: torch.Tensor, crop: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers import joins
+from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
@@ -46,9 +46,8 @@ def _elementwise(step: Step) -> list[Value]:
     if name in ("add", "mul") and len(arguments) == 2 and not keywords and all(map(_is_whole, arguments)):
         one, other = arguments
         if one.shape == other.shape and one != other:
-            crops, layer = (0, 0), Add() if name == "add" else Multiply()
-            module = joins.AddModule(crops) if name == "add" else joins.MultiplyModule(crops)
-            return step.node(name, layer, module, arguments)
+            layer = Add() if name == "add" else Multiply()
+            return step.node(name, layer, JoinModule(layer), arguments)
     return pixelwise(step, step.as_called(name), arguments[: INPLACE.get(name, len(arguments))], keywords)
 
 
@@ -83,8 +82,8 @@ def _cat(step: Step) -> list[Value]:
 
 
 def _concatenated(step: Step, what: str, inputs: Sequence[Value], layout: Layout) -> list[Value]:
-    crops = (0,) * len(inputs)
-    return step.node(what, Concatenate(crops), joins.ConcatenateModule(crops), inputs, layout)
+    joined = Concatenate((0,) * len(inputs))
+    return step.node(what, joined, JoinModule(joined), inputs, layout)
 
 
 def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
