@@ -43,11 +43,7 @@ def ended(words: Sequence[str], redirected: str = "") -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("command", "redirected", "code"),
-    [
-        (["plan", "--help"], "", 0),
-        (["plan", "--sizee", "1000"], "", 2),
-        (["plan", "--size", "1000"], "> /dev/full", 1),
-    ],
+    [(["plan", "--help"], "", 0), (["plan", "--sizee", "1000"], "", 2), (["plan", "--size", "1000"], "> /dev/full", 1)],
     ids=["help", "bad input", "full disk"],
 )
 def test_all_forms_are_one(command: Sequence[str], redirected: str, code: int) -> None:

@@ -133,8 +133,7 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
     trained = load(options.checkpoint, options.build, options.which)
     advice = advise(trained, options.tile)
     check_outputs(
-        [whole("--output", path) for path in options.output],
-        [*checkpoint_files(trained.checkpoint), *options.config],
+        [whole("--output", path) for path in options.output], [*checkpoint_files(trained.checkpoint), *options.config]
     )
     for path in sorted(options.output, key=lambda path: _ending(path) == _CARD):  # the others first
         if _ending(path) == _CARD:

@@ -76,9 +76,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
     parser.add_argument(
-        "--probability-type",
-        choices=PROBABILITY_TYPES,
-        help="float32 (default), or uint8: whole numbers of 1/254",
+        "--probability-type", choices=PROBABILITY_TYPES, help="float32 (default), or uint8: whole numbers of 1/254"
     )
     parser.add_argument(
         "--format",

@@ -17,10 +17,7 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "train": (["--config", "run.yaml"], ("run",)),
     "predict": (MAP, ("map.tif",)),
     "tile": ([*STORE, "--output", "new.h5"], ("new.h5",)),
-    "scene": (
-        ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"],
-        ("scene.tif", "classes.tif"),
-    ),
+    "scene": (["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"], ("scene.tif", "classes.tif")),
 }
 EVENTS = {"train": 260, "predict": 60, "tile": 60, "scene": 60}
 

@@ -22,6 +22,7 @@ from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.resampling import (
     AlignedUpsampleModule,
     Interpolated,
+    MaxPoolModule,
     Reflected,
     upsample,
 )

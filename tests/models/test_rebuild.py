@@ -20,15 +20,7 @@ from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy,
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
-from tiledseg.geometry.memory_policy import (
-    can_rebuild,
-    compaction,
-    held,
-    homes,
-    keep_all,
-    recomputation,
-    spread,
-)
+from tiledseg.geometry.memory_policy import can_rebuild, compaction, held, homes, keep_all, recomputation, spread
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network

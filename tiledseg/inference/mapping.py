@@ -166,11 +166,7 @@ def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
 
 
 def map_windows(
-    share: ImageShare,
-    mapper: Mapper,
-    layouts: Sequence[RasterLayout],
-    mesh: Mesh,
-    advance: Callable[[str], object],
+    share: ImageShare, mapper: Mapper, layouts: Sequence[RasterLayout], mesh: Mesh, advance: Callable[[str], object]
 ) -> None:
     """Write this rank's pixels of a map into its laid-out files: classes, and probabilities where there are two.
 

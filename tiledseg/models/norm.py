@@ -12,16 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tiledseg.models.normalise import (
-    MomentSets,
-    NormScope,
-    Ranks,
-    Slices,
-    Statistics,
-    joined_over,
-    measure,
-    normalise,
-)
+from tiledseg.models.normalise import MomentSets, NormScope, Ranks, Slices, Statistics, joined_over, measure, normalise
 from tiledseg.models.notes import noted
 
 

@@ -128,9 +128,7 @@ def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / count)
         del rows_BCHW  # before others are made
     return merge(
-        torch.tensor(counts, dtype=torch.float64)[:, None, None],
-        torch.stack(means)[..., 0, 0],
-        torch.stack(variances),
+        torch.tensor(counts, dtype=torch.float64)[:, None, None], torch.stack(means)[..., 0, 0], torch.stack(variances)
     )
 
 
