@@ -110,8 +110,8 @@ WRONG: dict[str, Callable[[], Any]] = {
     "model is 3; give": lambda: tiledseg.large_model_support(3),  # type: ignore[arg-type]
     "data is 3; give a DataConfig": lambda: tiledseg.Config(data=3).check(),  # type: ignore[arg-type]
     "size is x; give": lambda: tiledseg.plan("x"),  # type: ignore[arg-type]
-    "tiledseg plan has no option grids": lambda: tiledseg.plan(1000, grids=3),
-    "search is 1; give True or False": lambda: tiledseg.plan(1000, search=1),
+    "tiledseg plan has the unknown key 'grids'; give some of size": lambda: tiledseg.plan(1000, grids=3),
+    "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
     "emit is given, but the command alone": lambda: tiledseg.plan(1000, emit="slurm"),
     "tile is a; give": lambda: tiledseg.export("a", "b.onnx", tile="a"),  # type: ignore[arg-type]
     "unknown key level; give some of levels": lambda: tiledseg.halo("unet", level=3),

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiledseg.commands.options import parse
-from tiledseg.commands.parser import Parser, make_callable, run, words_of
+from tiledseg.commands.options import parse, words_of
+from tiledseg.commands.parser import Parser, make_callable, run
 from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer

@@ -14,7 +14,7 @@ from typing import Any
 
 from tiledseg.architecture.network import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
-from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run, words_of
+from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
@@ -62,6 +62,8 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     for name in ("calibrate", "store", "emit", "show"):
         if flags.get(name) is not None:
             raise ConfigError(f"{name} is given, but the command alone does that: tiledseg plan --{name}")
+    from tiledseg.commands.options import words_of  # YAML, for which the command does not wait
+
     parser = _parser()
     return answered(parser.parse_args(words_of(parser, {"size": size, **flags}))).part
 

@@ -7,6 +7,7 @@ ones win; `config_of` builds the configuration. A value of a key is YAML.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict
@@ -119,21 +120,35 @@ def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> It
     for name, value in values.items():
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
             if option not in searched or each not in (AUTO, KEYS[option].default):
-                yield _flag(path, option, each, options[option])
+                yield from _words(path, option, each, options[option])
 
 
-def _flag(path: str, option: str, value: Any, action: argparse.Action) -> str:
-    """Return an option of a file as one word, a list or a map in YAML."""
-    flag = option if "." in option else option.replace("_", "-")
-    if value is None and action.dest not in KEYS:
+def _words(path: str, option: str, value: Any, action: argparse.Action) -> list[str]:
+    """Return the words of an option; a key's value is YAML."""
+    flag, is_key = f"--{option if '.' in option else option.replace('_', '-')}", action.dest in KEYS
+    if value is None and not is_key:
         raise ConfigError(f"{path}: {option} is null; give a value, or leave it out")
-    if isinstance(action, argparse.BooleanOptionalAction):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{path}: {option} is {shown(value)}; give true or false")
-        return f"--{flag}" if value else f"--no-{flag}"
+    switch = action.nargs == 0
+    if isinstance(value, bool) != switch and (switch or not is_key):
+        raise ConfigError(f"{path}: {option} is {shown(value)}; give {'true or false' if switch else 'text'}")
+    if switch:
+        off = [f"--no-{flag[2:]}"] if isinstance(action, argparse.BooleanOptionalAction) else []
+        return [flag] if value else off
+    if is_key:
+        return [f"{flag}={as_yaml(value)}"]
     if isinstance(value, (list, dict)) and action.type is str:
         raise ConfigError(f"{path}: {option} is {shown(value)}; give text")
-    return f"--{flag}={value if isinstance(value, str) and action.dest not in KEYS else as_yaml(value)}"
+    is_list = isinstance(value, (list, tuple))
+    if is_list and action.nargs:
+        return [flag, *map(str, value)]
+    text = f"[{','.join(map(str, value))}]" if is_list else json.dumps(value) if isinstance(value, dict) else str(value)
+    return [f"{flag}={text}"]
+
+
+def words_of(parser: Parser, given: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a Python program's keywords, each the name of a flag; None leaves it out. Raises
+    ConfigError for a name that the command has not."""
+    return [*_flags(parser.prog, {name: each for name, each in given.items() if each is not None}, _options(parser))]
 
 
 def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:

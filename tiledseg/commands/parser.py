@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -84,27 +84,6 @@ def own_launch() -> Launch:
         return detect(os.environ)
     except ConfigError:
         return SERIAL
-
-
-def words_of(parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a Python program's keywords, each the name of a flag; None leaves it out. Raises
-    ConfigError for a name that the command has not."""
-    actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "format")}
-    words: list[str] = []
-    for name, value in given.items():
-        if name not in actions:
-            raise ConfigError(f"{parser.prog} has no option {name}; give some of {', '.join(actions)}")
-        flag, takes_none = actions[name].option_strings[0], actions[name].nargs == 0
-        if isinstance(value, bool) != takes_none and value is not None:
-            raise ConfigError(f"{name} is {value}; give {'True or False' if takes_none else 'a value, not a bool'}")
-        if takes_none:
-            words += [flag] if value else []
-        elif isinstance(value, list | tuple) and actions[name].nargs:
-            words += [flag, *map(str, value)]
-        elif value is not None:
-            listed = f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
-            words.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else listed}")
-    return words
 
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:

@@ -103,23 +103,20 @@ def refuse_moved(keys: Iterable[str], where: str) -> None:
 def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the configuration of a checkpoint, of which keys of an older version have become fields."""
     groups = {group: dict(keys) for group, keys in config.items()}
-    fields: dict[tuple[str, str], dict[str, Any]] = {}
     for old, (key, name, field) in MOVED.items():
-        group, _, old_name = old.partition(".")
-        if old_name in groups.get(group, {}):
-            value = groups[group].pop(old_name)
-            if value != (LOSS_FIELDS | POLICY_FIELDS)[name][field][0]:
-                fields.setdefault((key, name), {})[field] = value
-    loss = [(name, given) for (key, name), given in fields.items() if key == "train.loss"]
-    if loss:
-        before = groups["train"].get("loss", CROSS_ENTROPY)
-        terms = {before: {}} if isinstance(before, str) else {name: {"weight": each} for name, each in before.items()}
-        for name, given in loss:
-            terms.setdefault(name, {}).update(given)
-        groups["train"]["loss"] = terms
-    policy = groups.get("optimizer", {}).get("policy")
-    if isinstance(policy, str) and ("optimizer.policy", policy) in fields:
-        groups["optimizer"]["policy"] = {"name": policy, **fields["optimizer.policy", policy]}
+        (group, _, last), whole = old.partition("."), key.partition(".")[2]
+        value = groups.get(group, {}).pop(last, None)
+        if value is None or value == (LOSS_FIELDS | POLICY_FIELDS)[name][field][0]:
+            continue
+        now = groups[group].get(whole, CROSS_ENTROPY)
+        if key == "train.loss":
+            terms = {now: {}} if isinstance(now, str) else now
+            terms = {
+                term: dict(each) if isinstance(each, Mapping) else {"weight": each} for term, each in terms.items()
+            }
+            groups[group][whole] = {**terms, name: {**terms.get(name, {}), field: value}}
+        elif name == (now if isinstance(now, str) else now["name"]):
+            groups[group][whole] = {"name": name, **({} if isinstance(now, str) else now), field: value}
     return groups
 
 

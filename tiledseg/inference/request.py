@@ -74,21 +74,7 @@ class Request:
     verify: bool = True
 
 
-_OTHER_FORMATS = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".jp2",
-    ".gif",
-    ".bmp",
-    ".webp",
-    ".img",
-    ".vrt",
-    ".nc",
-    ".h5",
-    ".hdf5",
-    ".gpkg",
-)
+_OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg)", re.IGNORECASE)
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
 
 
@@ -138,7 +124,12 @@ def plan_maps(
     """Plan requests that differ in their files only: one plan for all, the information on each image, the number of
     classes. `usual`: the machine where they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
-    _check_normalize(first.normalize, mapper.normalization)
+    given = mapper.normalization
+    if first.normalize == IMAGE and (given is None or given == Normalization.identity(len(given.mean))):
+        raise ConfigError(
+            "--normalize is image, but the network takes pixels as they are (data.normalize false, or no --mean); use "
+            "training"
+        )
     infos = []
     for request in requests:
         with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
@@ -199,15 +190,6 @@ def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
         raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
 
 
-def _check_normalize(normalize: str, given: Normalization | None) -> None:
-    """Raise ConfigError where a raster is to be normalised for a network that takes pixels as they are."""
-    if normalize == IMAGE and (given is None or given == Normalization.identity(len(given.mean))):
-        raise ConfigError(
-            "--normalize is image, but the network takes pixels as they are (data.normalize false, or no --mean); use "
-            "training"
-        )
-
-
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
     """Refuse outputs that cannot be written, or would replace what is read."""
     outputs: list[Output] = []
@@ -223,7 +205,7 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
     area = [] if requests[0].area is None else [requests[0].area]
     check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
-        if output.key != "--polygons" and Path(output.path).suffix.lower() in _OTHER_FORMATS:
+        if output.key != "--polygons" and _OTHER_FORMATS.fullmatch(Path(output.path).suffix):
             raise OutputError(
                 f"{output.key} is '{output.path}', but a GeoTIFF is written there; give a name that ends in .tif"
             )
