@@ -130,8 +130,8 @@ WRONG: dict[str, Callable[[], Any]] = {
     "normalize is (90, 50); give (means, deviations)": lambda: given_normalization((90, 50), 2),
     "normalize is (1, 2, 3); give (means, deviations)": lambda: given_normalization((1, 2, 3), 2),
     "precision is 'fp8'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"),
-    "but probabilities is not": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", probability_type="uint8"),
-    "but polygons is not given": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", minimum_area="5px"),
+    "but --probabilities is not": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", probability_type="uint8"),
+    "but --polygons is not given": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", minimum_area="5px"),
     "the configuration has the unknown group 'dat'": lambda: tiledseg.train_network({"dat": {}}),
     "train.epochs": lambda: tiledseg.train_network({"train": {"epochs": "two"}}),
     "data.images is empty": lambda: tiledseg.train_network({}),
@@ -239,7 +239,7 @@ def test_the_mean_over_reflections_and_an_area_are_those_of_the_command(
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("a", "b", 1)).read_bytes()
     tiledseg.predict_raster(run, image, tmp_path / "plain.tif", grid=2, area=area)
     assert (tmp_path / "plain.tif").read_bytes() != (tmp_path / "a.tif").read_bytes()
-    with pytest.raises(ConfigError, match="tta is 'flips'; give one of none, reflections, turns"):
+    with pytest.raises(ConfigError, match="--tta: invalid choice: 'flips'"):
         tiledseg.predict_raster(run, image, tmp_path / "never.tif", tta="flips")
 
 

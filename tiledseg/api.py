@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.config.checks import checked
-from tiledseg.config.run import Config, ModelConfig, TilingConfig
+from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.traced import Halo
 
@@ -138,50 +138,28 @@ def predict_raster(
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.session import joined_mesh
-    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, VIEWS, Packing, check_files
+    from tiledseg.commands.options import parse, words_of
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
-    from tiledseg.inference.request import Request, each_image
+    from tiledseg.inference.request import each_image
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.spread import Parallelism
-    from tiledseg.units import ACTIVATION_BYTES
+    from tiledseg.predict import build_parser, parse_groups, request_of
 
-    words = (
-        ("precision", precision, ACTIVATION_BYTES),
-        ("format", format, FORMATS),
-        ("compress", compress, COMPRESSIONS),
-        ("probability_type", probability_type or "float32", PROBABILITY_TYPES),
-        ("tta", tta, VIEWS),
-    )
-    for key, value, known in words:
-        if value not in known:
-            raise ConfigError(f"{key} is '{value}'; give one of {', '.join(known)}")
-    tiling = TilingConfig(grid=list(grid) if isinstance(grid, tuple) else grid)
-    tiling.check()
-    request = Request(
-        image="",
-        output="",
-        grid=tiling.grid_shape(),
-        precision=precision,
-        references=references,
-        packing=Packing(format, compress),
-        probability_type=probability_type or "float32",
-        minimum_area=minimum_area,
-        polygons_classes=None if polygons_classes is None else tuple(map(str, polygons_classes)),
-        area=None if area is None else str(area),
-        views=tta,
-        verbosity=0,
-        verify=verify,
-    )
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
-    given_files = {"output": target, "probabilities": probabilities, "polygons": polygons}
-    of_files = {
-        "probability_type": probability_type,
-        "minimum_area": minimum_area,
-        "polygons_classes": polygons_classes,
+    targets = {"output": target, "probabilities": probabilities, "polygons": polygons}
+    files = {name: None if path is None else str(path) for name, path in targets.items()}
+    more = {
+        "area": None if area is None else str(area),
+        "polygons_minimum_area": minimum_area,
+        "polygons_classes": None if polygons_classes is None else ",".join(map(str, polygons_classes)),
+        "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
+        **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
+        **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
     }
-    check_files({**given_files, **of_files})
-    files = {name: None if path is None else str(path) for name, path in given_files.items()}
+    parser = build_parser()
+    options = parse(parser, words_of(parser, {"image": images, **files, **more}))
+    request = request_of(options, parse_groups(options))
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
         mapper = _mapper(network, images, references, given, mesh)
@@ -240,20 +218,16 @@ def evaluate_map(
     RasterError where the grids differ. Raises LabelError for a value outside the classes, and for a class that the
     names in both files, or of `classes`, give two numbers. Classes of other names are a warning.
     """
-    from tiledseg.execution.scores import scores
-    from tiledseg.inference.evaluation import check_names, class_numbers, compare, open_labels
-    from tiledseg.raster.labels.classes import read_classes
-    from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.pair_reading import LabelReading, check_used
-    from tiledseg.raster.reader import open_raster
+    from tiledseg.commands.options import parse, words_of
+    from tiledseg.evaluate import build_parser, evaluated
 
-    label_map = None if classes is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
-    reading = LabelReading(label_map, references, label_layer, label_attribute, background, warp, key="{}")
-    check_used(reading, [str(labels)])
-    with (
-        open_raster(str(prediction), references=references) as map_reader,
-        open_labels(reading, str(labels), map_reader.info) as label_reader,
-    ):
-        for line in check_names(label_map or class_numbers(ignore_index), label_reader.info, map_reader.info):
-            warnings.warn(line, stacklevel=2)
-        return scores(compare(map_reader, label_reader, label_map, ignore_index))
+    files = {"prediction": str(prediction), "labels": str(labels)}
+    of_polygons = {"label_layer": label_layer, "label_attribute": label_attribute, "background": background}
+    more = {"classes": classes, "ignore_index": ignore_index, "references": references, "warp": warp, **of_polygons}
+    parser = build_parser()
+
+    def warn(lines: Iterable[str]) -> None:
+        for line in lines:
+            warnings.warn(line, stacklevel=5)
+
+    return evaluated(parse(parser, words_of(parser, {**files, **more})), warn)[1]

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -73,6 +73,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Namespace) -> None:
+    matrix, result, names = evaluated(options, warn)
+    if result.pixels == 0:
+        raise RasterError(
+            f"no pixel is valid in both {options.prediction} and {options.labels}; compare their nodata values and "
+            "--ignore-index"
+        )
+    if options.format == "table":
+        answer(as_table(matrix, result, names))
+        return
+    found = {
+        "prediction": options.prediction,
+        "labels": options.labels,
+        "classes": len(matrix),
+        "class_names": names,
+        "ignore_index": config_of(options, PLAIN).data.ignore_index,
+        **result.to_json(),  # null where a class has no score
+        "confusion_matrix": matrix.tolist(),
+    }
+    answer(json.dumps(found, indent=1, allow_nan=False))
+
+
+def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tuple[NDArray[np.int64], Scores, list[str]]:
+    """Return the confusion matrix, the scores and the names of the classes; write the picture."""
     if options.image is not None and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -100,29 +123,12 @@ def _evaluate(options: Namespace) -> None:
         warn(check_names(label_map or class_numbers(ignored), labels.info, prediction.info))
         matrix = compare(prediction, labels, label_map, ignored)
         result = scores(matrix)
-        if result.pixels == 0:
-            raise RasterError(
-                f"no pixel is valid in both {options.prediction} and {options.labels}; compare their nodata "
-                "values and --ignore-index"
-            )
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
-        if options.plot is not None:
+        if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
-    if options.format == "json":
-        found = {
-            "prediction": options.prediction,
-            "labels": options.labels,
-            "classes": len(matrix),
-            "class_names": [record.name for record in classes],
-            "ignore_index": ignored,
-            **result.to_json(),  # null where a class has no score
-            "confusion_matrix": matrix.tolist(),
-        }
-        answer(json.dumps(found, indent=1, allow_nan=False))
-    else:
-        answer(as_table(matrix, result, [record.name for record in classes]))
+    return matrix, result, [record.name for record in classes]
 
 
 def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ from tiledseg.system.freed_memory import keep_freed_memory
 if TYPE_CHECKING:
     from tiledseg.checkpoint.folder import Checkpoint
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.inference.request import Request
     from tiledseg.raster.statistics import Normalization
 
 KEYS = (
@@ -134,7 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
         config = parse_groups(options)
         check_own(options)
-        check_files(vars(options), _flag)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
@@ -148,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration of the options that are its keys. Raise ConfigError."""
+    check_files(vars(options), _flag)
     config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
@@ -213,25 +214,16 @@ def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
     return f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
 
 
-def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
-    from tiledseg.execution.memory import memory_per_rank
-    from tiledseg.inference.predictor import predict_all
-    from tiledseg.inference.request import Request, each_image
-    from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
+def request_of(options: Namespace, config: Config) -> Request:
+    """Return the request of a map of no image yet."""
+    from tiledseg.inference.request import Request
     from tiledseg.planning.run.blocks import BlocksAsked
     from tiledseg.planning.run.spread import parallelism
 
-    network_line, memory, asked = None, config.memory, parallelism(config.parallel)
+    memory, asked = config.memory, parallelism(config.parallel)
     if asked.mesh is None and asked.stages == 1:  # a mesh of auto may leave ranks idle, as some images are small
         asked = replace(asked, idle_ranks=True)
-    if options.weights is None:
-        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
-        mapper = checkpoint_mapper(checkpoint)
-        network_line = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
-    else:
-        network, normalization = mesh.on_root(lambda: _own(options, config))
-        mapper = weights_mapper(network, options.weights, config.data.bands, normalization)
-    request = Request(
+    return Request(
         image="",
         output="",
         grid=config.tiling.grid_shape(),
@@ -254,6 +246,23 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         prefetch=config.data.workers,
         verbosity=config.run.verbosity,
     )
+
+
+def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
+    from tiledseg.execution.memory import memory_per_rank
+    from tiledseg.inference.predictor import predict_all
+    from tiledseg.inference.request import each_image
+    from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
+
+    network_line = None
+    if options.weights is None:
+        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
+        mapper = checkpoint_mapper(checkpoint)
+        network_line = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
+    else:
+        network, normalization = mesh.on_root(lambda: _own(options, config))
+        mapper = weights_mapper(network, options.weights, config.data.bands, normalization)
+    request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     requests = mesh.on_root(lambda: each_image(request, options.image, targets))
     predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)
