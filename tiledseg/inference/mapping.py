@@ -170,7 +170,7 @@ def map_windows(
 ) -> None:
     """Write this rank's pixels of a map into its laid-out files: classes, and probabilities where there are two.
 
-    `advance` is called with words for each window that is read. Collective as the passes are.
+    `advance` is called with words for each window that is computed. Collective as the passes are.
     """
     request, passes = share.request, share.passes
     with ExitStack() as stack:
@@ -185,23 +185,17 @@ def map_windows(
                 layout = writer.layout
                 fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
-        samples = read_ahead(passes, dataset, _announced(share.parts, advance), request.threads, request.prefetch)
+        samples = read_ahead(passes, dataset, share.parts, request.threads, request.prefetch)
         waiting: list[HostWindow] = []
         for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
             tick()
+            advance(f"mapping rows {core.row.start} to {core.row.stop}")
             waiting.append(to_host(core, scores_KHW, valid_HW, len(layouts) > 1, len(share.views) > 1))
             del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
             if len(waiting) > int(mesh.device.type == "cuda"):
                 _write(waiting.pop(0), writers, share, mapper.ignore_index)
         for window in waiting:
             _write(window, writers, share, mapper.ignore_index)
-
-
-def _announced(parts: Sequence[Part], advance: Callable[[str], object]) -> Iterator[Part]:
-    """Yield the parts, each announced when it begins to be read."""
-    for part in parts:
-        advance(f"mapping rows {part.tile.core.row.start} to {part.tile.core.row.stop}")
-        yield part
 
 
 def _write(window: HostWindow, writers: Sequence[RasterWriter], share: ImageShare, ignore_index: int) -> None:

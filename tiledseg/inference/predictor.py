@@ -96,7 +96,7 @@ def _map_all(
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
     triples = zip(requests, infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
-    total, done = sum(len(share.parts) for share in shares), count(1)
+    total, done = sum(len(share.parts) // len(share.views) for share in shares), count(1)
     with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:
         for share in shares:
             own = mapper
