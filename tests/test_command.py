@@ -1,17 +1,28 @@
-"""Every command ends in the same way: one line, code 2 for bad input and 1 for a fault, a traceback where asked for."""
+"""Every command ends alike, by each of its doors: one line, code 2 for bad input and 1 for a fault, and a traceback where
+asked for. An answer that standard output does not take is a fault, a warning lost is nothing.
+"""
 
 from __future__ import annotations
 
+import configparser
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from tests.comm.launching import clean_environment
+from tests.comm.launching import ROOT, clean_environment
+from tests.crash.runs import Material
+from tests.test_signals import program, signalled
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.cli import COMMANDS, main
 from tiledseg.comm.failure import describe, traced
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import CommunicationError, ConfigError, RasterError, TiledsegError
+from tiledseg.raster.tile_store import is_tile_store
+from tiledseg.version import VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +158,129 @@ def test_a_setting_that_torch_refuses_is_one_line(name: str, value: str) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: torch refuses {name}='{value}' in the environment (")
     assert done.stderr.count("\n") == 1
+
+
+def console_script() -> str:
+    """What the installed script `tiledseg` does, as pip writes it from setup.cfg."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    name, module, function = settings["options.entry_points"]["console_scripts"].replace("=", ":").split(":")
+    assert name.strip() == "tiledseg"
+    return f"import sys\nfrom {module.strip()} import {function} as main\nsys.exit(main())"
+
+
+def forms(command: Sequence[str]) -> list[list[str]]:
+    return [
+        ["-m", f"tiledseg.{command[0]}", *command[1:]],
+        ["-m", "tiledseg", *command],
+        ["-c", console_script(), *command],
+    ]
+
+
+def ended(words: Sequence[str], redirected: str = "") -> tuple[int, str, str]:
+    line = ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, *words]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT, env=clean_environment()
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "redirected", "code"),
+    [(["plan", "--help"], "", 0), (["plan", "--sizee", "1000"], "", 2), (["plan", "--size", "1000"], "> /dev/full", 1)],
+    ids=["help", "bad input", "full disk"],
+)
+def test_all_forms_are_one(command: Sequence[str], redirected: str, code: int) -> None:
+    """The same answer, the same words and the same exit code."""
+    first, *others = [ended(words, redirected) for words in forms(command)]
+    assert first[0] == code
+    assert others == [first, first]
+    assert first[2].count("\n") == (1 if code else 0)
+
+
+def test_a_signal_among_the_imports_is_75_in_every_form() -> None:
+    for words in forms(["doctor"])[1:]:
+        process = (
+            program(*words[1:])
+            if words[0] == "-m"
+            else subprocess.Popen(
+                [sys.executable, *words], cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE, text=True
+            )
+        )
+        assert signalled(process, signal.SIGUSR1, 0.0) == (75, "")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tiledseg {VERSION}\n"
+
+
+def test_the_commands_are_the_modules_that_run() -> None:
+    runnable = {path.stem for path in (ROOT / "tiledseg").glob("*.py") if "\nif __name__ ==" in path.read_text()}
+    assert runnable - {"__main__"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian", "--help"], "there is no command 'trian'; give train (see tiledseg --help)"),
+        (["pln"], "there is no command 'pln'; give plan (see tiledseg --help)"),
+        (["--size", "3"], "unrecognized arguments: --size 3 (see tiledseg --help)"),
+        ([], f"give a command: {', '.join(COMMANDS)} (see tiledseg --help)"),
+        (["zzz"], f"there is no command 'zzz'; give one of {', '.join(COMMANDS)} (see tiledseg --help)"),
+    ],
+)
+def test_no_such_command_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+
+
+FULL = "error: cannot write standard output: No space left on device; make room, then run the command again\n"
+CLOSED = "error: cannot write standard output: it is closed; send it to a file, or to /dev/null\n"
+
+
+def shell(redirected: str, command: Sequence[str]) -> tuple[int, str, str]:
+    """`python -m tiledseg.COMMAND` with its output redirected as a shell does."""
+    return ended(["-m", f"tiledseg.{command[0]}", *command[1:]], redirected)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("console"))
+
+
+@pytest.mark.parametrize("name", ["help", "evaluate"])
+def test_an_answer_that_a_full_disk_loses(material: Material, name: str) -> None:
+    """`plan --help` gave 0, the others a line that said "unforeseen"."""
+    labels = str(material.root / "held-out-labels.tif")
+    scores = ["evaluate", "--prediction", labels, "--labels", labels]
+    code, _, err = shell("> /dev/full", scores if name == "evaluate" else ["train", "--help"])
+    assert (code, err) == (1, FULL)
+
+
+def test_a_closed_output() -> None:
+    """It gave a traceback; and the next file opened had its number."""
+    code, _, err = shell(">&-", ["plan", "--size", "1000"])
+    assert (code, err) == (1, CLOSED)
+    assert shell("2>&-", ["plan", "--sizee", "1000"])[:2] == (2, "")
+
+
+def test_a_full_standard_error_changes_no_code(material: Material) -> None:
+    """Bad input gave 1; a run would have ended for a line of progress."""
+    assert shell("2> /dev/full", ["plan", "--sizee", "1000"])[0] == 2
+    folder = material.root / "told"
+    command = [*material.train_command(folder), "--run.verbosity", "2"]
+    assert shell("> /dev/full 2>&1", command) == (0, "", "")
+    assert find_checkpoint(folder).saved.step == 12
+
+
+def test_a_store_is_whole_though_its_summary_is_lost(material: Material) -> None:
+    """It gave 0 and no word."""
+    path = material.root / "tiles.h5"
+    cut = ("--grid", "2", "--levels", "2", "--output", str(path))
+    code, _, err = shell("> /dev/full", ["tile", "--images", str(material.root / "one.tif"), *cut])
+    assert (code, err) == (1, FULL)
+    assert is_tile_store(str(path))
