@@ -1,4 +1,4 @@
-"""Every command ends alike, by each of its doors: one line, code 2 for bad input and 1 for a fault, and a traceback where
+"""Every command ends alike, by each of its doors: one line, code 2 for bad input and 1 for a fault, and a traceback if
 asked for. An answer that standard output does not take is a fault, a warning lost is nothing.
 """
 

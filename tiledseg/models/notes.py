@@ -16,62 +16,37 @@ Result = TypeVar("Result")
 
 
 class Notes:
-    """Results of one node, in the order in which they came."""
+    """Results of one node, in the order in which they came; `unread`: those still to be taken, while they are read."""
 
     def __init__(self) -> None:
-        self._results: list[Any] = []
-        self._next: int | None = None  # while they are read
+        self.results: list[Any] = []
+        self.unread: Iterator[Any] | None = None
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Write down the results that come meanwhile."""
-        token = _CURRENT.set(self)
+    def open(self, read: bool = False) -> Iterator[None]:
+        """Write down the results that come meanwhile; with `read` give these, from the first one on, in the place of
+        new ones."""
+        token, self.unread = CURRENT.set(self), iter(self.results) if read else None
         try:
             yield
         finally:
-            _CURRENT.reset(token)
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Give the results, from the first one on, in the place of new ones."""
-        self._next = 0
-        try:
-            with self.taken():
-                yield
-        finally:
-            self._next = None
-
-    @property
-    def is_read(self) -> bool:
-        return self._next is not None
-
-    def add(self, result: Any) -> None:
-        self._results.append(result)
-
-    def next(self) -> Any:
-        assert self._next is not None, "nobody reads these notes"
-        self._next += 1
-        return self._results[self._next - 1]
+            CURRENT.reset(token)
+            self.unread = None
 
 
-_CURRENT: ContextVar[Notes | None] = ContextVar("notes", default=None)
-
-
-def current() -> Notes | None:
-    """Return the notes that are taken or read now."""
-    return _CURRENT.get()
+CURRENT: ContextVar[Notes | None] = ContextVar("notes", default=None)
+"""The notes that are taken or read now."""
 
 
 def noted(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`, or that of the node's first run."""
-    notes = _CURRENT.get()
-    if notes is None:
-        return compute()
-    if notes.is_read:
-        earlier: Result = notes.next()
+    notes = CURRENT.get()
+    if notes is not None and notes.unread is not None:
+        earlier: Result = next(notes.unread)
         return earlier
     result = compute()
-    notes.add(result)
+    if notes is not None:
+        notes.results.append(result)
     return result
 
 

@@ -88,7 +88,7 @@ class RebuildStep:
     def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         for weight, version in zip(self.module.parameters(), self.versions, strict=True):
             check_version(weight, version)
-        with self.cast(), still_statistics([self.module]), self.notes.read():
+        with self.cast(), still_statistics([self.module]), self.notes.open(read=True):
             return self.compute(inputs)
 
     def save_again(self) -> None:
@@ -130,7 +130,7 @@ class Rebuilding:
 
         with ExitStack() as stack:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, SavedHandle.get))
-            stack.enter_context(step.notes.taken() if step else nullcontext())
+            stack.enter_context(step.notes.open() if step else nullcontext())
             made = self._compute(k, inputs)
         writes = [x._version for x in inputs] != versions
         own = self._own_tensors(k, inputs, made, step, writes)

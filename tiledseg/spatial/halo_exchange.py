@@ -33,7 +33,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.sharing.decomposition import BlockExchange, GridPosition, Patch
 from tiledseg.models.layers.block import BlockPlace
-from tiledseg.models.notes import Notes, current
+from tiledseg.models.notes import CURRENT, Notes
 
 Pair = tuple[int, int]
 Patches = Mapping[GridPosition, Patch]
@@ -55,7 +55,7 @@ class Flight(NamedTuple):
         for patch, strip_BCHW in self.arriving:
             part(self.made_BCHW, patch).copy_(strip_BCHW)
         if self.notes is not None:
-            self.notes.add([strip_BCHW for _, strip_BCHW in self.arriving])
+            self.notes.results.append([strip_BCHW for _, strip_BCHW in self.arriving])
         return self.made_BCHW
 
     def gradient(self) -> torch.Tensor:
@@ -85,9 +85,9 @@ def exchanged(
 def start(x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float) -> Flight:
     """Post the messages, and make what needs none of them; leave x alone until its `window` is there. Without autograd.
     Strips that have been noted are taken from the notes, and nothing is posted."""
-    window_BCHW, notes = _empty(x_BCHW, exchange.window), current()
-    if notes is not None and notes.is_read:
-        flight = Flight(Work(), window_BCHW, list(zip(exchange.receives.values(), notes.next(), strict=True)))
+    window_BCHW, notes = _empty(x_BCHW, exchange.window), CURRENT.get()
+    if notes is not None and notes.unread is not None:
+        flight = Flight(Work(), window_BCHW, list(zip(exchange.receives.values(), next(notes.unread), strict=True)))
     else:
         flight = _post(axes, x_BCHW, window_BCHW, exchange.sends, exchange.receives)._replace(notes=notes)
     for patch in exchange.outside:
