@@ -122,7 +122,7 @@ def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
     files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
     image = write(tmp_path / "a.tif", np.random.default_rng(2).normal(0, 1, (4, *SHAPE)).astype(np.float32), None)
     for options in ([], ["--image", image]):

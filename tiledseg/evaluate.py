@@ -7,7 +7,6 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.evaluate")
 
-import importlib.util
 import json
 import math
 import sys
@@ -36,6 +35,7 @@ from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.reader import open_raster
+from tiledseg.reporting.pictures import can_draw
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 
@@ -98,8 +98,8 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
     """Return the confusion matrix, the scores and the names of the classes; write the picture."""
     if options.image is not None and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"--plot needs matplotlib: {install('plot')}")
+    if options.plot is not None and not can_draw():
+        raise ConfigError(f"--plot needs Pillow: {install('plot')}")
     data, label_map = config_of(options, PLAIN, "(see tiledseg evaluate --help)").data, None
     ignored, references = data.ignore_index, data.references
     if vars(options)["data.classes"] is not None:
@@ -126,7 +126,7 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
-            title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
+            title = f"prediction: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
     return matrix, result, [record.name for record in classes]
 

@@ -12,15 +12,15 @@ from tiledseg.errors import LabelError
 from tiledseg.execution.scores import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import ClassRecord, default_classes, in_hex
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
-from tiledseg.reporting.pictures import as_picture, class_picture
-from tiledseg.system.writing import replacing
+from tiledseg.reporting.pictures import as_picture, class_picture, draw_panel, write_panel
 
 _BLOCK = 1024, 2048
+_SIDE = 1024  # of a picture, pixels
 THREADS = 2
 
 
@@ -72,7 +72,7 @@ def _blocks(*infos: RasterInfo) -> Iterator[Box]:
     return Box.of_shape(infos[0].shape).blocks(height, width)
 
 
-def thumbnail(reader: RasterReader, side: int = 1024) -> tuple[NDArray, NDArray[np.bool_]]:
+def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray[np.bool_]]:
     """Return every k-th pixel, the largest picture of at most `side` pixels a side: pixels (C, h, w) and validity (h,
     w)."""
     info = reader.info
@@ -154,36 +154,22 @@ def write_comparison(
     label_map: LabelMap,
     title: str,
 ) -> None:
-    """Write a PNG of the image (if given), the labels and the prediction, thinned to about 1000 pixels a side.
+    """Write a PNG of the image (if given), the labels and the prediction under its `title`, of about 1000 pixels a side
+    each. Names and colours of classes are those of `shown_classes`.
 
-    Names and colours of classes are those of `shown_classes`.
     Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    panels: list[tuple[str, NDArray[np.uint8]]] = []
     if image is not None:
         check_grids_match(image.info, prediction.info)
-        panels.append(("image", as_picture(*thumbnail(image))))
     classes = shown_classes(label_map, label_map.count, labels.info, prediction.info)
     colours = [record.colour for record in classes]
     class_map = LabelMap.from_config(label_map.count, label_map.ignore_index)
-    for name, reader, mapping in (("labels", labels, label_map), ("prediction", prediction, class_map)):
+    pictures = {} if image is None else {"image": as_picture(*thumbnail(image))}
+    for name, reader, mapping in (("labels", labels, label_map), (title, prediction, class_map)):
         raw_CHW, valid_HW = thumbnail(reader)
         classes_HW = mapping.resolve(reader.info).apply(raw_CHW, valid_HW, path=reader.info.path)
-        panels.append((name, class_picture(classes_HW, colours)))
-    height, width = prediction.info.shape
-    figure = Figure(
-        figsize=(5 * len(panels), 5 * min(max(height / width, 0.4), 2.5) + 1), layout="constrained", dpi=110
-    )
-    FigureCanvasAgg(figure)
-    for axes, (name, picture) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        axes.imshow(picture, extent=(0, width, height, 0), interpolation="antialiased")
-        axes.set(title=name, xlabel="column [px]", ylabel="row [px]")
-    keys = [Patch(color=in_hex(record.colour), label=record.name) for record in classes[:24]]
-    figure.legend(handles=keys, loc="outside lower center", ncols=min(label_map.count, 8))
-    figure.suptitle(title)
-    with replacing(path) as part:
-        figure.savefig(part, format="png")
+        pictures[name] = class_picture(classes_HW, colours)
+    times = max(1, _SIDE // max(prediction.info.shape))
+    row = [picture.repeat(times, 0).repeat(times, 1) for picture in pictures.values()]
+    legend = [(record.name, record.colour) for record in classes[:24]]
+    write_panel(Path(path), draw_panel([row], list(pictures), legend))
