@@ -127,7 +127,7 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
         if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
             title = f"prediction: mean IoU {_percent(result.mean_iou)}"
-            write_comparison(options.plot, image, labels, prediction, shown_map, title)
+            write_comparison(options.plot, image, labels, prediction, shown_map, classes, title)
     return matrix, result, [record.name for record in classes]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,16 +152,16 @@ def write_comparison(
     labels: RasterReader,
     prediction: RasterReader,
     label_map: LabelMap,
+    classes: Sequence[ClassRecord],
     title: str,
 ) -> None:
     """Write a PNG of the image (if given), the labels and the prediction under its `title`, of about 1000 pixels a side
-    each. Names and colours of classes are those of `shown_classes`.
+    each; `classes` as of `shown_classes`.
 
     Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
     """
     if image is not None:
         check_grids_match(image.info, prediction.info)
-    classes = shown_classes(label_map, label_map.count, labels.info, prediction.info)
     colours = [record.colour for record in classes]
     class_map = LabelMap.from_config(label_map.count, label_map.ignore_index)
     pictures = {} if image is None else {"image": as_picture(*thumbnail(image))}
