@@ -11,9 +11,9 @@ from torch import nn
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.pyramid import PooledBranch
-from tiledseg.models import pyramid
 from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
+from tiledseg.models.layers.resampling import AlignedUpsampleModule, MaxPoolModule, UpsampleModule
+from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.views import add_border
 from tiledseg.tracing.lowering import Handler, Step, Value, refuse, writing
 
@@ -49,7 +49,7 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
     inner = Graph(tuple(inside), (inside[-1].name if last == root.name else last,))
     pairs = zip(bins, factors.pop(), strict=True)
     rows, cols = (PooledBranch(n, bins[0] * bins[1], inner, aligned, int(factor)) for n, factor in pairs)
-    branch = pyramid.PooledBranchModule(rows, cols, modules)
+    branch = PooledBranchModule(rows, cols, modules)
     return step.node("pyramid", rows, branch, (Value(source, value.layout, (), ()),), cols=cols)
 
 
