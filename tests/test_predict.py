@@ -15,10 +15,10 @@ from tests.crash.runs import Material
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.errors import ConfigError, OutputError
+from tiledseg.errors import OutputError
 from tiledseg.inference import mapping, predictor
 from tiledseg.models.network import build_modules
-from tiledseg.predict import build_parser, main, parse_groups
+from tiledseg.predict import main
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
 
@@ -61,11 +61,11 @@ def whole(material: Material, trained: Path, image: Path) -> tuple[bytes, NDArra
         return output.read_bytes(), classes.read(1), shares.read()
 
 
-@pytest.mark.parametrize("grid", ["[3,2]", "[23,34]", "auto"])
+@pytest.mark.parametrize("grid", ["23,34", "auto"])
 def test_the_map_does_not_depend_on_the_grid(
     material: Material, trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path, grid: str
 ) -> None:
-    """Byte for byte; [23,34] is the finest."""
+    """Byte for byte; 23 x 34 is the finest."""
     output, shares = tmp_path / "map.tif", tmp_path / "shares.tif"
     assert predict(trained, image, output, "--tiling.grid", grid, "--probabilities", str(shares)) == 0
     assert output.read_bytes() == whole[0]
@@ -208,19 +208,6 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     assert output.read_bytes() == b"old"
     if what == "shares_of":
         assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
-
-
-def test_grids_as_typed() -> None:
-    def grid(text: str) -> tuple[int, int] | None:
-        words = ["--image", "a.tif", "--output", "b.tif", f"--tiling.grid={text}"]
-        return parse_groups(build_parser().parse_args(words)).tiling.grid_shape()
-
-    assert grid("7") == (7, 7)
-    assert grid("[7,9]") == grid("[7, 9]") == grid("7,9") == (7, 9)
-    assert grid("auto") is None
-    for text in ("0", "[0,3]", "[1,2,3]", "-2", "2x2", "[]", "fine", "1.5", "[2,", "2]"):
-        with pytest.raises(ConfigError, match=r"tiling\.grid"):
-            grid(text)
 
 
 def test_pixels_as_they_are_have_no_normalisation_of_their_own(

@@ -72,16 +72,13 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
 def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> None:
     """In a process of its own: PROJ looks for them once."""
     code = (
-        "from affine import Affine; from tiledseg.raster.info import RasterInfo; "
-        "from tiledseg.raster.info import code_notes; "
+        "from affine import Affine; from tiledseg.raster.info import RasterInfo, code_notes; "
         "print(code_notes([RasterInfo('image.tif', 1, 1, 1, 'uint8', transform=Affine(2, 0, 0, 0, 2, 0))]))"
     )
-    lines = [f"unset PROJ_DATA ({tmp_path})", "image.tif loses its CRS's EPSG code", "PROJ does not find its data"]
-    for environ, said in ({"PROJ_DATA": str(tmp_path)}, True), ({}, False):
-        ended = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, check=True
-        )
-        assert [line in ended.stdout for line in lines] == [said] * 3, ended.stdout
+    environ = {**os.environ, "PROJ_DATA": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    for line in (f"unset PROJ_DATA ({tmp_path})", "image.tif loses its CRS's EPSG code", "PROJ does not find its data"):
+        assert line in ended.stdout
 
 
 def test_an_image_that_is_written_to_while_it_is_mapped_is_said(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from affine import Affine
 from rasterio.transform import from_origin
 
 from tests.checkpoint.resealed import CHANGES, seal
-from tests.raster.referring import raw_vrt, tile_map, vrt
+from tests.raster.referring import raw_vrt, vrt
 from tests.small_files import write_raster, write_yaml
 from tiledseg.raster.tile_store import checksum
 
@@ -63,7 +62,6 @@ def _make_good_rasters(root: Path) -> None:
     write_raster(root / "labels.tif", labels_HW[None])
     write_raster(root / "second-labels.tif", labels_HW[None, ::-1])
     write_raster(root / "image.png", image_CHW, driver="PNG", crs=None, transform=None)
-    shutil.copy(root / "image.tif", root / "own-image.tif")
 
 
 def _make_odd_rasters(root: Path) -> None:
@@ -174,20 +172,15 @@ def _edit(step: Path, change: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
-_NO_SERVER = "127.0.0.1:9"
-
-
 def _make_inputs(root: Path) -> None:
     (root / "vrt.tif").write_text(vrt(str(root / "image.tif"), SIDE))
     (root / "raw-vrt.tif").write_text(raw_vrt("/etc/passwd", SIDE))
-    (root / "web-map.tif").write_text(tile_map(_NO_SERVER))
     shutil.copy(root / "image.tif", root / "masked.tif")
     shutil.copy(root / "vrt.tif", root / "masked.tif.msk")
     os.mkfifo(root / "fifo")
     (root / "link-to-fifo.tif").symlink_to("fifo")
     shutil.copy(root / "image.tif", root / "piped.tif")
     os.mkfifo(root / "piped.tif.aux.xml")
-    _make_socket(root / "socket")
     pixels_CHW = np.ones((3, SIDE, SIDE), np.uint8)
     write_raster(root / "nowhere-on-earth.tif", pixels_CHW, transform=Affine(0.5, 0, np.nan, 0, -0.5, 4e6))
 
@@ -216,17 +209,6 @@ def _cut_otherwise(group: h5py.Group) -> None:
 def _link_pixels(group: h5py.Group) -> None:
     del group["pixels"]
     group["pixels"] = h5py.ExternalLink("good.h5", "/images/00000/pixels")
-
-
-def _make_socket(path: Path) -> None:
-    """By its name in its folder: a socket's whole path may be 107 characters long."""
-    before = Path.cwd()
-    os.chdir(path.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as end:
-            end.bind(path.name)
-    finally:
-        os.chdir(before)
 
 
 def _make_outputs(root: Path) -> None:
