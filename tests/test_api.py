@@ -136,6 +136,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "train.epochs": lambda: tiledseg.train_network({"train": {"epochs": "two"}}),
     "data.images is empty": lambda: tiledseg.train_network({}),
     "b.tif": lambda: tiledseg.evaluate_map("a.tif", "b.tif"),
+    "is of the type object; give": lambda: tiledseg.train_network({"train": {"epochs": object()}}),
 }
 
 

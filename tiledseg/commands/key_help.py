@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
+from numbers import Integral, Real
 from typing import Any
 
 import yaml
 
-from tiledseg.config.checks import range_of
+from tiledseg.config.checks import range_of, shown
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 
@@ -93,6 +95,19 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:
         return True
+
+
+def _other(dumper: _Dumper, data: object) -> yaml.Node:
+    """Write a number of another library, or a path. Raise ConfigError for anything else."""
+    if isinstance(data, Integral | Real):
+        number = int(data) if isinstance(data, Integral) else float(data)
+        return dumper.represent_data(number)
+    if isinstance(data, os.PathLike):
+        return dumper.represent_data(str(os.fspath(data)))
+    raise ConfigError(f"{shown(data)} is of the type {type(data).__name__}; give numbers, text, lists and maps")
+
+
+_Dumper.add_representer(None, _other)  # type: ignore[arg-type]  # of types that YAML does not know
 
 
 def as_yaml(value: Any) -> str:

@@ -200,11 +200,8 @@ def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
     parser = Parser(prog="tiledseg train")
     add_keys(parser, KEYS)
-    try:
-        words = [*_flags("the configuration", values, _options(parser))]
-    except yaml.representer.RepresenterError as error:
-        raise ConfigError(f"the configuration holds {shown(error.args[-1])}, which is no value of YAML") from None
-    return config_of(parser.parse_args(words), see="(docs/reference/python.md)")
+    words = _flags("the configuration", values, _options(parser))
+    return config_of(parser.parse_args([*words]), see="(docs/reference/python.md)")
 
 
 def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
