@@ -127,11 +127,11 @@ def _ending(path: str) -> str:
 def _export(options: Namespace, say: Callable[[str], None]) -> None:
     check_options(options)
     from tiledseg.checkpoint.folder import checkpoint_files
-    from tiledseg.inference.exports import advise
+    from tiledseg.inference import exports
     from tiledseg.inference.trained import load
 
     trained = load(options.checkpoint, options.build, options.which)
-    advice = advise(trained, options.tile)
+    advice = exports.advise(trained, options.tile)
     check_outputs(
         [whole("--output", path) for path in options.output], [*checkpoint_files(trained.checkpoint), *options.config]
     )
@@ -139,27 +139,11 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
         if _ending(path) == _CARD:
             _write_card(path, trained, advice, options)
         else:
-            _write_network(path, trained, advice, options)
+            tolerance = exports.TOLERANCE if options.tolerance is None else options.tolerance
+            with replacing(path) as part:
+                more = options.tile is not None, tolerance, options.resolution
+                exports.write_network(part, path, trained, advice, *more)
         say(path)
-
-
-def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
-    """Write a network. The file gets its name once it was read back and gives the network's probabilities."""
-    from tiledseg.inference import exports as exported
-    from tiledseg.inference.exports import deepness_keys, file_keys
-
-    fixed, tolerance = options.tile is not None, options.tolerance or exported.TOLERANCE
-    program = exported.export_program(trained, advice, fixed)
-    x_BCHW = exported.sample_pixels(trained, advice, fixed)
-    keys = file_keys(trained, advice, tolerance)
-    with replacing(path) as part:
-        if _ending(path) == ".onnx":
-            exported.write_onnx(part, program, {**deepness_keys(trained, advice, options.resolution), **keys})
-            found_BKHW = exported.run_onnx(part, x_BCHW)
-        else:
-            exported.write_program(part, program, keys)
-            found_BKHW = exported.run_program(part, x_BCHW)
-        exported.check_same(trained, path, found_BKHW, x_BCHW, tolerance)
 
 
 def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:

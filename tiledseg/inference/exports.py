@@ -128,11 +128,44 @@ def export_program(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.e
         return torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes=shapes)
 
 
-def write_program(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
-    """Write a .pt2 file with metadata `keys`."""
-    data = io.BytesIO()
-    torch.export.save(program, data, extra_files={METADATA: json.dumps(keys)})
-    part.write_bytes(data.getvalue())
+def write_network(
+    part: Path,
+    path: str,
+    trained: Trained,
+    advice: TileAdvice,
+    fixed: bool,
+    tolerance: float,
+    resolution: float | None = None,
+) -> None:
+    """Write `part`, which is to be the file `path`, .onnx or .pt2, and read it back.
+
+    Raises ConfigError where the format cannot express the network, TiledsegError where a probability of the file
+    differs from the network's by more than `tolerance`.
+    """
+    program, keys = export_program(trained, advice, fixed), file_keys(trained, advice, tolerance)
+    x_BCHW = sample_pixels(trained, advice, fixed)
+    if path.lower().endswith(".onnx"):
+        with _expressing("ONNX", "export it as .pt2"):
+            made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+        for key, value in {**deepness_keys(trained, advice, resolution), **keys}.items():
+            entry = made.model_proto.metadata_props.add()
+            entry.key, entry.value = key, value
+        part.write_bytes(made.model_proto.SerializeToString())
+        found_BKHW = run_onnx(part, x_BCHW)
+    else:
+        data = io.BytesIO()
+        torch.export.save(program, data, extra_files={METADATA: json.dumps(keys)})
+        part.write_bytes(data.getvalue())
+        found_BKHW = run_program(part, x_BCHW)
+    with torch.inference_mode():
+        wanted_BKHW = Scored(trained)(x_BCHW)
+    gap = (found_BKHW - wanted_BKHW).abs().max().item() if found_BKHW.shape == wanted_BKHW.shape else float("inf")
+    if not gap <= tolerance:
+        remedy = "; give a larger --tolerance where that will do" if gap < 1 else ""
+        raise TiledsegError(
+            f"{path} read back gives probabilities that are off by {gap:.1e}, more than --tolerance {tolerance:g}; "
+            f"nothing was written{remedy}"
+        )
 
 
 def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -143,17 +176,6 @@ def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def write_onnx(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
-    """Write an ONNX file with metadata `keys`. Raises ConfigError where ONNX cannot express the network."""
-    with _expressing("ONNX", "export it as .pt2"):
-        made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
-    model = made.model_proto
-    for key, value in keys.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
-    part.write_bytes(model.SerializeToString())
-
-
 def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     """Return the output of an ONNX file."""
     import onnxruntime
@@ -161,19 +183,6 @@ def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
     (pixels,) = session.get_inputs()
     return torch.from_numpy(session.run(None, {pixels.name: x_BCHW.numpy()})[0])
-
-
-def check_same(trained: Trained, path: str, found_BKHW: torch.Tensor, x_BCHW: torch.Tensor, tolerance: float) -> None:
-    """Raise TiledsegError where a probability of the file differs from the network's by more than `tolerance`."""
-    with torch.inference_mode():
-        wanted_BKHW = Scored(trained)(x_BCHW)
-    gap = (found_BKHW - wanted_BKHW).abs().max().item() if found_BKHW.shape == wanted_BKHW.shape else float("inf")
-    if not gap <= tolerance:
-        remedy = "; give a larger --tolerance where that will do" if gap < 1 else ""
-        raise TiledsegError(
-            f"{path} read back gives probabilities that are off by {gap:.1e}, more than --tolerance {tolerance:g}; "
-            f"nothing was written{remedy}"
-        )
 
 
 def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Tensor:
