@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz.driver import KINDS, Result, Workshop, run_cases, warm_up
-from tests.fuzz.plants import missed
+from tests.fuzz.driver import KINDS, Result, Workshop, missed, run_cases, warm_up
 from tests.fuzz.trial import make_pristine
 
 

@@ -147,10 +147,11 @@ def write_network(
     if path.lower().endswith(".onnx"):
         with _expressing("ONNX", "export it as .pt2"):
             made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+        model = made.model_proto  # a new one at each look
         for key, value in {**deepness_keys(trained, advice, resolution), **keys}.items():
-            entry = made.model_proto.metadata_props.add()
+            entry = model.metadata_props.add()
             entry.key, entry.value = key, value
-        part.write_bytes(made.model_proto.SerializeToString())
+        part.write_bytes(model.SerializeToString())
         found_BKHW = run_onnx(part, x_BCHW)
     else:
         data = io.BytesIO()
