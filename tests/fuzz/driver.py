@@ -146,7 +146,7 @@ def _after(command: str, change: Callable[[], None], code: int | None = None) ->
     """The command does its work; then `change` happens, and it ends with `code`."""
 
     def plant() -> None:
-        module = importlib.import_module(f"tiledseg.{command}")
+        module: Any = importlib.import_module(f"tiledseg.{command}")
         done = module.main
 
         def changed(arguments: list[str]) -> int:
