@@ -19,13 +19,7 @@ from tiledseg.models.layers import resampling as module
 from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.layers.joins import WholeImageMax
 from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.models.layers.resampling import (
-    AlignedUpsampleModule,
-    Interpolated,
-    MaxPoolModule,
-    Reflected,
-    upsample,
-)
+from tiledseg.models.layers.resampling import AlignedUpsampleModule, Interpolated, Reflected, upsample
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -12,7 +12,7 @@ from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.pyramid import PooledBranch
 from tiledseg.models.layers.pooling import MaxPoolModule
-from tiledseg.models.layers.resampling import AlignedUpsampleModule, MaxPoolModule, UpsampleModule
+from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.views import add_border
 from tiledseg.tracing.lowering import Handler, Step, Value, refuse, writing
