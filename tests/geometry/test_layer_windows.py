@@ -87,21 +87,6 @@ def test_thin_halos_compute_nothing_twice_in_padded_unets(drawn: tuple[UNet, Par
         assert not (isinstance(at.node.layer, Concatenate | Pool) and at.exchanges)
 
 
-@law
-@given(padded_unets(), st.integers(1, 6))
-def test_runs_of_a_padded_unet(drawn: tuple[UNet, Partition], fusion: int) -> None:
-    """Exchanges fall as runs grow; the longest is one exchange of the network's input, or none for one rank."""
-    unet, partition = drawn
-    sequence = unet.graph()
-    counts = [sum(at.exchanges for at in layer_windows(sequence, partition, f)) for f in (1, fusion, fusion + 1, WHOLE)]
-    assert counts[0] >= counts[1] >= counts[3]
-    assert counts[0] >= counts[2] >= counts[3]
-    halos = any(isinstance(layer, Convolution) and layer.kernel > 1 for layer in sequence.layers)
-    bilinear = any(isinstance(layer, Upsample) and layer.mode == "bilinear" for layer in sequence.layers)
-    if halos or not bilinear:  # else upsampling alone needs a halo, at each level an exchange, after that of its skip
-        assert counts[3] == int(partition.parts > 1 and halos)
-
-
 @st.composite
 def unpadded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
     """An unpadded U-Net, a legal size, and blocks that can be cut through all its levels."""

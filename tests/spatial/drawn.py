@@ -1,4 +1,4 @@
-"""Layers, chains and networks with skips that hypothesis draws, with an input and how it is spread over ranks."""
+"""Layers and networks with skips that hypothesis draws, with an input and how it is spread over ranks."""
 
 from __future__ import annotations
 
@@ -184,18 +184,6 @@ def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     """Skips, nested or not, of all kinds; pooling and upsampling of any kind; norms over few pixels."""
     network = with_weights(build_network(draw(graphs()), CHANNELS), draw(st.integers(0, 3)))
     height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
-    x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
-    rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
-    return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)
-
-
-@st.composite
-def chains(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
-    """Up to five layers of any kind one after the other, whatever size comes out."""
-    every = [*keeping(), *shrinking(), *growing(), nn.Conv2d(CHANNELS, CHANNELS, 3), nn.MaxPool2d(2, 1)]
-    layers = draw(st.lists(st.sampled_from(every), min_size=2, max_size=5, unique=True))
-    network = with_weights(nn.Sequential(*layers), draw(st.integers(0, 3)))
-    height, width = (draw(st.integers(5, 17)) for _ in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
     rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
     return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)

@@ -227,13 +227,6 @@ def test_drawn_layers(opened_mpi: OpenAxes, kind: str) -> None:
         for_all(opened_mpi, drawn.spread((rows, cols), modules), lambda case, a=axes: check(case, opened_mpi, a), 8)
 
 
-def test_drawn_chains(opened_mpi: OpenAxes) -> None:
-    """Networks with skips are drawn in `test_no_deadlock`."""
-    for rows, cols in opened_mpi.shapes():
-        axes = opened_mpi.of(rows, cols)
-        for_all(opened_mpi, drawn.chains((rows, cols)), lambda case, a=axes: check(case, opened_mpi, a), 8)
-
-
 @pytest.mark.nine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(

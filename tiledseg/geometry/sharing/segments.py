@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
@@ -33,31 +34,33 @@ class Segment:
 
 @lru_cache(maxsize=16)
 def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
-    """Return a segment for each stored tensor, in their order, and a last one for the outputs. `once`: no node is in
-    two."""
-    stored = stored_tensors(graph, once)
+    """Return a segment for each stored tensor, in their order, and a last one for the outputs.
+
+    `once`: no node is in two, as where an image is one block: all that several nodes take is stored. Gradients are then
+    added up as those of the whole image are, to the last bit.
+    """
+    stored = _stored_tensors(graph, once)
     every = {0, *stored}
     return (*(_segment(graph, (tensor,), every - {tensor}) for tensor in stored), _segment(graph, graph.results, every))
 
 
-@lru_cache(maxsize=16)
-def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
-    """Return the tensors that are stored, besides the input, in their order. `once`: also all that several nodes take,
-    as where an image is one block: gradients are then added up as those of the whole image are, to the last bit."""
+def _stored_tensors(graph: Graph, once: bool) -> list[int]:
+    """Return the tensors that are stored, besides the input, in their order."""
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
-    stored = []
-    made = [_SegmentWay()]
-    for k, sources in enumerate(graph.sources):
-        way = _SegmentWay.through(graph, k, [made[source] for source in sources])
+    stored: list[int] = []
+
+    def step(k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
+        way = _SegmentWay.through(graph.layers[k], inputs)
         if k + 1 in measured or _ends(graph, k + 1, way) or (once and len(graph.readers[k + 1]) > 1):
             stored.append(k + 1)
-            way = _SegmentWay()
-        made.append(way)
-    return tuple(stored)
+            return _SegmentWay()
+        return way
+
+    graph.fold(_SegmentWay(), step)
+    return stored
 
 
-@dataclass(frozen=True)
-class _SegmentWay:
+class _SegmentWay(NamedTuple):
     """The way from stored tensors to a later one: its layers with weights; `wide`: one of them sees neighbours;
     `branched`: there is more than pixelwise layers, one after the other."""
 
@@ -66,13 +69,11 @@ class _SegmentWay:
     branched: bool = False
 
     @staticmethod
-    def through(graph: Graph, k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
-        layer = graph.layers[k]
-        weighted = sum(way.weighted for way in inputs) + _is_weighted(layer)
-        wide = any(way.wide for way in inputs) or (
-            _is_weighted(layer) and layer.required_input(_PIXEL).size > 1  # it sees more than a pixel
-        )
-        return _SegmentWay(weighted, wide, any(way.branched for way in inputs) or not _is_cheap(layer))
+    def through(layer: Layer, inputs: list[_SegmentWay]) -> _SegmentWay:
+        weighted, wide = _is_weighted(layer), layer.required_input(_PIXEL).size > 1
+        own = _SegmentWay(weighted, weighted and wide, not _is_cheap(layer))
+        counts, wides, branched = zip(own, *inputs, strict=True)
+        return _SegmentWay(sum(counts), any(wides), any(branched))
 
 
 def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
@@ -88,16 +89,14 @@ def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
 
 
 def _segment(graph: Graph, leaving: tuple[int, ...], stored: set[int]) -> Segment:
-    nodes: set[int] = set()
-    entering: set[int] = set()
-    open_ = list(leaving)
-    while open_:
-        tensor = open_.pop()
+    nodes, entering, ahead = set[int](), set[int](), list(leaving)
+    while ahead:
+        tensor = ahead.pop()
         if tensor in stored:
             entering.add(tensor)
         elif tensor - 1 not in nodes:
             nodes.add(tensor - 1)
-            open_.extend(graph.sources[tensor - 1])
+            ahead.extend(graph.sources[tensor - 1])
     return Segment(tuple(sorted(nodes)), tuple(sorted(entering)), leaving)
 
 
