@@ -72,13 +72,13 @@ class BlockPass:
         axes: Axes | None = None,
         together: Together | None = None,
     ) -> None:
-        axes, shelf = axes or serial_axes(), shelf or MemoryShelf()
-        self._shelf, self._wants = shelf, network.wants_gradient(input_gradient)
-        joins = together is not None or images[0].program.blocks > 1
-        self.images = [ImagePass(network, each, shelf, self._wants, cast, bring, axes, joins) for each in images]
+        self.network, self.shelf, self.cast, self.bring = network, shelf or MemoryShelf(), cast, bring
+        self.wants, self._axes = network.wants_gradient(input_gradient), axes or serial_axes()
+        self.joins = together is not None or images[0].program.blocks > 1
+        self.images = [ImagePass(self, each) for each in images]
         self._segments = images[0].program.segments if images else segments(network.graph)
         statistics = [image.statistics for image in self.images]
-        self._sums = StatisticSums(network, statistics, axes.image, together, joins)
+        self._sums = StatisticSums(network, statistics, self._axes.image, together, self.joins)
         for image in self.images:
             image.measure_input()
         self._complete(INPUT)
@@ -126,17 +126,17 @@ class BlockPass:
     def _complete(self, tensor: int) -> None:
         """Swap and sum once this rank has all its blocks of a tensor. Collective."""
         for image in self.images:
-            image.values.swap(tensor, image.axes)
+            image.values.swap(tensor, self._axes)
         self._sums.complete(tensor)
-        self._shelf.rest()
+        self.shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
         """Swap and sum once all that this rank adds to a tensor's gradient has been added. Collective."""
-        if self._wants[tensor]:
+        if self.wants[tensor]:
             for image in self.images:
-                image.gradients.swap(tensor, image.axes)
+                image.gradients.swap(tensor, self._axes)
             self._sums.complete_gradients(tensor)
-            self._shelf.rest()
+            self.shelf.rest()
 
     def _drop(self, tensor: int) -> None:
         for image in self.images:
@@ -147,23 +147,14 @@ class ImagePass:
     """This rank's blocks of one image. `compute` and `differentiate` take a segment, by its index, and a block; nothing
     here communicates."""
 
-    def __init__(
-        self,
-        network: BlockNetwork,
-        image: Image,
-        shelf: MemoryShelf,
-        wants: Sequence[bool],
-        cast: Cast,
-        bring: BringInput | None,
-        axes: Axes,
-        joins: bool,
-    ) -> None:
-        self.program, self.axes = image.program, axes
-        self._network, self._wants, self._cast, self._begin = network, wants, cast, image.begin
-        self.values = BlockValues(self.program, shelf, image.x_BCHW, bring)
-        self.gradients = BlockGradients(self.program, shelf, self.values)
-        self.statistics = ImageStatistics(network, self.program, cast, joins)
-        self._blocks = max(self.program.blocks, 2 if joins else 1)  # one that is all of its image still adds to sums
+    def __init__(self, owner: BlockPass, image: Image) -> None:
+        self.program, self._begin = image.program, image.begin
+        self._network, self._wants, self._cast = owner.network, owner.wants, owner.cast
+        self.values = BlockValues(self.program, owner.shelf, image.x_BCHW, owner.bring)
+        self.gradients = BlockGradients(self.program, owner.shelf, self.values)
+        self.statistics = ImageStatistics(owner.network, self.program, owner.cast, owner.joins)
+        # One that is all of its image still adds to sums.
+        self._blocks = max(self.program.blocks, 2 if owner.joins else 1)
 
     def begin(self) -> None:
         """Prepare the network for a block of this image, maybe after one of another."""
