@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.geometry.drawn import law
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 
-law = settings(derandomize=True, max_examples=100, deadline=None)
 intervals = st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda p: Interval(p[0], p[0] + p[1]))
 boxes = st.builds(Box, *(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: Interval(p[0], sum(p))),) * 2)
 

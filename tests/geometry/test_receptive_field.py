@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.geometry.drawn import line
+from tests.geometry.drawn import law, line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
@@ -21,8 +21,6 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 from tiledseg.geometry.shapes import is_legal_size, output_size, required_input, resized, total_stride
-
-law = settings(derandomize=True, max_examples=150, deadline=None)
 
 convolutions = st.builds(
     Convolution,
@@ -74,7 +72,7 @@ def support(network: nn.Module, size: int, out: Interval) -> Interval:
     return Interval(int(touched[0]), int(touched[-1]) + 1) if len(touched) else Interval(0, 0)
 
 
-@law
+@settings(law, max_examples=150)
 @given(chains, st.integers(20, 60), st.data())
 def test_any_chain_needs_what_its_gradient_reaches(chain: list[Layer], size: int, data: st.DataObject) -> None:
     outputs = size

@@ -7,9 +7,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.geometry.drawn import law, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
@@ -18,17 +19,6 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, r
 from tiledseg.geometry.shapes import output_size, required_input
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, make_tiling
 
-law = settings(derandomize=True, max_examples=100, deadline=None)
-
-networks = st.builds(
-    UNet,
-    levels=st.integers(1, 4),
-    convs_per_level=st.integers(1, 2),
-    kernel=st.sampled_from([1, 3, 5]),
-    base_channels=st.just(1),
-    padding=st.sampled_from(["same", "valid"]),
-    upsampling=st.sampled_from(["transposed", "nearest", "bilinear"]),
-)
 sides = st.one_of(st.integers(1, 90), st.sampled_from([1, 2, 31, 97, 127, 128, 129]))
 
 
@@ -40,7 +30,7 @@ def footprint_of(unet: UNet) -> tuple[Graph, Footprint]:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, Tiling]:
     """A network with its own halo or a wider one, and any legal grid on any raster."""
-    unet = draw(networks)
+    unet = draw(unets)
     layers, footprint = footprint_of(unet)
     if draw(st.booleans()):
         footprint = network_footprint(layers, max(minimum_halo(layers)) + draw(st.integers(0, 20)))
@@ -60,7 +50,7 @@ def dims(tile: Tile) -> list[tuple[Interval, Interval, Interval, Interval]]:
 
 
 @law
-@given(networks, st.tuples(sides, sides))
+@given(unets, st.tuples(sides, sides))
 def test_a_grid_finer_than_the_alignment_names_both_values(unet: UNet, raster: tuple[int, int]) -> None:
     _, footprint = footprint_of(unet)
     rows, cols = finest_grid(raster, footprint)
