@@ -12,7 +12,6 @@ from tiledseg.plan import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ("how-to/find-settings.md", "how-to/out-of-memory.md", "reference/plan-output.md", "explanation/planning.md")
-BATCH_JOBS = (DOCS / "how-to/batch-jobs.md").read_text()
 
 
 def printed(page: str) -> dict[str, list[list[str]]]:
@@ -51,12 +50,3 @@ def test_a_page_prints_what_the_command_prints(
     for lines in PRINTED[command]:
         wrong = first_not_printed(lines, output.splitlines())
         assert wrong is None, f"a page has the line\n{wrong}\nbelow this command, which prints\n{output}"
-
-
-def test_the_plan_that_the_page_of_jobs_advises_says_how_long_an_epoch_takes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    command = re.search(r"`tiledseg\s+plan (--search [^`]+)`\s+says\s+how\s+long", BATCH_JOBS)
-    assert command is not None
-    assert main(command[1].split()) == 0
-    assert re.search(r"epoch.*\n  layer, .*mesh \d+ x \d+ .* s .*chosen", capsys.readouterr().out)

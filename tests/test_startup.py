@@ -33,7 +33,7 @@ NOT_FOR_A_STEP = {
     "tiledseg.planning.walk.layer_memory",
     "tiledseg.planning.memory.greedy",
     "tiledseg.planning.walk.segment_memory",
-    "tiledseg.planning.stages.staged_pipeline",
+    "tiledseg.planning.staged_pipeline",
     "tiledseg.raster.labels.polygons",
     "tiledseg.reporting.page",
     "tiledseg.spatial.network",

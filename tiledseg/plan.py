@@ -124,6 +124,12 @@ def _parser() -> Parser:
     )
     cluster.add_argument("--gpus-per-node", type=int, help="GPUs a node (default: of the machine, else 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
+    cluster.add_argument(
+        "--images-per-step",
+        type=int,
+        metavar="B",
+        help="images of a step (default: as many as GPUs take at a tile each)",
+    )
     cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
     modes = parser.add_argument_group("halo modes")
     modes.add_argument(
@@ -151,7 +157,6 @@ def _parser() -> Parser:
         action="store_true",
         help="the best settings for --gpus of a --machine, in place of the plan of some",
     )
-    found.add_argument("--images-per-step", type=int, metavar="B", help="images of a step of either (default 1)")
     found.add_argument(
         "--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, 64:1536 say, in place of it"
     )

@@ -64,6 +64,14 @@ def parse_bytes(text: str) -> int:
     return int(size) if math.isfinite(size) else MOST_BYTES + 1
 
 
+def size(count: int) -> str:
+    """Return bytes in the largest fitting unit, '5.39 GiB'."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count} B"
+
+
 ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 SINGLE_BYTES = 4  # float32
 DOUBLE_BYTES = 8  # float64: statistics of norms, sums of gradients; on any device

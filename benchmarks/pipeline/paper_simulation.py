@@ -12,7 +12,7 @@ from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagePrices, choose, stage
+from tiledseg.planning.staged_pipeline import PipelineCase, StagePrices, choose, stage
 from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
 from tiledseg.planning.step.halo_traffic import SentBytes
 

@@ -85,7 +85,7 @@ def test_losses_are_those_of_what_was_found_given_by_hand(
     assert told["parallel"]["halo"] == told["found"]["keys"]["parallel.halo"]
     assert told["found"]["keys"]["parallel.halo"] == ("layer" if mesh.size > 1 else "read"), "messages are free"
     with monkeypatch.context() as patch:
-        patch.setattr("tiledseg.planning.search.best.search", no_search)
+        patch.setattr("tiledseg.planning.search.search", no_search)
         whole = losses(run(config, mesh))
     hand = by_hand(config, "auto-hand")
     assert whole == losses(run(hand, mesh)), "to the last bit"

@@ -67,7 +67,7 @@ def test_under_a_limit_that_depends_on_the_stage_and_with_the_least_traffic(
 
     possible = [price(b) for b in every_balance(layers, stages) if fits(b)]
     if not possible:
-        with pytest.raises(ConfigError, match=rf"stage \d needs at least \d+ bytes, .* is {limit} bytes"):
+        with pytest.raises(ConfigError, match=rf"stage \d needs at least \d+ B, .* is {limit} B;"):
             choose_balances(BalancePrices(times, memory, limit, traffic), stages)[0]
         return
     chosen = choose_balances(BalancePrices(times, memory, limit, traffic), stages)[0]
@@ -120,7 +120,7 @@ def test_folded_under_a_limit() -> None:
     assert choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1], memory, 4), [(0, 5)], 2)[0] == (3, 2, 1), (
         "4 layers on rank 0, not 5"
     )
-    with pytest.raises(ConfigError, match="stage 0 needs at least 2 bytes, but the memory of a stage is 1 bytes"):
+    with pytest.raises(ConfigError, match="stage 0 needs at least 2 B, but the memory of a stage is 1 B;"):
         choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1], memory, 1), [(0, 5)], 2)[0]
     with pytest.raises(ConfigError, match="no cut in front of stage 0"):
         choose_folded_balances(BalancePrices([1, 1, 1]), [(0, 1), (1, 2)], 2)[0]

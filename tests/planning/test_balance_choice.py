@@ -11,7 +11,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.stages.staged_pipeline import (
+from tiledseg.planning.staged_pipeline import (
     PipelineCase,
     StagedPipeline,
     StagePrices,

@@ -238,10 +238,10 @@ COSTS = [cost("read", 3e-3, 5), cost("exchange", 2e-3, 6), cost("layer", 1e-3, 7
     ],
 )
 def test_the_quickest_that_fits_and_is_exact(memory: int | None, exact: tuple[str, ...], expected: int | None) -> None:
-    chosen, reason = choose_mode(COSTS, memory, exact)
+    chosen, reason = choose_mode(COSTS, [cost for cost in COSTS if cost.mode in exact], memory)
     assert chosen == (None if expected is None else COSTS[expected])
     if chosen is None:
-        assert f"no mode fits {memory} bytes" in reason
+        assert f"no mode fits {memory} B" in reason
         assert str(5 if "read" in exact else 7) in reason
     else:
         assert reason.startswith(f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms")

@@ -20,7 +20,7 @@ from tiledseg.planning.run.pipeline import (
     spread_note,
 )
 from tiledseg.planning.run.spread import Parallelism, choose_spread, parallelism
-from tiledseg.planning.stages.staged_pipeline import StagePrices
+from tiledseg.planning.staged_pipeline import StagePrices
 from tiledseg.planning.step.cost import tile_walk
 
 UNET = UNet(3, base_channels=8, classes=3)

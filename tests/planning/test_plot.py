@@ -1,24 +1,22 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
-from tiledseg.errors import WriteError
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
 from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.stages import ask_stages, stage_pipeline
-from tiledseg.planning.question import Question
+from tiledseg.planning.answer.stages import stage_pipeline
+from tiledseg.planning.run.spread import Parallelism
 
 plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")
 Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
-    question = Question((3000, 3000), UNet(), (4, 4))
+    question = asked_of((3000, 3000), UNet(), (4, 4))
     tiling = plan_tiling(question)
     curves = plot.efficiency_curves(question, tiling)
     assert [len(curve) for curve in curves.values()] == [12] * 3
@@ -26,7 +24,7 @@ def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
         assert exact == tiling_efficiency(make_tiling((3000, 3000), (q, q), tiling.footprint))
         assert paper == pytest.approx(paper_efficiency((3000, 3000), (q, q), 92))
         assert linear == pytest.approx(paper_efficiency_linear((3000, 3000), (q, q), 92))
-    narrow = Question((100, 3000), UNet(), (1, 4))
+    narrow = asked_of((100, 3000), UNet(), (1, 4))
     assert len(plot.efficiency_curves(narrow, plan_tiling(narrow))["exact"]) == 7, (
         "the curve ends as the alignment does"
     )
@@ -34,7 +32,7 @@ def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_the_figure_shows_cores_contexts_and_the_chosen_grid(padding: str) -> None:
-    question = Question((2000, 3000), UNet(padding=padding), (3, 5))
+    question = asked_of((2000, 3000), UNet(padding=padding), (3, 5))
     tiling = plan_tiling(question)
     raster, efficiency = plot.draw(question, tiling).axes
     boxes = {(p.get_y(), p.get_x(), p.get_height(), p.get_width()) for p in raster.patches}
@@ -50,23 +48,14 @@ def test_the_figure_shows_cores_contexts_and_the_chosen_grid(padding: str) -> No
     assert list(chosen[0].get_ydata()) == [tiling_efficiency(tiling)]
 
 
-def test_a_plot_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    figure = Figure()
-    plot.write(str(tmp_path / "plan.png"), figure)
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "folder.png").mkdir()
-    for path in (tmp_path / "missing" / "plan.png", tmp_path / "folder.png"):
-        with pytest.raises(WriteError, match=r"cannot write .*(plan|folder)\.png: (No such file|Is a directory)"):
-            plot.write(str(path), figure)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "plan.png"]
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_step_is_drawn_as_it_was_simulated(schedule: str) -> None:
     """A bar for each computation, on its stage, from its start to its end."""
-    question = Question((256, 256), UNet(3, base_channels=8), (1, 1))
+    question = asked_of((256, 256), UNet(3, base_channels=8), (1, 1))
     tiling = plan_tiling(question)
-    staged = stage_pipeline(question, tiling, ask_stages(2, micro_batches=4, schedule=schedule))
+    staged = stage_pipeline(
+        question, tiling, Parallelism(stages=2, micro_batches=4, schedule=schedule, recompute=("never",) * 2)
+    )
     figure = plot.draw(question, tiling, staged)
     axes = next(a for a in figure.axes if a.get_ylabel() == "stage (GPU)")
     drawn = sorted(

@@ -3,17 +3,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
-from tiledseg.planning.answer.report import by_stage, cluster_part, paper_part, plan
-from tiledseg.planning.question import Question
+from tiledseg.planning.answer.report import cluster_part, formula, plan
 
 
 def test_the_papers_setting() -> None:
-    answer, tiling, _ = plan(Question((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
+    answer, tiling, _ = plan(asked_of((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
     assert tiling is not None
     assert answer["paper"] == {
         "shrink": 2,
@@ -33,27 +30,11 @@ def test_the_papers_setting() -> None:
     assert (cluster["rounds"], cluster["idle_gpus_last_round"], cluster["utilisation"]) == (6, 800, 0.8889)
 
 
-@settings(derandomize=True, max_examples=50, deadline=None)
-@given(st.integers(100, 20000), st.integers(1, 20), st.integers(2, 7))
-def test_squares_follow_the_papers_formulas(size: int, q: int, levels: int) -> None:
-    part = paper_part(Question((size, size), UNet(levels), (q, q)), (q, q))
-    assert part["efficiency"] == pytest.approx(paper_efficiency((size, size), (q, q), part["halo"]), abs=1e-4)
-    assert part["efficiency_linear"] == pytest.approx(
-        paper_efficiency_linear((size, size), (q, q), part["halo"]), abs=1e-4
-    )
-
-
-def test_rectangles_have_a_side_each() -> None:
-    part = plan(Question((3000, 1000), UNet(), (3, 2)))[0]["paper"]
-    assert (part["tile"], part["context"]) == ([1000, 500], [1184, 684])
-    assert part["efficiency"] == round(1184 * 684 / (1000 * 500), 4)
-
-
 def test_image_work_is_the_sum_over_tiles() -> None:
-    question = Question((500, 700), UNet(4, base_channels=4), (3, 2))
+    question = asked_of((500, 700), UNet(4, base_channels=4), (3, 2))
     answer, tiling, _ = plan(question)
     assert tiling is not None
-    network, single = answer["network"], plan(Question((500, 700), UNet(4, base_channels=4), (1, 1)))[0]["network"]
+    network, single = answer["network"], plan(asked_of((500, 700), UNet(4, base_channels=4), (1, 1)))[0]["network"]
     assert network["multiply_adds_context"] == sum(layer["multiply_adds"] for layer in network["by_layer"])
     assert network["parameters"] == single["parameters"] == sum(layer["parameters"] for layer in network["by_layer"])
     # Convolutions cost the same for each pixel, so the work of an image grows as its contexts' pixels do.
@@ -61,17 +42,9 @@ def test_image_work_is_the_sum_over_tiles() -> None:
     assert network["multiply_adds_image"] * 504 * 704 == single["multiply_adds_image"] * pixels
 
 
-def test_stages_add_up() -> None:
-    by_layer = plan(Question((500, 500), UNet(3, base_channels=4), (2, 2)))[0]["network"]["by_layer"]
-    stages = by_stage(by_layer)
-    assert [s["name"] for s in stages] == ["encoder0", "encoder1", "bottom", "decoder1", "decoder0", "head"]
-    for key in ("parameters", "multiply_adds", "activation_bytes"):
-        assert sum(s[key] for s in stages) == sum(layer[key] for layer in by_layer)
-
-
 @pytest.mark.parametrize(("images", "tiles", "gpus"), [(100, 64, 1200), (7, 5, 4), (3, 4, 12), (1, 9, 10), (200, 1, 1)])
 def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gpus: int) -> None:
-    part = cluster_part(Question((6000, 6000), UNet(3), (1, tiles), images=images, gpus=gpus), (1, tiles))
+    part = cluster_part(asked_of((6000, 6000), UNet(3), (1, tiles), images=images, gpus=gpus), (1, tiles))
     left, rounds, last = images * tiles, 0, 0
     while left:
         last = min(gpus, left)
@@ -81,7 +54,7 @@ def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gp
 
 
 def test_another_stride_has_the_formula_only() -> None:
-    answer, tiling, _ = plan(Question((1000, 1000), UNet(), (4, 4), stride=2))
+    answer, tiling, _ = formula(asked_of((1000, 1000), UNet(), (4, 4)), 2)
     assert tiling is None
     assert set(answer) == {"paper", "omitted", "cluster"}
     assert "stride 2" in answer["omitted"]

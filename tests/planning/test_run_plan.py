@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import BudgetError, ConfigError
@@ -19,7 +20,6 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.question import Question
 from tiledseg.planning.run.memory import why_alone
 from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run
@@ -127,7 +127,7 @@ def test_it_is_made_without_torch() -> None:
 def test_plan_prints_what_the_run_would_be_planned_with(mesh: tuple[int, int], machine: Machine) -> None:
     """Time, memory and fusion of each mode: of the same function, asked as `train` asks it."""
     asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine, memory=1 << 40)
-    sizes = Question((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
+    sizes = asked_of((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
     rows = plan(sizes)[0]["modes"]["costs"]
     assert {row["mode"] for row in rows} == {"read", "exchange", "layer"}
     assert (len(rows) == 4) == (machine.latency > 0)

@@ -9,14 +9,11 @@ from cProfile import Profile
 
 import pytest
 
-from benchmarks.pipeline.paper_network import paper_graph
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES
-from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main
-from tiledseg.planning.answer.stages import parse_counts
 from tiledseg.planning.step.cost import layer_costs
 
 
@@ -30,15 +27,6 @@ def caps(work: list[int], by_hand: tuple[int, ...]) -> tuple[float, float]:
     both = parse_balance(by_hand, len(work)), choose_balances(BalancePrices(work), 6)[0]
     first, best = (sum(work) / max(sum(work[a:b]) for a, b in cuts(balance)) for balance in both)
     return first, best
-
-
-@pytest.mark.parametrize("model", PRESETS)
-def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(model: str) -> None:
-    """26-32 % of the multiply-adds on one stage: 3.2-3.6 x; the best contiguous split: 5.2-5.7 x. Any square size."""
-    work = [cost.multiply_adds for cost in layer_costs(paper_graph(PRESETS[model].levels - 1), 3, (512, 512))]
-    by_hand, best = caps(work, PRESETS[model].balance)
-    assert 3.15 <= by_hand <= 3.65
-    assert 5.2 <= best <= 5.7
 
 
 @pytest.mark.parametrize(("model", "by_hand", "best"), [("small", 3.70, 4.73), ("large", 3.43, 5.48)])
@@ -150,48 +138,11 @@ def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
     assert mixed["by_stage"][1:] == never["by_stage"][1:]
 
 
-def test_where_memory_decides_recomputation_allows_a_faster_balance(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 1000 --grid 2 --stages 3"
-    most = max(row["memory"]["total"] for row in answer(capsys, flags)["by_stage"])
-    tight = f"{flags} --gpu-memory {most * 2 // 3}"
-    assert answer(capsys, f"{tight} --recompute always")["cap"] > answer(capsys, tight)["cap"]
-    assert main([*flags.split(), "--recompute", "always", "--show", "all"]) == 0
-    text = capsys.readouterr().out
-    assert "schedule 1f1b, recompute always" in text
-    assert " + recompute " in text
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "folded"])
-def test_an_automatic_balance_minds_slow_links(capsys: pytest.CaptureFixture[str], schedule: str) -> None:
-    """The fastest cut for free messages is not the fastest one where they are slow: it is tried against others."""
-    flags = f"--size 1024 --grid 1 --model small --stages 4 --micro-batches 12 --schedule {schedule}"
-    free, slow = answer(capsys, f"{flags} --bandwidth 1000TB --latency 0s"), answer(capsys, f"{flags} --bandwidth 1GB")
-    assert free["cap"] >= slow["cap"]
-    text = ",".join(map(str, free["balance"]))
-    given = answer(capsys, f"{flags} --bandwidth 1GB --balance [{text}]")
-    assert given["step"]["transfer_milliseconds"] > free["step"]["transfer_milliseconds"]
-    assert given["step"]["speed_up"] < slow["step"]["speed_up"]
-    assert given["bytes_step"] > slow["bytes_step"]
-
-
 def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """Quick: its work is counted, not its seconds, which are other ones on a machine that others load too."""
-    flags = [
-        "--size",
-        "10000",
-        "--grid",
-        "8",
-        "--model",
-        "large",
-        "--stages",
-        "6",
-        "--gpu-memory",
-        "192GiB",
-        "--show",
-        "all",
-    ]
+    line = "--size 10000 --grid 8 --model large --stages 6 --gpu-memory 192GiB --show all"
     profile = Profile()
-    assert profile.runcall(main, flags) == 0
+    assert profile.runcall(main, line.split()) == 0
     assert pstats.Stats(profile).total_calls < 40e6, "14 million calls, in 2 to 4 s"
     text = capsys.readouterr().out
     titles = re.findall(r"^(\w+): ", text, re.MULTILINE)
@@ -200,46 +151,29 @@ def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> Non
     for words in ("balance, automatic: [", "the cap is 5.48 x", "predicted speed-up", "stage 5 .", "F0", "B23"):
         assert words in part
     assert all(line == line.rstrip() for line in text.splitlines())
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 80
     assert main(["--size", "1000", "--grid", "2", "--stages", "2", "--schedule", "folded", "--show", "all"]) == 0
-    assert "f, b: the stage's second chunk" in capsys.readouterr().out
-
-
-def test_counts_as_people_write_them() -> None:
-    for text in ("[14,24,30]", "{14,24,30}", " 14, 24, 30 "):
-        assert parse_counts(text) == (14, 24, 30)
-    assert parse_counts("auto") is None
-    for text in ("[14,24", "[14,]", "", "[]", "many", "14;24", "{14,24]"):
-        with pytest.raises(ConfigError, match="--balance is"):
-            parse_counts(text)
+    assert "f, b: the stage's second chunk" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--stages 0", ["--stages is 0", "1 to 32"]),
-        ("--stages 33", ["--stages is 33", "1 to 32"]),
+        ("--stages 0", ["--stages is 0", "at least 1"]),
         ("--levels 1 --stages 10", ["10 stages", "9 layers", "fewer stages"]),
         ("--levels 1 --stages 5 --schedule folded --base-channels 8 --convs-per-level 1", ["9 chunks", "5 layers"]),
-        ("--levels 2 --stages 8 --schedule folded", ["no cut", "fewer stages"]),
         ("--stages 2 --balance [40,40]", ["[40,40]", "sums to 80", "has 89", "auto"]),
-        ("--stages 2 --balance [89,0]", ["stage 1", "0 layers", "at least 1"]),
+        ("--stages 2 --balance [89,0]", ["--balance is [89,0]", "layers a stage as"]),
         ("--stages 3 --balance [40,49]", ["--balance has 2 parts", "--stages is 3", "3 counts"]),
-        ("--stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 parts when folded"]),
+        ("--stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 chunks when folded"]),
         ("--stages 2 --balance [10,78,1] --schedule folded", ["encoder0.stash from stage 0 to 1", "auto"]),
-        ("--stages 2 --balance half", ["--balance is 'half'", "auto"]),
-        ("--stages 2 --micro-batches 0", ["--micro-batches is 0", "1 to 256"]),
-        ("--stages 2 --schedule zigzag", ["--schedule", "zigzag", "folded"]),
+        ("--stages 2 --balance half", ["--balance is half", "auto"]),
         ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
-        ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
-        ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
         ("--recompute all --memory-budget 1GiB", ["--recompute is all", "--memory-budget"]),
-        ("--recompute all --stride 2", ["--recompute is all", "--stride 2 have no exact plan"]),
         ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
         ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
         ("--recompute always", ["--recompute is always", "--stages"]),
-        ("--stages 2 --stride 2", ["--stages is 2", "--stride 2"]),
-        ("--stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 104857600 bytes", "more stages"]),
+        ("--stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 100.00 MiB", "more stages"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

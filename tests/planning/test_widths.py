@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tests.planning.asked import asked_of
 from tests.small_files import write_raster
 from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.presets import build_network
@@ -18,7 +19,6 @@ from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig,
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.question import Question
 from tiledseg.training.preparing.preparation import prepare
 from tiledseg.units import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
 
@@ -46,7 +46,7 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
     memory = memory_for(precision)
     for norm, halo in (("none", "read"), ("instance", "layer")):
         model = replace(MODEL, norm=norm)
-        question = Question((150, 230), build_network(model, 3, 2), precision=precision, gpu_memory=memory, gpus=ranks)
+        question = asked_of((150, 230), build_network(model, 3, 2), precision=precision, memory=memory, gpus=ranks)
         config = Config(
             data=data,
             model=model,

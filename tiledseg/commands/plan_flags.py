@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -11,25 +12,28 @@ from typing import Any, NamedTuple
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import PRESETS, build_network
+from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import MOST, Range
 from tiledseg.config.memory import RECOMPUTE as NODES
+from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
-from tiledseg.planning.answer.report import Planned, plan
-from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
-from tiledseg.planning.answer.table import parse_sections, table
+from tiledseg.planning.answer.report import formula, plan
+from tiledseg.planning.answer.table import heading, parse_sections, table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.jobs.job import Site, batch_script, find_site, parse_minutes, planned_job, searched_job
-from tiledseg.planning.question import Question, check_exact
-from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.run.spread import Parallelism, parallelism
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
-from tiledseg.units import parse_bytes
+from tiledseg.units import MOST_BYTES, parse_bytes
 
 _SEARCHED = (
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",
 )  # fmt: skip
+_COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
+_MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # with these the simulation takes a few seconds at most
 
 
 class Answered(NamedTuple):
@@ -50,79 +54,65 @@ def answered(flags: Namespace) -> Answered:
         return _scaling(flags)
     if flags.search:
         return _search(flags)
-    if flags.images_per_step is not None:
-        raise ConfigError(f"--images-per-step is {flags.images_per_step}, but --search is not given; leave it out")
     shown = () if flags.show is None else parse_sections(flags.show)
-    question = _question(flags)
-    emit = _emitted(flags)
-    if flags.plot is not None:
-        _check_plot(flags.plot)
-    planned = plan(question, _stages(flags))
-    if flags.plot is not None:
-        _plot(flags.plot, question, planned)
-    return Answered(planned.answer, lambda: emit(question, planned) if emit else table(question, planned.answer, shown))
+    question, budget, job = _question(flags), _bytes(flags.memory_budget), _job_asked(flags)
+    stages = _stages(flags)
+    _check_files(flags)
+    exact = flags.stride == 1
+    planned = plan(question, stages, budget, flags.window) if exact else formula(question, flags.stride)
+    if flags.plot is not None and planned.tiling is not None:
+        plotter = _plotter()
+        plotter.write(flags.plot, plotter.draw(question, planned.tiling, planned.pipeline))
+    if job is None:
+        return Answered(planned.answer, lambda: table(question, planned.answer, shown))
+    script = batch_script(job[0], planned_job(question, planned, *job, budget, flags.halo))
+    return Answered(planned.answer, lambda: script)
 
 
 def _search(flags: Namespace) -> Answered:
     """Answer --search: the best settings, or the batch script of the winner."""
-    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched
+    from tiledseg.planning.answer.search import search_part, search_table, searchable
+    from tiledseg.planning.search import search
 
-    images = _images_per_step(flags, "--search")
+    _check_searched(flags, "--search")
     job = _job_asked(flags)
-    question = searchable(_question(flags), _grid(flags.grid) if flags.grid else None)
-    found = searched(question, images)
-    part = search_part(question, images, found)
-    if job is not None:
-        script = batch_script(job[0], searched_job(question, images, found.winner, *job))
-        return Answered({"search": part}, lambda: script)
-    return Answered({"search": part}, lambda: search_table(part))
-
-
-def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
-    """Return a function that writes the batch script, if one is wanted."""
-    job = _job_asked(flags)
+    question = searchable(_question(flags))
+    found = search(question, question.figures.ranks_per_host)
+    part = search_part(question, found)
     if job is None:
-        return None
-    return lambda question, planned: batch_script(job[0], planned_job(question, planned, *job, flags.halo))
+        return Answered({"search": part}, lambda: search_table(part))
+    script = batch_script(job[0], searched_job(question, found.winner, *job))
+    return Answered({"search": part}, lambda: script)
 
 
-def _images_per_step(flags: Namespace, word: str) -> int:
-    """Return the images of a step of a search or a scaling study. Raise ConfigError for flags of what it decides."""
+def _check_searched(flags: Namespace, word: str) -> None:
+    """Raise ConfigError for flags of what a search or a scaling study decides."""
     for name in (*_SEARCHED, *(["plot"] if flags.scaling is None else [])):
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {getattr(flags, name)}, but {word} finds settings; leave {flag} or it out")
-    check_exact(flags.stride, {word: "given"})
-    images = 1 if flags.images_per_step is None else flags.images_per_step
-    Range(1, MOST).check("--images-per-step", images)
-    if images > flags.images:
-        raise ConfigError(f"--images-per-step is {images}, but --images is {flags.images}; give at most so many")
-    return images
+    _check_exact(flags.stride, {word: "given"})
 
 
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
-    from tiledseg.planning.answer.search import scaling_csv, scaling_part, scaling_table, scaling_title, searchable
-    from tiledseg.planning.search.best import parse_range
+    from tiledseg.planning.answer.search import parse_range, scaling_csv, scaling_part, scaling_table, searchable
 
-    numbers, images = parse_range(flags.scaling), _images_per_step(flags, "--scaling")
+    numbers = parse_range(flags.scaling)
+    _check_searched(flags, "--scaling")
     for name in ("search", "gpus", "emit", "site", "time"):
         if getattr(flags, name):
             raise ConfigError(f"--{name} is given, but --scaling has GPUs of its own and no job; leave one of them out")
     plotter = None if flags.plot is None else _plotter()
-    if flags.plot is not None:
-        _check_plot(flags.plot)
-    if flags.csv is not None:
-        check_ending("--csv", flags.csv, ".csv")
-    outputs = {"--csv": flags.csv, "--plot": flags.plot}
-    check_outputs([whole(flag, path) for flag, path in outputs.items() if path is not None])
-    question = replace(_question(flags), gpus=numbers[-1])
-    part = scaling_part(searchable(question, _grid(flags.grid) if flags.grid else None), images, numbers)
+    _check_files(flags)
+    question = searchable(replace(_question(flags), ranks=numbers[0]))
+    part = scaling_part(question, numbers)
     if flags.csv is not None:
         with replacing(flags.csv) as path:
             path.write_text(scaling_csv(part), encoding="utf-8")
     if plotter is not None:
-        plotter.write(flags.plot, plotter.draw_scaling(part, scaling_title(question, images, numbers)))
+        images = f"{question.images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
+        plotter.write(flags.plot, plotter.draw_scaling(part, f"images of {heading(question)}; {images}"))
     return Answered({"scaling": part}, lambda: scaling_table(part))
 
 
@@ -137,21 +127,17 @@ def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
         return None
     if flags.format == "json":
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
-    site = find_site(flags.emit, flags.site or "generic")
-    minutes = parse_minutes(flags.time or "2:00")
-    return site, minutes
+    _check_exact(flags.stride, {"--emit": flags.emit})
+    site = find_site(flags.emit, flags.site or "generic", flags.gpus_per_node, _machine(flags).ranks_per_host)
+    return site, parse_minutes(flags.time or "2:00")
 
 
-def _check_plot(path: str) -> None:
-    check_ending("--plot", path, ".png")
-    check_outputs([whole("--plot", path)])
-
-
-def _plot(path: str, question: Question, planned: Planned) -> None:
-    if planned.tiling is None:
-        raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
-    plotter = _plotter()
-    plotter.write(path, plotter.draw(question, planned.tiling, planned.pipeline))
+def _check_files(flags: Namespace) -> None:
+    files = {"--csv": (flags.csv, ".csv"), "--plot": (flags.plot, ".png")}
+    given = {flag: file for flag, file in files.items() if file[0] is not None}
+    for flag, (path, ending) in given.items():
+        check_ending(flag, path, ending)
+    check_outputs([whole(flag, path) for flag, (path, _) in given.items()])
 
 
 def _plotter() -> ModuleType:
@@ -171,52 +157,100 @@ def _network(flags: Namespace) -> Network:
     return known(network)
 
 
-def _question(flags: Namespace) -> Question:
-    machine = _machine(flags)
-    memory = machine.memory if flags.gpu_memory is None else parse_bytes(flags.gpu_memory)
+def _question(flags: Namespace) -> RunQuestion:
+    """Ask the planner for a training run of the flags, checked. A search has any grid but one that is given."""
+    machine, memory = _machine(flags), _bytes(flags.gpu_memory)
+    memory = machine.memory if memory is None else memory
     fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
-    return Question(
-        size=_two("--size", flags.size),
-        network=_network(flags),
-        grid=_grid(flags.grid or ["auto" if fits_alone else "8"]),
-        stride=flags.stride,
-        precision=flags.precision,
-        gpu_memory=memory,
-        memory_budget=None if flags.memory_budget is None else parse_bytes(flags.memory_budget),
-        gpus_per_node=flags.gpus_per_node,
-        images=flags.images,
-        gpus=flags.gpus,
-        mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
+    searches = flags.search or flags.scaling is not None
+    words = flags.grid or ["auto" if fits_alone or searches else "8"]
+    size, grid = _two("--size", flags.size), _grid(words)
+    mesh = None if flags.mesh is None else _two("--mesh", flags.mesh)
+    values = {name: getattr(flags, name) for name in _COUNTS} | {"size": size, "grid": grid, "mesh": mesh}
+    values |= {"gpu_memory": memory, "memory_budget": _bytes(flags.memory_budget)}
+    for name, value in values.items():
+        for number in () if value is None else value if isinstance(value, tuple) else (value,):
+            Range(1, MOST if name in _COUNTS else MOST_BYTES).check(f"--{name.replace('_', '-')}", number)
+    network, recompute = _network(flags), flags.recompute if flags.recompute in NODES else "auto"
+    if flags.stride != 1 and not isinstance(network, UNet):
+        raise ConfigError(
+            f"--stride is {flags.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
+            "one of --stride and --model out"
+        )
+    exact = {"memory_budget": flags.memory_budget, "recompute": None if recompute == "auto" else recompute}
+    exact |= {"grid": "auto" if grid is None else None, "mesh": mesh and f"{mesh[0]} x {mesh[1]}"}
+    exact |= {name: getattr(flags, name) for name in ("window", "stages", "plot")}
+    _check_exact(flags.stride, {f"--{name.replace('_', '-')}": value for name, value in exact.items()})
+    if exact["recompute"] and flags.memory_budget is not None:
+        raise ConfigError(
+            f"--recompute is {recompute}, but --memory-budget is given, which chooses that; leave one of them out"
+        )
+    if grid is None and memory is None and not searches:
+        raise ConfigError(
+            "--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine, or a grid"
+        )
+    if flags.window is not None and flags.window > min(size):
+        raise ConfigError(f"--window is {flags.window}, but the raster has {min(size)} px along one side")
+    if (flags.images_per_step or 0) > flags.images:
+        raise ConfigError(
+            f"--images-per-step is {flags.images_per_step}, but --images is {flags.images}; give at most so many"
+        )
+    return RunQuestion(
+        network,
+        (Extent(size),),
+        flags.gpus or 0,
+        MOST_BYTES if memory is None else memory,
+        Parallelism(mesh=mesh),
+        flags.precision,
+        grid=grid,
+        images_per_step=flags.images_per_step or 0,
         machine=machine,
-        window=flags.window,
-        recompute=flags.recompute if flags.recompute in NODES else "auto",
+        recompute=recompute,
+        images=flags.images,
     )
 
 
+def _bytes(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text)
+
+
+def _check_exact(stride: int, flags: Mapping[str, object]) -> None:
+    """Raise ConfigError for the first of `flags` that is given, where the stride is another than 1."""
+    for flag, value in flags.items():
+        if value is not None and stride != 1:
+            raise ConfigError(f"{flag} is {value}, but networks of --stride {stride} have no exact plan; leave it out")
+
+
 def _stages(flags: Namespace) -> Parallelism | None:
-    parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule", "recompute")}
-    if flags.recompute in NODES:
-        del parts["recompute"]
-    given = {key: value for key, value in parts.items() if value is not None}
+    """Return the settings of a pipeline, checked as those of the group `parallel`; None without --stages."""
+    given = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
+    given = {name: value for name, value in given.items() if value is not None and value not in NODES}
     if flags.stages is None:
         if given:
             flag = next(iter(given)).replace("_", "-")
             raise ConfigError(f"--{flag} is {next(iter(given.values()))}, but --stages is not given; give --stages N")
         return None
-    check_exact(flags.stride, {"--stages": flags.stages})
-    if "balance" in given:
-        given["balance"] = parse_counts(given["balance"])
+    Range(1, _MOST_STAGES).check("--stages", flags.stages)
+    Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", given.get("micro_batches", 1))
     if "recompute" in given:
-        given["recompute"] = parse_modes(given["recompute"])
-    return ask_stages(flags.stages, **given)
+        words = [word.strip() for word in given["recompute"].strip().strip("[]").split(",")]
+        given["recompute"] = words[0] if len(words) == 1 else words
+    config = ParallelConfig(stages=flags.stages, **given)
+    try:
+        if flags.stages > 1:
+            config.check()
+        return parallelism(config)
+    except ConfigError as error:  # in the words of the flags
+        raise ConfigError(re.sub(r"parallel\.(\w+)", lambda key: f"--{key[1].replace('_', '-')}", str(error))) from None
 
 
 def _machine(flags: Namespace) -> Machine:
     parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
     given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
-    check_exact(flags.stride, {f"--{key}": getattr(flags, key) for key in ("machine", *parsers)})
+    _check_exact(flags.stride, {f"--{key}": getattr(flags, key) for key in ("machine", *parsers)})
     if flags.machine is None:
-        return replace(Machine(), **given)  # type: ignore[arg-type]  # three of its figures
+        hosts = {} if flags.gpus_per_node is None else {"ranks_per_host": flags.gpus_per_node}
+        return replace(Machine(), **given, **hosts)  # type: ignore[arg-type]  # some of its figures
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
     machine = find_machine(flags.machine).with_figures(**given)

@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from tiledseg.errors import BudgetError, ConfigError
+from tiledseg.units import size
 
 # Worth trying where transfers take time: how much longer than the fastest cut's the slowest stage may take.
 TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
@@ -193,7 +194,7 @@ def _paths(
                         best, reached[after] = cost, (cost, [*path, after])
             if not reached:
                 steps = (runs_of(before, after, stage) for after in level for before in paths)
-                raise BudgetError(_no_room(stage, [prices.bytes(taken) for taken in steps if taken], prices.limit))
+                raise _no_room(stage, [prices.bytes(taken) for taken in steps if taken], prices.limit)
             every.append(reached)
         return every
 
@@ -207,10 +208,11 @@ def _paths(
     return found
 
 
-def _no_room(stage: int, needs: Sequence[int], limit: int | None) -> str:
+def _no_room(stage: int, needs: Sequence[int], limit: int | None) -> ConfigError:
     if not needs:
-        return f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
-    return (
-        f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {limit} bytes; give more "
+        words = f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
+        return ConfigError(words)
+    return BudgetError(
+        f"stage {stage} needs at least {size(min(needs))}, but the memory of a stage is {size(limit or 0)}; give more "
         "stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
     )

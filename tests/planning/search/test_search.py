@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.search import best, candidates
-from tiledseg.planning.search.best import INEXACT, MEMORY, Priced, Pricing, differences, explained, search
-from tiledseg.planning.search.candidates import FREE, Candidate
+from tiledseg.planning.search import FREE, INEXACT, TERMS, Candidate, Priced, Pricing, explained, search
 from tiledseg.planning.walk.items import price
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine
@@ -56,47 +53,28 @@ def tight(store: Store) -> RunQuestion:
 CASES = {
     "one rank": question(1),
     "six, three images": question(6, images_per_step=3),
-    "slow links": question(4, machine=SLOW_LINKS),
     "little memory": question(3, memory=24 << 20),
-    "a grid that is given": question(4, grid=(4, 3)),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["one rank", "six, three images", "little memory"])
 def test_the_dozen_has_about_the_best_of_all(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan a smaller space setting by setting: the best takes at most 2 % less, and all are counted."""
     for name, value in {"ROWS": (1, 2, 3), "TILES_A_RANK": (1, 2), "MESHES": 2, "SCHEDULES": ("1f1b",)}.items():
-        monkeypatch.setattr(candidates, name, value)
-    asked, host = CASES[case], 2 if case in ("slow links", "little memory") else 1
+        monkeypatch.setattr(f"tiledseg.planning.search.{name}", value)
+    asked, host = CASES[case], 2 if case == "little memory" else 1
     dozen = search(asked, host)
-    monkeypatch.setattr(best, "PLANNED", 10_000)
-    monkeypatch.setattr(best, "MOST_PLANNED", 10_000)
+    monkeypatch.setattr("tiledseg.planning.search.PLANNED", 10_000)
+    monkeypatch.setattr("tiledseg.planning.search.MOST_PLANNED", 10_000)
     thorough = search(asked, host)
     assert dozen.winner.seconds <= 1.02 * thorough.winner.seconds
     assert dozen.winner.memory <= asked.memory
     assert (dozen.other is None) == (case == "one rank"), "which shares no image with anybody"
     assert dozen.candidates == thorough.candidates == sum(dozen.discarded.values()) + len(dozen.best)
     if dozen.other:
-        text, terms = explained(dozen.winner, dozen.other), differences(dozen.winner.time, dozen.other.time)
-        assert f"{1000 * abs(terms[0][1]):.4g} ms of {terms[0][0]}" in text
-
-
-@pytest.mark.parametrize("case", ["six, three images", "slow links", "little memory"])
-def test_no_grid_and_no_mesh_beats_the_winner(case: str) -> None:
-    """Every grid of at most 4 x 4 and every mesh, by their plans: the space leaves out few that are quicker."""
-    asked, seconds = CASES[case], []
-    for grid in itertools.product(range(1, 5), repeat=2):
-        meshes = itertools.product(*(range(1, n + 1) for n in grid))
-        for mode, mesh in itertools.product(("exchange", "layer"), meshes):
-            if 1 < mesh[0] * mesh[1] <= asked.ranks:
-                try:
-                    plan = plan_run(replace(asked, parallel=Parallelism(halo=mode, mesh=mesh), grid=grid))
-                except InputError:
-                    continue
-                again = plan.rebuilt.extra if plan.rebuilt else 0.0
-                more = again * (plan.cost.time.forward + plan.cost.time.backward)
-                seconds += [plan.cost.seconds + more] if plan.memory <= asked.memory else []
-    assert search(asked, 1).winner.seconds <= 1.02 * min(seconds)
+        pairs = zip(TERMS.values(), dozen.winner.time, dozen.other.time, strict=True)
+        more, name = max((abs(mine - theirs), name) for name, mine, theirs in pairs)
+        assert f"{1000 * more:.4g} ms of {name}" in explained(dozen.winner, dozen.other)
 
 
 @pytest.mark.parametrize(("grid", "ranks", "images"), [((3, 5), 4, 1), ((4, 4), 6, 2), ((2, 2), 8, 1), ((5, 7), 3, 3)])
@@ -118,17 +96,9 @@ def test_a_norm_over_the_image_leaves_mode_layer_and_whole_images() -> None:
     assert all(each.candidate.parallel.halo == "layer" or each.candidate.tiles == 1 for each in result.best)
 
 
-def test_little_memory_discards_and_recomputes() -> None:
-    short, plain = search(question(1, memory=12 << 20), 1), search(question(1), 1)
-    assert short.discarded[MEMORY] > 0
-    assert short.winner.memory <= 12 << 20
-    assert plain.winner.seconds < short.winner.seconds
-    assert short.winner.candidate.tiles > plain.winner.candidate.tiles
-
-
 def test_where_nothing_fits_the_nearest_is_named_with_what_it_lacks() -> None:
     words = (
-        r"none of \d+ settings for 2 ranks of 2097152 .*; the nearest, .*, needs \d+, \d+ bytes more\); use memory.bl"
+        r"none of \d+ settings for 2 ranks of 2.00 MiB .*; the nearest, .*, needs .* MiB, .* MiB more\); use memory.bl"
     )
     with pytest.raises(ConfigError, match=words) as told:
         search(question(2, memory=2 << 20, grid=(3, 4)), 1)

@@ -1,90 +1,135 @@
-"""The halo modes of the planner's answer: a row of figures for each, the chosen one, the reason, and their table."""
+"""The halo modes in the planner's answer, and its first lines: does it fit, on which GPUs, how long it takes, and what
+would be better."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
-from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import columns, figures_basis, milliseconds, size, wrapped
-from tiledseg.planning.question import Question
+from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
+from tiledseg.planning.answer.text import milliseconds
 from tiledseg.planning.run.grid import finer_grid
-from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.step.halo_traffic import SentBytes
-from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label, mode_words
+from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label
+from tiledseg.units import size
 
+SHORTER = 0.98  # times the epoch: what saves less is not named
 Shape = tuple[int, int]
-_HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")
 
 
-class ModePlans(NamedTuple):
-    """A step of `images` images on `gpus` GPUs: the plan of each halo mode that can be, and the reasons of others."""
+@dataclass(frozen=True)
+class ModePlans:
+    """The plans of a step in each halo mode that can be on the GPUs of a question, and the reasons of the others.
+    `mesh`: ranks that share an image, None where there are fewer GPUs than tiles: then as each plan spreads."""
 
-    gpus: int
-    images: int
+    question: RunQuestion
+    tiling: Tiling
+    mesh: Shape | None
     plans: tuple[RunPlan, ...]
     impossible: dict[str, str]
 
+    @cached_property
+    def exact(self) -> list[RunPlan]:
+        return [plan for plan in self.plans if not any(note.startswith("not exact") for note in plan.warnings)]
 
-def mode_plans(
-    question: Question, tiling: Tiling, mesh: Shape | None, gpus: int, images: int = 1, exact: bool = True
-) -> ModePlans:
+    @cached_property
+    def fitting(self) -> list[RunPlan]:
+        return [plan for plan in self.exact if plan.memory <= self.question.memory]
+
+    @cached_property
+    def best(self) -> RunPlan | None:
+        """The quickest plan that is exact and fits, else the exact one of least memory; None where none is exact."""
+        quickest = min(self.fitting, key=lambda plan: plan.cost.seconds, default=None)
+        return quickest or min(self.exact, key=lambda plan: plan.memory, default=None)
+
+    @property
+    def at_work(self) -> int:
+        """GPUs that have work."""
+        images, ranks = self.question.images_per_step, self.question.ranks
+        if self.mesh is None:
+            return min(ranks, images * len(self.tiling))
+        alone = math.prod(self.mesh)
+        return min(images, ranks // alone) * alone
+
+    def values(self, plan: RunPlan) -> dict[str, Any]:
+        """Return the mode, bytes, GPUs and seconds of an epoch as plain values."""
+        epoch = -(-self.question.images // self.question.images_per_step) * plan.cost.seconds
+        of_mode = {"mode": plan.spread.mode, "fusion": fusion_word(plan.cost.fusion), "memory": plan.memory}
+        return of_mode | {"gpus": self.at_work, "epoch_seconds": round(epoch, 6)}
+
+
+def with_step(question: RunQuestion, tiles: int) -> RunQuestion:
+    """Return the question with its ranks, by default one for each of so many `tiles` of an image, and the images of a
+    step: by default as many as these ranks take at one a tile."""
+    ranks = question.ranks or tiles
+    images = question.images_per_step or max(1, min(question.images, ranks // tiles))
+    return replace(question, ranks=ranks, images_per_step=images)
+
+
+def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> ModePlans:
     """Plan a step in each halo mode; in layer mode with a thin halo at each layer, and with the best fusion if that is
-    another. `mesh`: of an image, None as the plan spreads; not `exact`: modes in which a norm sees less, too."""
-    plans: dict[tuple[str, int], RunPlan] = {}
-    impossible: dict[str, str] = {}
-    for mode in HALO_MODES:
-        try:
-            for fusion in (1, None) if mode == "layer" else (1,):
-                parallel = Parallelism(exact=exact, halo=mode, mesh=mesh, fusion=fusion)
-                plan = plan_run(question.run(parallel, gpus, tiling.grid, images))
-                plans[mode, plan.cost.fusion] = plan
-        except InputError as error:
-            impossible[mode] = str(error.__cause__ or error)
-    return ModePlans(gpus, images, tuple(plans.values()), impossible)
-
-
-def image_mesh(question: Question, tiling: Tiling) -> Shape:
-    """Return the ranks of an image, one a tile unless set. Raises ConfigError where a mesh has more than the grid."""
-    mesh = question.mesh or tiling.grid
+    another. Not `exact`: modes in which a norm sees less, too. Raises ConfigError where a mesh has more ranks than the
+    grid has tiles."""
+    mesh = question.parallel.mesh or tiling.grid
     if mesh[0] > tiling.grid[0] or mesh[1] > tiling.grid[1]:
         raise ConfigError(
             f"--mesh is {mesh[0]} x {mesh[1]} ranks, but the grid has {tiling.grid[0]} x {tiling.grid[1]} tiles; give "
             f"at most a rank a tile, or --grid {max(mesh[0], tiling.grid[0])} {max(mesh[1], tiling.grid[1])}"
         )
-    return mesh
+    asked = with_step(replace(question, grid=tiling.grid, machine=question.figures), math.prod(mesh))
+    shape = mesh if question.parallel.mesh or asked.ranks >= math.prod(mesh) else None
+    plans: dict[tuple[str, int], RunPlan] = {}
+    impossible: dict[str, str] = {}
+    for mode in HALO_MODES:
+        try:
+            for fusion in (1, None) if mode == "layer" else (1,):
+                parallel = Parallelism(exact=exact, halo=mode, mesh=shape, fusion=fusion)
+                plan = plan_run(replace(asked, parallel=parallel))
+                plans[mode, plan.cost.fusion] = plan
+        except InputError as error:
+            impossible[mode] = str(error.__cause__ or error)
+    return ModePlans(asked, tiling, shape, tuple(plans.values()), impossible)
 
 
-def modes_part(question: Question, tiling: Tiling, planned: ModePlans) -> dict[str, Any]:
-    """Return a training step on one image in each halo mode, and the choice; bytes, whole messages, milliseconds."""
-    mesh = question.mesh or tiling.grid
-    network, machine, memory = question.network, question.machine, question.gpu_memory
-    task = Task(network.graph(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
-    costs = [plan.cost for plan in planned.plans]
-    exact = exact_modes(task.graph, len(tiling))
-    finer = partial(finer_grid, tiling, task.graph, task.bands, memory or 0, question.bytes_per_value)
-    chosen, reason = choose_mode(costs, memory, exact, finer)
-    undivided, all_reduce = task.undivided_work, gradient_bytes(task)
+def modes_part(modes: ModePlans) -> dict[str, Any]:
+    """Return a training step in each halo mode, and the choice; bytes, whole messages, milliseconds."""
+    question, tiling, mesh = modes.question, modes.tiling, modes.mesh or modes.tiling.grid
+    machine, memory, graph, bands = question.figures, question.limit, question.graph, question.network.bands
+    task = Task(graph, bands, decompose(tiling, mesh), question.value_bytes)
+    costs, exact = [plan.cost for plan in modes.plans], [plan.cost for plan in modes.exact]
+    undivided, all_reduce, finer = (
+        task.undivided_work,
+        gradient_bytes(task),
+        "use a finer grid, and more ranks an image",
+    )
+    if memory is not None and any(cost.mode == "read" for cost in exact):
+        finer = finer_grid(tiling, graph, bands, memory, question.value_bytes)
+    chosen, reason = choose_mode(costs, exact, memory, finer)
     figures: dict[str, Any] = {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}
     if machine.known:
         figures |= {"profile": machine.name, "measured": machine.measured, "base_bytes": machine.base}
-    impossible = [{"mode": mode, "possible": False, "reason": why} for mode, why in planned.impossible.items()]
+    impossible = [{"mode": mode, "possible": False, "reason": why} for mode, why in modes.impossible.items()]
     return {
         "mesh": list(mesh),
         "ranks": task.ranks,
+        "gpus": modes.at_work,
+        "images_per_step": question.images_per_step,
         "machine": figures,
         "multiply_adds_undivided": undivided,
         "gradient_all_reduce": {
             "bytes": all_reduce,
-            "milliseconds": milliseconds(machine.all_reduce_seconds(1, all_reduce, task.ranks)),
+            "milliseconds": milliseconds(machine.all_reduce_seconds(1, all_reduce, modes.at_work)),
         },
-        "costs": [_row(cost, undivided, cost.mode in exact, memory) for cost in costs] + impossible,
+        "costs": [_row(cost, undivided, cost in exact, memory) for cost in costs] + impossible,
         "choice": {
             "mode": None if chosen is None else chosen.mode,
             "fusion": None if chosen is None else fusion_word(chosen.fusion),
@@ -95,33 +140,29 @@ def modes_part(question: Question, tiling: Tiling, planned: ModePlans) -> dict[s
 
 def choose_mode(
     costs: Sequence[ModeCost],
+    exact: Sequence[ModeCost],
     memory: int | None = None,
-    exact: Sequence[str] = HALO_MODES,
-    finer: Callable[[], str] = lambda: "use a finer grid",
+    finer: str = "use a finer grid",
 ) -> tuple[ModeCost | None, str]:
     """Choose the mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and say why.
 
     Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and the reason, where there is
     none.
     """
-    candidates = [cost for cost in costs if cost.mode in exact]
-    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
+    fitting = [cost for cost in exact if memory is None or cost.memory <= memory]
     if not costs:
         return None, "no mode takes a tile whole on this mesh"
-    if not candidates:
+    if not exact:
         return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
-    if not fitting:
-        least = min(candidates, key=lambda cost: cost.memory)
-        return None, (
-            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; {finer()} and more "
-            "ranks an image, or a lower precision"
-        )
+    if memory is not None and not fitting:
+        least = min(exact, key=lambda cost: cost.memory)
+        return None, f"no mode fits {size(memory)} a rank: {label(least)} needs least, {size(least.memory)}; {finer}"
     chosen = min(fitting, key=lambda cost: cost.seconds)
     if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
         return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
     faults = {False: " (not exact)", True: " (does not fit)"}
     compared = ", ".join(
-        f"{label(cost)} {1000 * cost.seconds:.4g} ms{'' if cost in fitting else faults[cost in candidates]}"
+        f"{label(cost)} {1000 * cost.seconds:.4g} ms{'' if cost in fitting else faults[cost in exact]}"
         for cost in costs
         if cost is not chosen
     )
@@ -130,6 +171,7 @@ def choose_mode(
 
 
 def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dict[str, Any]:
+    passes = {name: getattr(cost.busiest, name) for name in ("forward", "backward")}
     row = {
         "mode": cost.mode,
         "fusion": fusion_word(cost.fusion),
@@ -141,8 +183,7 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
         "multiply_adds_rank": cost.work_max,
         "messages_rank": cost.busiest.step.messages,
         "bytes_rank": cost.busiest.step.bytes,
-        "forward": {"messages_rank": cost.busiest.forward.messages, "bytes_rank": cost.busiest.forward.bytes},
-        "backward": {"messages_rank": cost.busiest.backward.messages, "bytes_rank": cost.busiest.backward.bytes},
+        **{name: {"messages_rank": sent.messages, "bytes_rank": sent.bytes} for name, sent in passes.items()},
         "messages": cost.traffic.step.messages,
         "bytes": cost.traffic.step.bytes,
         "pixels_read": cost.read,
@@ -154,46 +195,94 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
     return row if memory is None else row | {"fits": cost.memory <= memory}
 
 
-def modes_text(part: dict[str, Any]) -> str:
-    """Return a title, a row a mode, the basis of the seconds, the all-reduce of all modes, and the choice."""
-    (rows, cols), choice, machine = part["mesh"], part["choice"], part["machine"]
-    possible = [row for row in part["costs"] if row["possible"]]
-    reduce = part["gradient_all_reduce"]
-    remarks = [f"{row['mode']}: not possible: {row['reason']}" for row in part["costs"] if not row["possible"]]
-    remarks.append(
-        f"in all modes: one all-reduce of gradients, {size(reduce['bytes'])}, {reduce['milliseconds']:.4g} ms of the "
-        "time predicted"
-    )
-    sums = next((row["norm_all_reduces"] for row in possible if row["norm_all_reduces"]["calls"]), None)
-    if sums:
-        remarks.append(f"layer: {sums['calls']} all-reduces of norm statistics, {size(sums['bytes'])}")
-    basis = figures_basis(machine) if "profile" in machine else "assumed, not measured"
-    remarks.append(
-        f"{basis}: {machine['flops'] / 1e12:.4g} Tflop/s a rank, {machine['bandwidth'] / 1e9:.4g} GB/s between ranks, "
-        f"{machine['latency'] * 1e6:.4g} us a message"
-    )
-    if machine.get("base_bytes"):
-        remarks.append(f"the runtime itself, beside that memory: {size(machine['base_bytes'])} a rank")
-    title = f"modes: a training step on one image, {rows} x {cols} ranks, by the busiest rank"
-    table = columns([_HEAD, *(_cells(row, choice) for row in possible)])
-    return "\n".join([title, table, *map(wrapped, [*remarks, f"choice: {choice['reason']}"])])
+def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans) -> dict[str, Any]:
+    """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `answer`: the other parts."""
+    machine, tiling, best = question.figures, modes.tiling, modes.best
+    basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
+    part = {
+        "gpu": question.limit,
+        "grid": list(tiling.grid),
+        "tiles": len(tiling),
+        "halo": answer["exact"]["halo"],
+        "context": answer["exact"]["context_max"],
+        "gpus_per_node": machine.ranks_per_host,
+        "images": question.images,
+        "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
+        "recomputed": 0,
+        "recompute_percent": 0.0,
+    }
+    if "stages" in answer:
+        return part | _stages(question, tiling, answer["stages"])
+    part["better"] = list(_better(question, modes))
+    if best is None:
+        reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
+        return part | {"fits": False, "reason": reason, "modes": []}
+    if best.rebuilt is not None:
+        part |= {"recomputed": len(best.rebuilt.items), "recompute_percent": round(100 * best.rebuilt.extra, 2)}
+    costs = [best.cost, *(plan.cost for plan in modes.exact if plan is not best)]
+    rows = [{"mode": c.mode, "fusion": fusion_word(c.fusion), "milliseconds": milliseconds(c.seconds)} for c in costs]
+    return part | {
+        **modes.values(best),
+        "fits": None if question.limit is None else best in modes.fitting,
+        "modes": rows,
+        "images_per_step": modes.question.images_per_step,
+        "milliseconds": rows[0]["milliseconds"],
+    }
 
 
-def _cells(row: dict[str, Any], choice: dict[str, Any]) -> tuple[str, ...]:
-    fusion = row["fusion"]
-    remarks = [
-        "chosen" * ((row["mode"], fusion) == (choice["mode"], choice["fusion"])),
-        "not exact" * (not row["exact"]),
-        "does NOT fit" * (not row.get("fits", True)),
-    ]
-    return (
-        mode_words(row["mode"], fusion),
-        f"{row['efficiency']:.4f}",
-        f"{row['redundant_percent']:.2f} %",
-        f"{row['pixels_read_rank'] / 1e6:.4g} Mpx",
-        f"{row['messages_rank']:,}",
-        size(row["bytes_rank"]),
-        size(row["memory_rank"]),
-        f"{row['milliseconds']:.4g} ms",
-        ", ".join(filter(None, remarks)),
-    )
+def _stages(question: RunQuestion, tiling: Tiling, part: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of pipelines."""
+    pipelines = max(1, question.ranks // part["stages"])
+    steps = -(-question.images * len(tiling) // (part["micro_batches"] * pipelines))
+    memory, step = max(row["memory"]["total"] for row in part["by_stage"]), part["step"]["milliseconds"]
+    return {
+        "fits": None if question.limit is None else memory <= question.limit,
+        "memory": memory,
+        "modes": [{"mode": "read", "fusion": None, "milliseconds": step}],
+        "gpus": pipelines * part["stages"],
+        "micro_batches": part["micro_batches"] * pipelines,
+        "milliseconds": step,
+        "epoch_seconds": round(steps * step / 1000, 6),
+        "better": [],
+    }
+
+
+def _better(question: RunQuestion, here: ModePlans) -> Iterator[dict[str, Any]]:
+    """Yield other settings, each with its figures: those that fit where these do not, or have a shorter epoch."""
+    longest = SHORTER * here.values(here.best)["epoch_seconds"] if here.best and here.fitting else math.inf
+    for flags, other in _others(question, here.tiling):
+        try:
+            assert other.grid is not None, "a grid is given"
+            modes = mode_plans(other, make_tiling(other.shape, other.grid, here.tiling.footprint))
+        except InputError:
+            continue
+        if modes.best is not None and modes.fitting and modes.values(modes.best)["epoch_seconds"] < longest:
+            yield {"flags": flags, **modes.values(modes.best)}
+
+
+def _others(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
+    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
+    tiles that fit and give each GPU one, and one of twice the rows and columns where GPUs are not counted."""
+    kept, machine = "none" if question.recompute == "auto" else question.recompute, question.figures
+    question = replace(question, grid=tiling.grid, recompute=kept)
+    if question.precision in ("fp32", "fp64"):
+        usual = "fp16" if machine.rates.get("fp16", 0.0) > machine.rates.get("bf16", machine.flops) else "bf16"
+        yield f"--precision {usual}", replace(question, precision=usual)
+    if 0 < question.ranks < len(tiling):
+        yield f"--gpus {len(tiling)}", replace(question, ranks=len(tiling))
+    if question.parallel.mesh is not None:
+        return
+    grids = []
+    if question.limit is not None:
+        try:
+            ranks = -(-max(1, question.ranks) // question.images)
+            asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
+            grids.append(run_grid(asked, tiling.footprint, question.rasters[0]))
+        except InputError:
+            pass  # no grid fits
+    if not question.ranks:
+        finest = finest_grid(question.shape, tiling.footprint)
+        grids.append((min(finest[0], 2 * tiling.grid[0]), min(finest[1], 2 * tiling.grid[1])))
+    for grid in dict.fromkeys(grids):
+        if grid != tiling.grid:
+            yield f"--grid {grid[0]} {grid[1]}", replace(question, grid=grid)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
@@ -17,34 +17,29 @@ from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, pa
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import figures_basis
-from tiledseg.planning.question import Question
-from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.system.writing import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"
-_PASSES = {
-    (True, False): ("#1f6fb4", "forward"),
-    (False, False): ("#d9822b", "backward"),
-    (True, True): ("#8fc1e8", "forward, second chunk"),
-    (False, True): ("#f6cd94", "backward, second chunk"),
-}
+_PASSES = {False: ("#1f6fb4", "forward"), True: ("#d9822b", "backward")}
 _STYLES = {"strong": (_CORE, "o"), "weak": (_OTHER, "s")}
 _IDEAL: dict[str, Any] = {"color": "#888888", "linestyle": "--", "linewidth": 0.9, "zorder": 3}
 _NUMBERED = 1 / 90  # share of the step from which on a span has room for its micro-batch's number
 
 
-def efficiency_curves(question: Question, tiling: Tiling) -> dict[str, list[float]]:
+def efficiency_curves(question: RunQuestion, tiling: Tiling) -> dict[str, list[float]]:
     """Return the efficiency E for grids of 1 x 1, 2 x 2, ... tiles to well beyond the chosen grid, as far as the
     alignment allows: exactly, and for the paper's own U-Nets by its formula and its linear form."""
-    footprint, network, (height, width) = tiling.footprint, question.network, question.size
-    last = min(*finest_grid(question.size, footprint), max(12, 2 * max(tiling.grid)))
+    footprint, network, (height, width) = tiling.footprint, question.network, question.shape
+    last = min(*finest_grid(question.shape, footprint), max(12, 2 * max(tiling.grid)))
     grids = [(q, q) for q in range(1, last + 1)]
     computed = [[sum(context_sizes(side, q, footprint)) for side in (height, width)] for q, _ in grids]
     curves = {"exact": [rows * cols / (height * width) for rows, cols in computed]}
     if isinstance(network, UNet):
         halo = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel))
-        curves["paper"] = [paper_efficiency(question.size, grid, halo) for grid in grids]
-        curves["linear"] = [paper_efficiency_linear(question.size, grid, halo) for grid in grids]
+        curves["paper"] = [paper_efficiency(question.shape, grid, halo) for grid in grids]
+        curves["linear"] = [paper_efficiency_linear(question.shape, grid, halo) for grid in grids]
     return curves
 
 
@@ -54,7 +49,7 @@ def write(path: str, figure: Figure) -> None:
         figure.savefig(part, format="png", dpi=120)
 
 
-def draw(question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> Figure:
+def draw(question: RunQuestion, tiling: Tiling, staged: StagedPipeline | None = None) -> Figure:
     """Draw the figure, without a display."""
     below = 0.0 if staged is None else 1.6 + 0.35 * staged.case.stages  # inches
     figure = Figure(figsize=(13, 6.4 + below), layout="constrained")
@@ -101,7 +96,7 @@ def _add(axes: Axes, box: Box, **style: object) -> None:
     axes.add_patch(Rectangle((box.col.start, box.row.start), box.width, box.height, **style))  # type: ignore[arg-type]
 
 
-def _draw_efficiency(axes: Axes, question: Question, tiling: Tiling) -> None:
+def _draw_efficiency(axes: Axes, question: RunQuestion, tiling: Tiling) -> None:
     curves = efficiency_curves(question, tiling)
     q = range(1, len(curves["exact"]) + 1)
     if "paper" in curves:
@@ -124,19 +119,21 @@ def _draw_efficiency(axes: Axes, question: Question, tiling: Tiling) -> None:
 
 
 def _draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
-    """Draw a row a stage; every span bears the number of its micro-batch, where there is room."""
+    """Draw a row a stage; every span bears the number of its micro-batch, where there is room. Passes of a stage's
+    second chunk are pale."""
     timeline, case, ranks = staged.timeline(), staged.case, staged.pipeline.ranks
-    step, kinds = timeline.makespan, set()
-    for rank, spans in enumerate(timeline.spans):
-        for span in spans:
-            begin, length = 1000 * span.start, 1000 * (span.stop - span.start)
-            kind = not span.action.backward, span.action.chunk != ranks.index(ranks[span.action.chunk])
-            kinds.add(kind)
-            bar = [(begin, length)], (rank - 0.4, 0.8)
-            axes.broken_barh(*bar, facecolor=_PASSES[kind][0], edgecolor="white", linewidth=0.4)
-            if span.stop - span.start > _NUMBERED * step:
-                number = str(span.action.micro_batch)
-                axes.text(begin + length / 2, rank, number, ha="center", va="center", fontsize=6.5)
+    step = timeline.makespan
+    for rank, span in ((rank, span) for rank, spans in enumerate(timeline.spans) for span in spans):
+        begin, length, action = 1000 * span.start, 1000 * (span.stop - span.start), span.action
+        second = action.chunk != ranks.index(ranks[action.chunk])
+        style: dict[str, Any] = {
+            "facecolor": _PASSES[action.backward][0],
+            "alpha": 0.5 if second else 1,
+            "linewidth": 0.4,
+        }
+        axes.broken_barh([(begin, length)], (rank - 0.4, 0.8), edgecolor="white", **style)
+        if span.stop - span.start > _NUMBERED * step:
+            axes.text(begin + length / 2, rank, str(action.micro_batch), ha="center", va="center", fontsize=6.5)
     axes.set(xlim=(0, 1000 * step), ylim=(case.stages - 0.5, -0.5), xlabel="time (ms)", ylabel="stage (GPU)")
     axes.set_yticks(range(case.stages))
     balance = ",".join(map(str, staged.balance))
@@ -145,8 +142,9 @@ def _draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
         f"{case.alone / step:.2f} x one GPU, {100 * timeline.busy_share:.0f} % busy",
         fontsize=10,
     )
-    keys = [Patch(facecolor=color, label=word) for kind, (color, word) in _PASSES.items() if kind in kinds]
-    axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
+    pale = " (pale: of the second chunk)" * (len(ranks) > case.stages)
+    keys = [Patch(facecolor=color, label=word + pale) for color, word in _PASSES.values()]
+    axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -168,18 +166,14 @@ def draw_scaling(part: dict[str, Any], title: str) -> Figure:
     shares.set_ylim(0, 1.1 * max(1, *(point["efficiency"] for point in part["points"])))
     shares.yaxis.set_major_formatter(PercentFormatter(1))
     shares.set(ylabel="efficiency (of the first number's, a GPU)", title="Efficiency")
-    times.set_yscale("log")
-    times.yaxis.set_minor_formatter(NullFormatter())
-    times.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
-    times.set(ylabel="a step (s)", title="Time of a step")
+    times.set(ylabel="a step (s)", title="Time of a step", yscale="log")
+    times.yaxis.set_major_formatter("{x:g}")
+    times.yaxis.set_minor_formatter("{x:g}")
     numbers = sorted({point["gpus"] for point in part["points"]})
     for axes in (times, shares):
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("GPUs")
-        axes.xaxis.set_major_locator(FixedLocator(numbers))
+        axes.set(xscale="log", xlabel="GPUs")
+        axes.set_xticks(numbers, [f"{number:,}" for number in numbers], rotation=45 if len(numbers) > 7 else 0)
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda gpus, _: f"{gpus:,.0f}"))
-        axes.tick_params(axis="x", rotation=45 if len(numbers) > 7 else 0)
         axes.grid(visible=True, which="both", axis="y", linewidth=0.3)
         axes.legend(loc="lower left", edgecolor="none", framealpha=0.9, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)

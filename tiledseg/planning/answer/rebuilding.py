@@ -3,6 +3,7 @@ tile, and whether a finer grid is better."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -10,52 +11,50 @@ from typing import Any
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
-from tiledseg.planning.answer.text import columns, size, words, wrapped
+from tiledseg.planning.answer.text import columns, words, wrapped
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, store_of
-from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.step.tensor_limit import MOST_VALUES, is_countable
+from tiledseg.units import size
 
 Context = tuple[int, int]
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
 
 
-def goes_in_blocks(question: Question, tiling: Tiling) -> bool:
+def goes_in_blocks(question: RunQuestion, tiling: Tiling, budget: int) -> bool:
     """Return True if kernels do not take the largest context of `tiling` whole, but blocks do, within the budget."""
-    if question.memory_budget is None:
-        return False
-    budget, context = _Budget(question), tiling.context_max
-    return not budget.is_whole(context) and budget.blocks(context) is not None
+    ways, context = _Ways(question, budget), tiling.context_max
+    return not ways.is_whole(context) and ways.blocks(context) is not None
 
 
-def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
+def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> dict[str, Any]:
     """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
     and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Return also the sides of
     the largest square contexts, and the quickest way for each of some grids, coarse ones first. Times are shares of
     that of the whole raster, were it to fit."""
-    budget, context = _Budget(question), tiling.context_max
-    step, whole, blocks = budget.step(context), budget.is_whole(context), budget.blocks(context)
-    leanest = step.leanest
-    steps = step, budget.step(context, leaves=True)
-    choice, leaving = (_plain(each.choose(budget.bytes) if whole else None, each) for each in steps)
-    rebuilt = budget.largest(lambda at: budget.is_whole(at) and budget.step(at).peak(leanest) <= budget.bytes)
+    ways, context = _Ways(question, budget), tiling.context_max
+    step, whole, blocks = ways.step(context), ways.is_whole(context), ways.blocks(context)
+    steps = step, ways.step(context, leaves=True)
+    choice, leaving = (_plain(each.choose(budget) if whole else None, each) for each in steps)
+    rebuilt = ways.largest(lambda at: ways.is_whole(at) and ways.step(at).peak(step.leanest) <= budget)
     return {
-        "budget": budget.bytes,
+        "budget": budget,
         "context": list(context),
         "kept_all": step.kept,
         "whole": whole,
         "choice": choice,
         "leaving": leaving,
-        "store": budget.store_in_words,
+        "store": ways.store_in_words,
         "blocks": None if blocks is None else asdict(blocks),
         "largest": {
-            "kept": budget.largest(lambda at: budget.is_whole(at) and budget.step(at).kept <= budget.bytes),
+            "kept": ways.largest(lambda at: ways.is_whole(at) and ways.step(at).kept <= budget),
             "rebuilt": rebuilt,
-            "blocks": budget.largest(lambda at: budget.blocks(at) is not None),
+            "blocks": ways.largest(lambda at: ways.blocks(at) is not None),
         },
-        "grids": budget.grids(rebuilt),
+        "grids": ways.grids(rebuilt),
     }
 
 
@@ -67,23 +66,19 @@ def _plain(choice: MemoryChoice | None, step: StepChoices) -> dict[str, Any] | N
     return {key: value for key, value in part.items() if key != "policy"} | {"levels": step.by_part(choice.policy)}
 
 
-class _Budget:
-    """A network's step within the bytes of a budget. `store`: of offloaded tensors; `disk`: of blocks; both by the
+class _Ways:
+    """The ways of a network's step to fit a budget. `store`: of offloaded tensors; `disk`: of blocks; both by the
     machine's profile, else assumed."""
 
-    def __init__(self, question: Question) -> None:
-        assert question.memory_budget is not None, "a plan with a budget"
-        self.size, self.bytes, machine = question.size, question.memory_budget, question.machine
-        self.graph, self.bands, self.value = question.network.graph(), question.network.bands, question.bytes_per_value
+    def __init__(self, question: RunQuestion, budget: int) -> None:
+        self.size, self.bytes, machine = question.shape, budget, question.figures
+        self.graph, self.bands, self.value = question.network.graph(), question.network.bands, question.value_bytes
         self.footprint = network_footprint(self.graph)
-        self.store = self.disk = ASSUMED_STORE
-        place, basis = "a disk", "assumed"
-        if machine.known:
-            assumed = replace(ASSUMED_STORE, machine=machine)
-            self.store, self.disk = store_of(machine) or assumed, disk_of(machine) or assumed
-            if store_of(machine) is not None:
-                place = "the host's memory" if machine.has_devices else "a disk"
-                basis = f"by the profile {machine.name}"
+        assumed = replace(ASSUMED_STORE, machine=machine) if machine.known else ASSUMED_STORE
+        self.store, self.disk = store_of(machine) or assumed, disk_of(machine) or assumed
+        known = store_of(machine) is not None
+        basis = f"by the profile {machine.name}" if known else "assumed"
+        place = "the host's memory" if known and machine.has_devices else "a disk"
         rates = f"{self.store.written / 1e9:.3g} GB/s out and {self.store.read / 1e9:.3g} GB/s in"
         self.store_in_words = f"{place} of {rates}, {basis}"
 
@@ -111,16 +106,14 @@ class _Budget:
     def largest(self, fits: Callable[[Context], bool]) -> int | None:
         """Return pixels along a side of the largest square context that fits; None where none does."""
         unit, least = self.footprint.alignment, self.footprint.before + self.footprint.after
-        low, high = 0, MOST_SIDE // unit
-        while low + 1 < high:
-            middle = (low + high) // 2
-            side = middle * unit
+
+        def is_too_large(parts: int) -> bool:
             try:
-                enough = fits((side, side))
+                return not fits((parts * unit, parts * unit))
             except GeometryError:  # too small to be legal
-                enough = side <= least
-            low, high = (middle, high) if enough else (low, middle)
-        return low * unit or None
+                return parts * unit > least
+
+        return bisect(range(1, MOST_SIDE // unit), False, key=is_too_large) * unit or None
 
     def grids(self, side: int | None) -> list[dict[str, Any]]:
         """Return rows from the coarsest grid, in blocks, and the coarsest that fits without to the coarsest that keeps
@@ -130,38 +123,34 @@ class _Budget:
         rows: list[dict[str, Any]] = []
         for parts in sorted({1, *range(first, min(most, first + MOST_TRIED) + 1)}):
             tiling = make_tiling(self.size, (parts, parts), self.footprint)
-            quickest = self._quickest(tiling.context_max, len(rows) < MOST_GRIDS)
-            if quickest is not None:
-                way, extra = quickest
-                work = tiling_efficiency(tiling)
-                times = {"efficiency": round(work, 4), "extra": round(extra, 4), "time": round(work * (1 + extra), 4)}
-                rows.append({"grid": [parts, parts], **times, "way": way})
+            ways = self._all(tiling.context_max, len(rows) < MOST_GRIDS)
+            if ways:
+                way, work = min(ways, key=lambda name: ways[name]), tiling_efficiency(tiling)
+                times = {"efficiency": work, "extra": ways[way], "time": work * (1 + ways[way])}
+                rounded = {name: round(value, 4) for name, value in times.items()}
+                rows.append({"grid": [parts, parts], **rounded, "way": way})
                 if way == "all kept":
                     break
         return rows
 
-    def _quickest(self, context: Context, looks: bool) -> tuple[str, float] | None:
-        """Return the way by which a context fits in least time, and its share more time; `looks`: at other ways than
-        keeping all too."""
+    def _all(self, context: Context, looks: bool) -> dict[str, float]:
+        """Return the ways by which a context fits, each with its share more time; `looks`: at other ways than keeping
+        all too."""
         step, whole = self.step(context), self.is_whole(context)
         if whole and step.kept <= self.bytes:
-            return "all kept", 0.0
-        if not looks:
-            return None
+            return {"all kept": 0.0}
         ways: dict[str, float] = {}
-        if whole and self.bytes >= step.fixed + max(step.walk.base):
-            for leaves in (False, True):
-                choice = self.step(context, leaves).choose(self.bytes)
+        if looks and whole and self.bytes >= step.fixed + max(step.walk.base):
+            for choice in (self.step(context, leaves).choose(self.bytes) for leaves in (False, True)):
                 if choice is not None:
                     ways["offloaded" if choice.away else "rebuilt"] = choice.extra
-        blocks = self.blocks(context)
+        blocks = self.blocks(context) if looks else None
         if blocks is not None:
-            place = "a file" if blocks.in_file else "memory"
-            ways[f"{blocks.shape[0]} x {blocks.shape[1]} blocks in {place}"] = blocks.extra
-        return min(ways.items(), key=lambda way: way[1], default=None)
+            ways[f"{words(blocks.shape)} blocks in {'a file' if blocks.in_file else 'memory'}"] = blocks.extra
+        return ways
 
 
-def rebuilding_table(part: dict[str, Any]) -> str:
+def rebuilding_text(part: dict[str, Any]) -> str:
     """Return a row for each part of the network, lines on the other ways, and a row for each grid."""
     choice, leaving, blocks = part["choice"], part["leaving"], part["blocks"]
     lines, remarks = list[str](), list[str]()
@@ -171,10 +160,8 @@ def rebuilding_table(part: dict[str, Any]) -> str:
         remarks.append(f"no choice fits; {size(part['kept_all'])} are needed where everything is kept")
     else:
         levels = choice["levels"]
-        parts = [
-            (row["name"], size(row["kept"]), size(row["rebuilt"]), f"{100 * row['extra']:.2f} %") for row in levels
-        ]
-        lines.append(columns([("part", "kept", "rebuilt", "more time"), *parts]))
+        rows = [(p["name"], size(p["kept"]), size(p["rebuilt"]), f"{100 * p['extra']:.2f} %") for p in levels]
+        lines.append(columns([("part", "kept", "rebuilt", "more time"), *rows]))
         remarks.append(f"a step: {_step_words(choice)}, {size(part['kept_all'])} where everything is kept")
     if not part["whole"] or part["kept_all"] > part["budget"]:  # else nothing is to be gained
         if leaving is not None:
@@ -188,11 +175,11 @@ def rebuilding_table(part: dict[str, Any]) -> str:
     lines += map(wrapped, [*remarks, f"largest square context: {kinds}"])
     if part["grids"]:
         best = min(part["grids"], key=lambda row: row["time"])
-        rows = [("grid", "E", "more time", "in all", "")]
+        grids = [("grid", "E", "more time", "in all", "")]
         for row in part["grids"]:
             figures = f"{row['efficiency']:.4f}", f"{100 * row['extra']:.2f} %", f"{row['time']:.4f}"
-            rows.append((words(row["grid"]), *figures, row["way"] + ", best" * (row is best)))
-        lines.append(columns(rows))
+            grids.append((words(row["grid"]), *figures, row["way"] + ", best" * (row is best)))
+        lines.append(columns(grids))
     return "\n".join(lines)
 
 

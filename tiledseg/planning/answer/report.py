@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from tiledseg.architecture.unet import UNet
@@ -22,24 +21,21 @@ from tiledseg.geometry.halo import (
     paper_shrink,
 )
 from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
-from tiledseg.planning.answer.modes import image_mesh, mode_plans, modes_part
+from tiledseg.planning.answer.modes import mode_plans, modes_part, summary_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
-from tiledseg.planning.answer.summary import summary_part
-from tiledseg.planning.question import Question
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import run_grid
-from tiledseg.planning.run.question import Extent
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.walk.step_memory import training_memory
 
 Answer = dict[str, Any]
 MOST_TILES = 2**15  # some 0.3 ms each
 _OF_LAYER = "name", "kind", "shape", "parameters", "multiply_adds"
-_SUMMED = "parameters", "multiply_adds", "activation_bytes"
 
 
 class Planned(NamedTuple):
@@ -50,66 +46,68 @@ class Planned(NamedTuple):
     pipeline: StagedPipeline | None
 
 
-def plan(question: Question, stages: Parallelism | None = None) -> Planned:
-    """Answer the question; with `stages`, with a pipeline's part too.
-
-    A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no
-    network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
-    """
-    if question.stride != 1:
-        assert question.grid is not None, "the command refuses grid auto with another stride"
-        reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {question.stride}"
-        parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
-        return Planned(parts | {"cluster": cluster_part(question, question.grid)}, None, None)
-    tiling = plan_tiling(question)
-    mesh = image_mesh(question, tiling)
-    modes = mode_plans(question, tiling, mesh, math.prod(mesh), exact=False)
+def plan(
+    question: RunQuestion, stages: Parallelism | None = None, budget: int | None = None, window: int | None = None
+) -> Planned:
+    """Answer the question; with `stages` on a pipeline too, with a `budget` on ways to a step of so many bytes, with a
+    `window` on random windows of such a side. Raises GeometryError for a grid or size that cannot be."""
+    tiling = plan_tiling(question, budget)
+    modes = mode_plans(question, tiling, exact=False)
     staged = None if stages is None else stage_pipeline(question, tiling, stages)
     answer = {
         "paper": paper_part(question, tiling.grid),
         "exact": _exact_part(question, tiling),
         "network": _network_part(question, tiling),
         "memory": _memory_part(question, tiling),
-        "modes": modes_part(question, tiling, modes),
+        "modes": modes_part(modes),
     }
     if stages is not None and staged is not None:
         answer["stages"] = stages_part(question, tiling, stages, staged)
-    if question.window is not None:
-        answer["windows"] = _windows_part(question, question.window)
-    if question.memory_budget is not None:
-        answer["rebuilding"] = rebuilding_part(question, tiling)
+    if window is not None:
+        answer["windows"] = _windows_part(question, window)
+    if budget is not None:
+        answer["rebuilding"] = rebuilding_part(question, tiling, budget)
     answer["cluster"] = cluster_part(question, tiling.grid)
-    return Planned({"summary": summary_part(question, tiling, answer, modes)} | answer, tiling, staged)
+    return Planned({"summary": summary_part(question, answer, modes)} | answer, tiling, staged)
 
 
-def plan_tiling(question: Question) -> Tiling:
+def formula(question: RunQuestion, stride: int) -> Planned:
+    """Answer with the paper's figures only: this project's networks convolve with stride 1, so there is no network, and
+    no tiling, to be exact about for another `stride`."""
+    assert question.grid is not None, "the command refuses grid auto with another stride"
+    reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {stride}"
+    parts: Answer = {"paper": paper_part(question, question.grid, stride), "omitted": reason}
+    return Planned(parts | {"cluster": cluster_part(question, question.grid)}, None, None)
+
+
+def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     """Return the tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the
-    budget of a step takes them in blocks."""
-    graph = question.network.graph()
-    footprint, grid = network_footprint(graph), question.grid
+    `budget` of a step takes them in blocks."""
+    graph, size, grid = question.graph, question.shape, question.grid
+    footprint = network_footprint(graph)
     if grid is None:  # of a run in the first of the halo modes that can be exact on several tiles
-        halo = exact_modes(graph, tiles=2)[0]
-        ranks = -(-(question.gpus or 1) // question.images)  # tiles of an image that give every GPU one
-        grid = run_grid(question.run(Parallelism(halo=halo), ranks), footprint, Extent(question.size))
-    finest = finest_grid(question.size, footprint)
+        ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
+        asked = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
+        grid = run_grid(asked, footprint, question.rasters[0])
+    finest = finest_grid(size, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
             f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles, but plan computes {MOST_TILES} at most; "
             "give a part of the raster as --size, with a grid in proportion"
         )
-    tiling = make_tiling(question.size, grid, footprint)
-    if not goes_in_blocks(question, tiling):
-        check_tiles(tiling, graph, question.network.bands, question.gpu_memory, question.bytes_per_value)
+    tiling = make_tiling(size, grid, footprint)
+    if budget is None or not goes_in_blocks(question, tiling, budget):
+        check_tiles(tiling, graph, question.network.bands, question.memory, question.value_bytes)
     return tiling
 
 
-def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:
+def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) -> Answer | None:
     """Return the paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]. None
     where the network is no U-Net of the paper's kind: its formula is about nothing else."""
-    network, size = question.network, question.size
+    network, size = question.network, question.shape
     if not isinstance(network, UNet):
         return None
-    shrink = paper_shrink(network.kernel, question.stride, size=max(size))
+    shrink = paper_shrink(network.kernel, stride, size=max(size))
     halo = paper_halo(network.levels, network.convs_per_level, shrink)
     tile = size[0] / grid[0], size[1] / grid[1]
     return {
@@ -122,10 +120,10 @@ def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:
     }
 
 
-def _exact_part(question: Question, tiling: Tiling) -> Answer:
+def _exact_part(question: RunQuestion, tiling: Tiling) -> Answer:
     """Return the real tiles: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
     footprint = tiling.footprint
-    before, after = minimum_halo(question.network.graph())
+    before, after = minimum_halo(question.graph)
     return {
         "alignment": footprint.alignment,
         "halo_minimum": max(before, after),
@@ -142,14 +140,14 @@ def _exact_part(question: Question, tiling: Tiling) -> Answer:
     }
 
 
-def _network_part(question: Question, tiling: Tiling) -> Answer:
+def _network_part(question: RunQuestion, tiling: Tiling) -> Answer:
     """Return parameters, multiply-adds of a forward pass, and each layer on the largest context."""
     graph, bands = question.network.graph(), question.network.bands
 
     def work(context: tuple[int, int]) -> int:
         return sum(cost.multiply_adds for cost in layer_costs(graph, bands, context))
 
-    costs = layer_costs(graph, bands, tiling.context_max, question.bytes_per_value)
+    costs = layer_costs(graph, bands, tiling.context_max, question.value_bytes)
     contexts = Counter(tile.context.shape for tile in tiling.tiles)
     kept = [{"shape": list(cost.shape), "activation_bytes": cost.kept_bytes} for cost in costs]
     return {
@@ -161,45 +159,46 @@ def _network_part(question: Question, tiling: Tiling) -> Answer:
     }
 
 
-def _memory_part(question: Question, tiling: Tiling) -> Answer:
-    """Return bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
-    network, value, gpu = question.network, question.bytes_per_value, question.gpu_memory
-    memory = training_memory(question.graph, network.bands, tiling.context_max, value)
+def _memory_part(question: RunQuestion, tiling: Tiling) -> Answer:
+    """Return bytes of a training step (AdamW, one tile, mode read) on the largest context, and whether the GPU holds
+    it."""
+    bands, value = question.network.bands, question.value_bytes
+    memory = training_memory(question.graph, bands, tiling.context_max, value)
     answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
-    if gpu is not None:
-        answer |= {"gpu": gpu, "fits": memory.total <= gpu}
+    if question.limit is not None:
+        answer |= {"gpu": question.limit, "fits": memory.total <= question.limit}
         if not answer["fits"]:
-            answer["remedy"] = finer_grid(tiling, network.graph(), network.bands, gpu, value)
+            answer["remedy"] = finer_grid(tiling, question.graph, bands, question.limit, value)
     return answer
 
 
-def _windows_part(question: Question, side: int) -> Answer:
+def _windows_part(question: RunQuestion, side: int) -> Answer:
     """Return the cost of a random window with its exact halo, and as a small image of its own. The cost is the largest
     context, its pixels over those of the window, and bytes of a training step on it. `epoch`: as many windows as cover
     the raster's pixels once."""
-    graph = question.graph
+    graph, size = question.graph, question.shape
     footprint = network_footprint(graph)
     kinds: Answer = {}
-    for kind, raster in (("exact", largest_window(question.size, side, footprint)), ("none", (side, side))):
+    for kind, raster in (("exact", largest_window(size, side, footprint)), ("none", (side, side))):
         context = make_tiling(raster, (1, 1), footprint).context_max
         kinds[kind] = {
             "context": list(context),
             "efficiency": round(math.prod(context) / side**2, 4),
-            "bytes": training_memory(graph, question.network.bands, context, question.bytes_per_value).total,
+            "bytes": training_memory(graph, question.network.bands, context, question.value_bytes).total,
         }
-    return {"side": side, "epoch": math.ceil(math.prod(question.size) / side**2), **kinds}
+    return {"side": side, "epoch": math.ceil(math.prod(size) / side**2), **kinds}
 
 
-def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
+def cluster_part(question: RunQuestion, grid: tuple[int, int]) -> Answer:
     """Return GPUs and nodes an image, one tile a GPU, and the rounds of an epoch: a tile for every GPU each, but the
     last one may leave GPUs idle."""
-    tiles = grid[0] * grid[1]
-    gpus, every = question.gpus or tiles, question.images * tiles
+    tiles, per_node = grid[0] * grid[1], question.figures.ranks_per_host
+    gpus, every = question.ranks or tiles, question.images * tiles
     rounds = -(-every // gpus)
     return {
         "gpus_per_image": tiles,
-        "gpus_per_node": question.node_gpus,
-        "nodes_per_image": round(tiles / question.node_gpus, 2),  # images share nodes
+        "gpus_per_node": per_node,
+        "nodes_per_image": round(tiles / per_node, 2),  # images share nodes
         "images": question.images,
         "gpus": gpus,
         "tiles": every,
@@ -207,16 +206,6 @@ def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
         "idle_gpus_last_round": rounds * gpus - every,
         "utilisation": round(every / (rounds * gpus), 4),
     }
-
-
-def by_stage(by_layer: list[Mapping[str, Any]]) -> list[Answer]:
-    """Sum layers of one level and side: the word before the dot of their names."""
-    stages: dict[str, Answer] = {}
-    for layer in by_layer:
-        name = layer["name"].split(".")[0]
-        stage = stages.setdefault(name, {"name": name} | dict.fromkeys(_SUMMED, 0))
-        stage |= {key: stage[key] + layer[key] for key in _SUMMED} | {"shape": layer["shape"]}
-    return list(stages.values())
 
 
 def _number(value: float) -> int | float:

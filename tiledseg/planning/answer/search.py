@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.table import heading
-from tiledseg.planning.answer.text import columns, figures_basis, size, wrapped
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.planning.answer.modes import with_step
+from tiledseg.planning.answer.report import plan_tiling
+from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped
 from tiledseg.planning.memory.store import disk_of, store_of
-from tiledseg.planning.question import Question
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.search.best import TERMS, Point, Priced, Searched, scaling, search
+from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
+from tiledseg.units import size
 
 _WHY = {
     "memory": "do not fit the memory",
@@ -23,38 +24,32 @@ _WHY = {
     "not possible": "cannot be",
     "slower": "are slower, most by an estimate alone",
 }
-_HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "memory", "")
 _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
-_SCALING_HEAD = ("", "GPUs", "images a step", "step", "epoch", "efficiency", "limited by", "settings")
 _STUDIES = (
     "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch, "
     "in the settings of the first number"
 )
 
 
-def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
-    """Return the question with that grid, None for any. Raises ConfigError where a search lacks a figure."""
-    if not question.machine.known:
+def searchable(question: RunQuestion) -> RunQuestion:
+    """Return the question with the stores of its machine, and the images of a step that a plan without a search has.
+    Raises ConfigError where a search lacks a figure."""
+    machine = question.figures
+    if not machine.known:
         raise ConfigError(
             "--search ranks by predicted time, but no machine is known; give --machine summit say, or a file of "
             "plan --calibrate"
         )
-    if question.gpus is None:
+    if not question.ranks:
         raise ConfigError("--search spreads a run over GPUs, but --gpus is not given; give their number")
-    if question.gpu_memory is None:
-        raise ConfigError(
-            f"--search fits runs to a memory, which the profile {question.machine.name} lacks; give --gpu-memory"
-        )
-    return replace(question, grid=grid)
-
-
-def searched(question: Question, images_per_step: int) -> Searched:
-    """Return the best settings for the GPUs of a `searchable` question. Raises ConfigError where nothing can be."""
-    return search(_run(question, images_per_step), question.machine.ranks_per_host)
-
-
-def _run(question: Question, images_per_step: int) -> RunQuestion:
-    return with_stores(question.run(Parallelism(), question.gpus or 1, question.grid, images_per_step))
+    if question.limit is None:
+        raise ConfigError(f"--search fits runs to a memory, which the profile {machine.name} lacks; give --gpu-memory")
+    try:
+        several = question.images > 1 and not question.images_per_step
+        tiles = len(plan_tiling(question)) if several else 1
+    except GeometryError:  # a norm needs an image whole that does not fit: a search may take it in blocks
+        tiles = question.ranks
+    return with_stores(with_step(question, tiles))
 
 
 def with_stores(asked: RunQuestion) -> RunQuestion:
@@ -68,26 +63,26 @@ def with_stores(asked: RunQuestion) -> RunQuestion:
     return replace(asked, store=store_of(machine), blocks=blocks)
 
 
-def search_part(question: Question, images_per_step: int, result: Searched) -> dict[str, Any]:
+def _head(question: RunQuestion) -> dict[str, Any]:
+    machine = {"profile": question.figures.name, "measured": question.figures.measured}
+    return {"size": list(question.shape), "images": question.images, "machine": machine}
+
+
+def search_part(question: RunQuestion, result: Searched) -> dict[str, Any]:
     """Return the settings; bytes, milliseconds, seconds an epoch."""
-    machine = question.machine
-    return {
-        "size": list(question.size),
-        "gpus": question.gpus,
-        "images": question.images,
-        "images_per_step": images_per_step,
-        "machine": {"profile": machine.name, "measured": machine.measured},
-        "memory": question.gpu_memory,
+    return _head(question) | {
+        "gpus": question.ranks,
+        "images_per_step": question.images_per_step,
+        "memory": question.limit,
         "candidates": result.candidates,
         "discarded": result.discarded,
-        "examples": {why: f"{each.candidate.in_words}: {each.reason}" for why, each in result.examples.items()},
-        "best": [_row(question, images_per_step, each) for each in result.best],
-        "other": None if result.other is None else _row(question, images_per_step, result.other),
+        "best": [_row(question, each) for each in result.best],
+        "other": None if result.other is None else _row(question, result.other),
         "reason": result.reason,
     }
 
 
-def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, Any]:
+def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     candidate, plan = priced.candidate, priced.plan
     return {
         "settings": candidate.in_words,
@@ -98,69 +93,116 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
         "recomputes": plan.rebuilt is not None or candidate.parallel.recompute[0] != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
-        "epoch_seconds": round(-(-question.images // images_per_step) * priced.seconds, 6),
+        "epoch_seconds": round(-(-question.images // question.images_per_step) * priced.seconds, 6),
         "by_term": {name: round(1000 * seconds, 4) for name, seconds in zip(TERMS, priced.time, strict=True)},
         "memory": priced.memory,
     }
 
 
-def memory_keys(question: Question, priced: Priced) -> dict[str, Any]:
+def memory_keys(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     """Return the keys of the group `memory` besides a budget, and besides a store that is a folder on the nodes."""
-    blocks = priced.plan.blocks
-    if blocks:
-        return {"blocks": list(blocks.shape)}
+    if priced.plan.blocks:
+        return {"blocks": list(priced.plan.blocks.shape)}
     if priced.plan.offloaded is None:
         return {}
-    return {"offload": "auto"} | ({"store": "host"} if question.machine.has_devices else {})
+    return {"offload": "auto"} | ({"store": "host"} if question.figures.has_devices else {})
 
 
 def search_table(part: dict[str, Any]) -> str:
     """Return a row for each of the best, one for the best of another kind, the discarded settings, and the reason."""
-    rows = [_HEAD, *(_cells(row, "chosen" * (not place)) for place, row in enumerate(part["best"]))]
+    rows: list[tuple[str, ...]] = [("#", "step", "epoch", "computing", "communication", "waiting", "memory", "")]
+    for place, row in enumerate(part["best"], 1):
+        rows.append(_cells(str(place), row, "chosen" * (place == 1)))
     if part["other"] and part["other"] not in part["best"]:
-        rows.append(_cells(part["other"], "best of another kind"))
+        rows.append(_cells("-", part["other"], "best of another kind"))
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
     remarks = [
         f"machine: {figures_basis(part['machine'])}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
-    images = f"{part['images']} images of {' x '.join(map(str, part['size']))} px, {part['images_per_step']} a step"
-    title = f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}"
+    images = f"{part['images']} images of {words(part['size'])} px, {part['images_per_step']} a step"
+    title = wrapped(f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}", "")
     return "\n".join([title, columns(rows), *map(wrapped, remarks)])
 
 
-def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
+def _cells(place: str, row: dict[str, Any], remark: str) -> tuple[str, ...]:
     terms, keys = row["by_term"], row["memory_keys"]
     talking = terms["messages"] + terms["all_reduce"]
     parts = row["milliseconds"] - talking - terms["waiting"], talking, terms["waiting"]
     host = f"memory.offload auto, memory.store host for {size(row['away'])}"
     away = host if "store" in keys else "a store" if keys else ""
+    remarks = ", ".join(filter(None, (remark, "recomputing" if row["recomputes"] else "", away)))
     return (
-        row["settings"],
-        f"{row['milliseconds']:.4g} ms",
-        f"{row['epoch_seconds']:.4g} s",
-        *(f"{value:.4g} ms" for value in parts),
+        place,
+        *map(time_of, (row["milliseconds"], 1000 * row["epoch_seconds"], *parts)),
         size(row["memory"]),
-        ", ".join(filter(None, (remark, "recomputing" if row["recomputes"] else "", away))),
+        f"{row['settings']}{': ' * bool(remarks)}{remarks}",
     )
 
 
-def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> dict[str, Any]:
+class Point(NamedTuple):
+    """A number of ranks: images of a step, its settings, `efficiency` per rank (1: as on the first number), and the
+    term that takes most of the loss; None where nothing is lost."""
+
+    ranks: int
+    images: int
+    priced: Priced
+    efficiency: float
+    limit: str | None
+
+
+def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[str, list[Point]]:
+    """Return a strong and a weak scaling study over numbers of ranks, both in the mode that is best on the first: an
+    efficiency compares a mode with itself. Strong: the step keeps its images, so the result stays the same, and each
+    number has its best settings. Weak: the images of a step grow with the ranks, up to those of an epoch, and the
+    settings of an image stay those of the first number."""
+    images = question.images_per_step
+    first = search(replace(question, ranks=numbers[0]), host).winner
+    mode = {name: getattr(first.candidate.parallel, name) for name in ("halo", "stages")}
+    alike, free = replace(question, parallel=replace(question.parallel, **mode)), FREE - set(mode)
+    strong = [(numbers[0], images, first)]
+    strong += [(ranks, images, search(replace(alike, ranks=ranks), host, free=free).winner) for ranks in numbers[1:]]
+    weak = strong[:1]
+    for ranks, more in ((ranks, images * ranks // numbers[0]) for ranks in numbers[1:]):
+        if more <= question.images:
+            result = Pricing(replace(question, ranks=ranks, images_per_step=more)).price(first.candidate)
+            if isinstance(result, Discarded):
+                raise ConfigError(f"{first.candidate.in_words} on {ranks} ranks: {result.reason}")
+            weak.append((ranks, more, result))
+    return {name: [_point(rows[0], *row) for row in rows] for name, rows in (("strong", strong), ("weak", weak))}
+
+
+def _point(first: tuple[int, int, Priced], ranks: int, images: int, priced: Priced) -> Point:
+    """Return a point, whose ranks would have `times` less work each than on the first number, were none lost."""
+    times, start = ranks / first[0] * first[1] / images, first[2]
+    lost = {name: mine - one / times for name, mine, one in zip(TERMS, priced.time, start.time, strict=True)}
+    most, idle = max(lost, key=lambda name: lost[name]), 1 - priced.ranks / ranks
+    limit = TERMS[most] if lost[most] > 0.001 * priced.seconds else None
+    if limit and most in ("forward", "backward"):
+        limit = f"{100 * idle:.2g} % of the ranks idle" if idle > 0.05 else "computing: halos, uneven shares"
+    return Point(ranks, images, priced, start.seconds / times / priced.seconds, limit)
+
+
+def parse_range(text: str) -> tuple[int, ...]:
+    """Parse 'A:B' into the GPU counts A, 2A, 4A, ..., B. Raises ConfigError for anything else."""
+    ends = text.split(":")
+    if len(ends) != 2 or not all(end.isascii() and end.isdigit() and len(end) < 8 for end in ends):
+        raise ConfigError(f"--scaling is '{text}'; give the fewest and the most GPUs, 64:1536 say")
+    first, last = map(int, ends)
+    if not 1 <= first < last <= 1_000_000:
+        raise ConfigError(f"--scaling is '{text}'; give two numbers that rise, from 1 to 1000000")
+    return (*(first << power for power in range(20) if first << power < last), last)
+
+
+def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Return seconds of a step and of an epoch; efficiency 1 at the first number."""
-    machine = question.machine
-    studies = scaling(_run(question, images_per_step), numbers, machine.ranks_per_host, question.images)
-    return {
-        "size": list(question.size),
-        "images": question.images,
-        "machine": {"profile": machine.name, "measured": machine.measured},
-        "points": [
-            _point_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1
-        ],
-    }
+    studies = scaling(question, numbers, question.figures.ranks_per_host)
+    points = ((name, point) for name, study in studies.items() for point in study if len(study) > 1)
+    return _head(question) | {"points": [_point_row(question, name, point) for name, point in points]}
 
 
-def _point_row(question: Question, name: str, point: Point) -> dict[str, Any]:
+def _point_row(question: RunQuestion, name: str, point: Point) -> dict[str, Any]:
     seconds = point.priced.seconds
     epoch = -(-question.images // point.images) * seconds
     figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
@@ -169,29 +211,23 @@ def _point_row(question: Question, name: str, point: Point) -> dict[str, Any]:
 
 def scaling_table(part: dict[str, Any]) -> str:
     """Return strong, then weak scaling: a row for each number."""
-    rows = [
-        (
-            row["scaling"],
-            f"{row['gpus']:,}",
-            f"{row['images_per_step']:,}",
-            f"{1000 * row['step_seconds']:.4g} ms",
-            f"{row['epoch_seconds']:.4g} s",
-            f"{100 * row['efficiency']:.1f} %",
-            row["limit"] or "-",
-            row["settings"],
+    rows = [("scaling", "GPUs", "images a step", "step", "epoch", "efficiency", "")]
+    for row in part["points"]:
+        limit = f"; limited by {row['limit']}" if row["limit"] else ""
+        rows.append(
+            (
+                row["scaling"],
+                f"{row['gpus']:,}",
+                f"{row['images_per_step']:,}",
+                time_of(1000 * row["step_seconds"]),
+                time_of(1000 * row["epoch_seconds"]),
+                f"{100 * row['efficiency']:.1f} %",
+                row["settings"] + limit,
+            )
         )
-        for row in part["points"]
-    ]
-    images = f"{part['images']} images of {' x '.join(map(str, part['size']))} px"
-    title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
-    remarks = wrapped(f"machine: {figures_basis(part['machine'])}"), wrapped(_STUDIES)
-    return "\n".join([title, columns([_SCALING_HEAD, *rows]), *remarks])
-
-
-def scaling_title(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> str:
-    """Return the title of a figure: a line or two."""
-    images = f"{images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
-    return f"images of {heading(question)}; {images}"
+    images = f"{part['images']} images of {words(part['size'])} px"
+    title = wrapped(f"scaling: {images} an epoch; efficiency 1 is that of the first number", "")
+    return "\n".join([title, columns(rows), wrapped(f"machine: {figures_basis(part['machine'])}"), wrapped(_STUDIES)])
 
 
 def scaling_csv(part: dict[str, Any]) -> str:

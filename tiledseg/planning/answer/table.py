@@ -1,22 +1,46 @@
-"""The planner's answer as aligned plain text: its first lines, then the sections that are asked for."""
+"""The planner's answer as plain text of at most 80 columns: its first lines, then the sections that are asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.modes import modes_text
-from tiledseg.planning.answer.rebuilding import rebuilding_table
-from tiledseg.planning.answer.report import Answer, by_stage
-from tiledseg.planning.answer.stages import stages_text
-from tiledseg.planning.answer.summary import summary_text
-from tiledseg.planning.answer.text import aligned, columns, count_parts, size, size_parts, words
-from tiledseg.planning.question import Question
+from tiledseg.planning.answer.rebuilding import rebuilding_text
+from tiledseg.planning.answer.text import (
+    aligned,
+    columns,
+    count_parts,
+    duration,
+    figures_basis,
+    time_of,
+    words,
+    wrapped,
+    wrapped_lines,
+)
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.walk.mode_cost import mode_words
+from tiledseg.system.console import counted
+from tiledseg.units import size
 
-SECTIONS = "network", "memory", "modes", "stages", "windows", "rebuilding", "cluster", "exact", "paper"
-_ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix), remark
-    "paper: the formula, unpadded convolutions": [
+Part = dict[str, Any]
+MOST_HEADING = 4  # lines of the raster and the network
+_LABEL = 11  # columns of the name of a first line
+_TITLES = {
+    "network": "on the largest context",
+    "memory": "a training step on one tile, in mode read",
+    "modes": "",
+    "stages": "",
+    "windows": "drawn anywhere, one at a time",
+    "rebuilding": "",
+    "cluster": "one tile a GPU",
+    "exact": "what changes nothing",
+    "paper": "the formula, unpadded convolutions",
+}
+SECTIONS = tuple(_TITLES)
+_ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
+    "paper": [
         ("shrink", "d, taken off by a convolution", "", "px"),
         ("halo", "halo epsilon", "", "px"),
         ("tile", "tile T'", "", "px"),
@@ -24,7 +48,7 @@ _ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix)
         ("efficiency", "efficiency E = T^2 / T'^2", ".4f", "ideally 1"),
         ("efficiency_linear", "its linear form", ".4f", ""),
     ],
-    "exact: what changes nothing": [
+    "exact": [
         ("alignment", "alignment of core edges", "", "px"),
         ("halo_minimum", "smallest exact halo", "", "px"),
         ("halo", "halo, rounded to legal sizes", "", "px; {border} at the raster's border"),
@@ -34,22 +58,22 @@ _ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix)
         ("context_max", "largest context", "", "px"),
         ("efficiency", "efficiency E, whole raster", ".4f", "context pixels / core pixels"),
     ],
-    "network: on the largest context": [
+    "network": [
         ("layers", "layers", "", ""),
         ("parameters", "parameters", ",", ""),
         ("multiply_adds_context", "multiply-adds, forward", "#", "a context"),
         ("multiply_adds_image", "multiply-adds, forward", "#", "an image, halos included"),
     ],
-    "memory: a training step on one tile": [
-        ("weights", "weights", "B", "precision {precision}, with copies of autocast below fp32"),
+    "memory": [
+        ("weights", "weights", "B", "{precision}, and autocast's copies below fp32"),
         ("gradients", "gradients", "B", "summed in float64"),
         ("optimizer", "optimizer", "B", "AdamW"),
         ("activations", "activations kept", "B", "with the loss"),
         ("backward", "backward pass on top", "B", "at its worst moment"),
-        ("total", "in all", "B", "without the device's own context and workspaces"),
+        ("total", "in all", "B", "beside the device's context and workspaces"),
         ("gpu", "GPU", "B", "{fit}"),
     ],
-    "windows: drawn anywhere, one at a time": [
+    "windows": [
         ("side", "side", "", "px"),
         ("epoch", "windows an epoch", ",", "their pixels, once"),
         ("exact_context", "context, with its halo", "", "px at most"),
@@ -59,7 +83,7 @@ _ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix)
         ("none_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
         ("none_bytes", "a training step", "B", ""),
     ],
-    "cluster: one tile a GPU": [
+    "cluster": [
         ("gpus_per_image", "GPUs an image", "", ""),
         ("nodes_per_image", "nodes an image", ".2f", "of {gpus_per_node} GPUs"),
         ("images", "images", ",", "{tiles:,} tiles in all"),
@@ -69,20 +93,22 @@ _ROWS = {  # of a title: key, label, format (B: bytes, #: a count with a prefix)
         ("utilisation", "GPUs in use", ".1%", "of an epoch"),
     ],
 }
+_SUMMED = "parameters", "multiply_adds", "activation_bytes"
 
 
-def table(question: Question, answer: Answer, shown: Sequence[str] = ()) -> str:
+def table(question: RunQuestion, answer: Part, shown: Sequence[str] = ()) -> str:
     """Return the first lines of the answer, and the sections `shown`. Raises ConfigError for one that it lacks."""
     there = [name for name in SECTIONS if answer.get(name) is not None]
     missing = next((name for name in shown if name not in (*there, "all")), None)
     if missing:
         raise ConfigError(f"--show names {missing}, but this plan has {', '.join(there)} alone; leave {missing} out")
     if "summary" in answer:
-        blocks = [summary_text(heading(question), answer, there)]
+        blocks = [_summary(question, answer, there)]
     else:
-        blocks, shown = [heading(question)], ("all",)
+        blocks, shown = ["\n".join(wrapped_lines(heading(question)))], ("all",)
+    shown = (*shown, "stages", "windows", "rebuilding")  # only the plans have these that ask for them
     blocks += [_section(name, answer[name]) for name in there if name in shown or "all" in shown]
-    return "\n\n".join([*blocks, f"left out: {answer['omitted']}"] if "omitted" in answer else blocks)
+    return "\n\n".join([*blocks, wrapped(f"left out: {answer['omitted']}", "")] if "omitted" in answer else blocks)
 
 
 def parse_sections(text: str) -> tuple[str, ...]:
@@ -94,30 +120,72 @@ def parse_sections(text: str) -> tuple[str, ...]:
     return names
 
 
-def heading(question: Question) -> str:
+def heading(question: RunQuestion) -> str:
     """Return the raster, and lines of the network and its options."""
     network = question.network
-    raster = f"{question.size[0]} x {question.size[1]} px, {network.bands} bands, {network.classes} classes"
+    raster = f"{words(question.shape)} px, {network.bands} bands, {network.classes} classes"
     return f"{raster}\n{network.in_words}"
 
 
-def _section(name: str, part: dict[str, Any]) -> str:
+def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> str:
+    """Return at most 25 lines."""
+    part = answer["summary"]
+    lines = [*wrapped_lines(heading(question))[:MOST_HEADING], "", _row("memory", _memory(part))]
+    halo = f"halo {part['halo']} px, contexts of {words(part['context'])} px at most"
+    lines.append(_row("grid", f"{words(part['grid'])}: {counted(part['tiles'], 'tile')}, {halo}"))
+    if part["modes"]:
+        first, *others = (
+            f"{mode_words(row['mode'], row['fusion'])}{':' * (not at)} {duration(row['milliseconds'] / 1000)}"
+            for at, row in enumerate(part["modes"])
+        )
+        nodes = counted(math.ceil(part["gpus"] / part["gpus_per_node"]), "node")
+        kind, number = ("tile", "micro_batches") if "stages" in answer else ("image", "images_per_step")
+        items = counted(part[number], kind)
+        lines += [
+            _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}"),
+            _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}"),
+            _row("step", f"{duration(part['milliseconds'] / 1000)} for {items}, predicted: {part['machine']}"),
+            _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}"),
+        ]
+    for place, other in enumerate(part["better"]):
+        figures = f"{mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}"
+        without = " (fp32 is without TF32)" * (other["flags"] == "--precision bf16")
+        text = f"{other['flags']}: {figures}, {size(other['memory'])}, {other['gpus']:,} GPUs{without}"
+        lines.append(_row("" if place else "better", text))
+    return "\n".join([*lines, _row("more", f"--show {','.join(sections)} or all; --help")])
+
+
+def _memory(part: Part) -> str:
+    if "reason" in part:
+        return f"no mode can be: {part['reason']}"
+    if part["fits"] is None:
+        return f"{size(part['memory'])} a GPU; --machine or --gpu-memory says whether that fits"
+    fits = "fits" if part["fits"] else "does NOT fit"
+    again = f", recomputing {part['recomputed']} tensors: {part['recompute_percent']:.0f} % more time"
+    of_gpu = f"{size(part['memory'])} of {size(part['gpu'])} a GPU"
+    return f"{of_gpu}: {fits}{again if part['recomputed'] else ''}"
+
+
+def _row(label: str, text: str) -> str:
+    return wrapped(text, label.ljust(_LABEL), " " * _LABEL)
+
+
+def _section(name: str, part: Part) -> str:
     if name == "modes":
-        return modes_text(part)
+        return _modes(part)
     if name == "stages":
-        return stages_text(part)
+        return _stages(part)
     if name == "rebuilding":
         title = f"rebuilding: a training step on {words(part['context'])} px in {size(part['budget'])}"
-        return f"{title}\n{rebuilding_table(part)}"
-    flat, (title, figures) = _flat(part), next(each for each in _ROWS.items() if each[0].startswith(f"{name}:"))
-    rows = [
-        (label, *_value(flat[key], kind, remark.format(**flat))) for key, label, kind, remark in figures if key in flat
-    ]
-    text = f"{title}\n{aligned(rows)}"
+        return f"{title}\n{rebuilding_text(part)}"
+    flat = _flat(part)
+    there = [row for row in _ROWS[name] if row[0] in flat]
+    rows = [(label, *_value(flat[key], kind, remark.format(**flat))) for key, label, kind, remark in there]
+    text = f"{name}: {_TITLES[name]}\n{aligned(rows)}"
     return f"{text}\n\n{_layers(part)}" if name == "network" else text
 
 
-def _flat(part: dict[str, Any]) -> dict[str, Any]:
+def _flat(part: Part) -> dict[str, Any]:
     """Return a part with keys such as exact_bytes for nested values, and the words of a GPU's memory."""
     nested = [(key, value) for key, value in part.items() if isinstance(value, dict)]
     flat = {f"{key}_{inner}": value for key, values in nested for inner, value in values.items()}
@@ -128,15 +196,98 @@ def _flat(part: dict[str, Any]) -> dict[str, Any]:
 def _value(value: Any, kind: str, remark: str) -> tuple[str, str]:
     """Return a figure by its format, and its unit or remark."""
     if kind in ("B", "#"):
-        number, unit = (size_parts if kind == "B" else count_parts)(value)
+        number, unit = size(value).split() if kind == "B" else count_parts(value)
         return number, f"{unit} {remark}".strip()
     return format(value, kind) if kind else words(value), remark
 
 
-def _layers(part: dict[str, Any]) -> str:
-    rows = [("stage", "output (channels x rows x columns)", "parameters", "multiply-adds", "activations kept")]
+def _layers(part: Part) -> str:
+    rows = [("stage", "output", "parameters", "multiply-adds", "activations kept")]
     for stage in by_stage(part["by_layer"]):
         work = " ".join(count_parts(stage["multiply_adds"])).strip()
-        kept = size(stage["activation_bytes"])
-        rows.append((stage["name"], words(stage["shape"]), f"{stage['parameters']:,}", work, kept))
+        rows.append(
+            (stage["name"], words(stage["shape"]), f"{stage['parameters']:,}", work, size(stage["activation_bytes"]))
+        )
     return columns(rows)
+
+
+def by_stage(by_layer: Sequence[Part]) -> list[dict[str, Any]]:
+    """Sum layers of one level and side: the word before the dot of their names."""
+    stages: dict[str, dict[str, Any]] = {}
+    for layer in by_layer:
+        name = layer["name"].split(".")[0]
+        stage = stages.setdefault(name, {"name": name} | dict.fromkeys(_SUMMED, 0))
+        stage |= {key: stage[key] + layer[key] for key in _SUMMED} | {"shape": layer["shape"]}
+    return list(stages.values())
+
+
+def _modes(part: Part) -> str:
+    """Return a title, a row a mode, the basis of the seconds, the all-reduce of all modes, and the choice."""
+    choice, machine, reduce = part["choice"], part["machine"], part["gradient_all_reduce"]
+    possible = [row for row in part["costs"] if row["possible"]]
+    remarks = [f"{row['mode']}: not possible: {row['reason']}" for row in part["costs"] if not row["possible"]]
+    remarks.append(
+        f"in all modes: one all-reduce of gradients, {size(reduce['bytes'])}, {reduce['milliseconds']:.4g} ms of the "
+        "time predicted"
+    )
+    basis = figures_basis(machine) if "profile" in machine else "assumed, not measured"
+    remarks.append(
+        f"{basis}: {machine['flops'] / 1e12:.4g} Tflop/s a rank, {machine['bandwidth'] / 1e9:.4g} GB/s between ranks, "
+        f"{machine['latency'] * 1e6:.4g} us a message"
+    )
+    rows = [("mode", "E", "reads", "messages", "sent", "memory", "predicted", "")]
+    for row in possible:
+        chosen = (row["mode"], row["fusion"]) == (choice["mode"], choice["fusion"])
+        faults = "chosen" * chosen, "not exact" * (not row["exact"]), "does NOT fit" * (not row.get("fits", True))
+        rows.append(
+            (
+                row["mode"] + f" ({row['fusion']})" * (row["fusion"] not in (None, 1)),
+                f"{row['efficiency']:.4f}",
+                f"{row['pixels_read_rank'] / 1e6:.4g} Mpx",
+                f"{row['messages_rank']:,}",
+                size(row["bytes_rank"]),
+                size(row["memory_rank"]),
+                time_of(row["milliseconds"]),
+                ", ".join(filter(None, faults)),
+            )
+        )
+    images, gpus = counted(part["images_per_step"], "image"), counted(part["gpus"], "rank")
+    title = f"modes: a training step of {images} on {gpus}, by the busiest rank"
+    return "\n".join([wrapped(title, ""), columns(rows), *map(wrapped, [*remarks, f"choice: {choice['reason']}"])])
+
+
+def _stages(part: Part) -> str:
+    """Return a title, a row a stage, the balance, the parts of the time, and the schedule drawn."""
+    modes, step = part["recompute"], part["step"]
+    again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"
+    parts = ("work", "imbalance", *(["recompute"] if step["recompute_milliseconds"] else []), "bubble", "transfer")
+    shown = " + ".join(f"{name}{'s' * (name == 'transfer')} {step[f'{name}_milliseconds']:.4g}" for name in parts)
+    second = "; f, b: the stage's second chunk" * (len(part["balance"]) > part["stages"])
+    rows = [("#", "layers", "work", "time", "held", "memory", "sent on", "skips", "")]
+    for row in part["by_stage"]:
+        rows.append(
+            (
+                str(row["stage"]),
+                ", ".join(f"{first}-{stop - 1}" for first, stop in row["layers"]),
+                f"{100 * row['share']:.1f} %",
+                time_of(row["milliseconds"]),
+                ", ".join(map(str, row["in_flight"])),
+                size(row["memory"]["total"]),
+                size(row["activation_bytes"]),
+                size(row["skip_bytes"]),
+                "" if row.get("fits", True) else "does NOT fit",
+            )
+        )
+    title = (
+        f"stages: a step of {part['micro_batches']} micro-batches of {words(part['context'])} px, {part['stages']} "
+        f"stages, schedule {part['schedule']}{'' if again == 'never' else f', recompute {again}'}"
+    )
+    lines = [
+        f"balance, {'automatic' if part['automatic'] else 'given'}: [{','.join(map(str, part['balance']))}]",
+        f"the slowest stage has {100 / part['cap']:.1f} % of the work, so the cap is {part['cap']:.2f} x",
+        f"step {step['milliseconds']:.4g} ms = {shown}",
+        f"predicted speed-up {step['speed_up']:.2f} x over one GPU, {100 * step['busy_share']:.1f} % busy, "
+        f"{size(part['bytes_step'])} sent a step",
+        f"drawn for equal stages: F forward, B backward (two slots), . waiting{second}",
+    ]
+    return "\n".join([wrapped(title, ""), columns(rows), *map(wrapped, lines), *(f"  {x}" for x in part["drawing"])])

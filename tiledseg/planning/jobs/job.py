@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,9 +20,9 @@ from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
     from tiledseg.planning.answer.report import Planned
-    from tiledseg.planning.question import Question
-    from tiledseg.planning.search.best import Priced
-    from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+    from tiledseg.planning.run.question import RunQuestion
+    from tiledseg.planning.search import Priced
+    from tiledseg.planning.staged_pipeline import StagedPipeline
 
 SYSTEMS = ("slurm", "lsf")
 _MOST_MINUTES = 7 * 24 * 60
@@ -32,7 +32,7 @@ _HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"
 
 @dataclass(frozen=True)
 class Site:
-    """A machine under `system`. `gpus` and `cores`: of a node, and of each GPU's rank; None where a plan must say.
+    """A machine under `system`. `gpus` and `cores`: of a node (0: of any), and of each GPU's rank.
 
     `local`: a folder that each node has for itself. `directives`: lines of the batch system besides those of every
     script. `exports`: variables of every rank. `launcher`: what starts ranks where `TILEDSEG_LAUNCHER` does not say.
@@ -43,7 +43,7 @@ class Site:
     launcher: str
     local: str
     cores: int
-    gpus: int | None = None
+    gpus: int = 0
     directives: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
 
@@ -66,12 +66,17 @@ _SITES = (
 )
 
 
-def find_site(system: str, name: str) -> Site:
-    """Return the site. Raises ConfigError for a machine that is not known under that batch system."""
+def find_site(system: str, name: str, per_node: int | None, usual: int) -> Site:
+    """Return the site with the GPUs of a node: `per_node` as set, else those that it has, else the `usual` ones. Raises
+    ConfigError for a machine that is not known under that batch system, or that has fewer."""
     sites = {site.name: site for site in _SITES if site.system == system}
     if name not in sites:
         raise ConfigError(f"--site is '{name}', but --emit {system} knows {', '.join(sites)}; give one of them")
-    return sites[name]
+    site = sites[name]
+    if site.gpus and (per_node or 0) > site.gpus:
+        have = f"nodes of {site.name} have {site.gpus} GPUs"
+        raise ConfigError(f"--gpus-per-node is {per_node}, but {have}; give at most {site.gpus}")
+    return replace(site, gpus=per_node or site.gpus or usual)
 
 
 class Job(NamedTuple):
@@ -84,74 +89,69 @@ class Job(NamedTuple):
     title: str
 
 
-def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
-    """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose.
+def planned_job(
+    question: RunQuestion, planned: Planned, site: Site, minutes: int, budget: int | None, halo: str | None
+) -> Job:
+    """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose; `budget`: of a step.
 
     It takes as many of the given GPUs (by default one for each tile) as share images, or pipelines, evenly and fill
     nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
     """
-    if planned.tiling is None:
-        raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
+    assert planned.tiling is not None, "the command refuses other strides"
     grid = planned.tiling.grid
-    per_node, gpus = _node_gpus(question, site), question.gpus or math.prod(grid)
-    keys = {"tiling.grid": grid, **_precision(question), "memory.budget": question.memory_budget}
+    gpus = question.ranks or math.prod(grid)
+    keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None:
-        ranks, more, words = _mode(planned.answer["modes"], halo, gpus, per_node)
+        ranks, more, words = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, site.gpus)
     elif halo in (None, "read"):
-        ranks, more, words = _pipelines(planned.pipeline, gpus, per_node)
+        ranks, more, words = _pipelines(planned.pipeline, gpus, site.gpus)
     else:
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
-    return _job(ranks, question, site, minutes, flags, f": {grid[0]} x {grid[1]} tiles an image, {words}.")
+    return _job(ranks, site.gpus, gpus, minutes, flags, f": {grid[0]} x {grid[1]} tiles an image, {words}.")
 
 
-def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
+def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
     from tiledseg.planning.answer.search import memory_keys
 
-    memory = memory_keys(question, priced)
+    memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid}
     keys |= {f"parallel.{key}": value for key, value in priced.candidate.keys(priced.plan).items()}
     keys |= _precision(question) | {f"memory.{key}": value for key, value in memory.items()}
     keys |= {"memory.store": '"$local"'} if memory and "store" not in memory else {}
-    keys |= {} if priced.plan.rebuilt is None else {"memory.budget": priced.limit}
-    keys |= {"train.tiles_per_step": "null", "train.images_per_step": images_per_step}
-    words = f", {counted(images_per_step, 'image')} a step: {priced.candidate.in_words}."
+    keys |= {} if priced.plan.rebuilt is None else {"memory.budget": question.memory}
+    keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
+    words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    return _job(priced.ranks, question, site, minutes, _flags(keys), words, may_idle)
+    return _job(priced.ranks, site.gpus, question.ranks, minutes, _flags(keys), words, may_idle)
 
 
 def _job(
-    ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], words: str, may_idle: bool = False
+    ranks: int, node_gpus: int, gpus: int, minutes: int, flags: Sequence[str], words: str, may_idle: bool = False
 ) -> Job:
-    """Return the job of so many ranks, as many on each node, at most its GPUs. Where this takes more nodes than there
-    are and ranks may idle, nodes are full, and some ranks too many."""
-    gpus = _node_gpus(question, site)
-    most = min(gpus, ranks)
+    """Return the job of so many ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
+    fill and ranks may idle, nodes are full, and some ranks too many."""
+    most = min(node_gpus, ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
     nodes, idle = ranks // per_node, ""
-    if may_idle and nodes > -(-(question.gpus or ranks) // gpus):
+    if may_idle and nodes > -(-gpus // node_gpus):
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
     title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
     return Job(nodes, per_node, minutes, flags, title)
 
 
-def _node_gpus(question: Question, site: Site) -> int:
-    """Return the GPUs of a node: as set, of the site, or of the machine."""
-    if site.gpus and (question.gpus_per_node or 0) > site.gpus:
-        have = f"nodes of {site.name} have {site.gpus} GPUs"
-        raise ConfigError(f"--gpus-per-node is {question.gpus_per_node}, but {have}; give at most {site.gpus}")
-    return question.gpus_per_node or site.gpus or question.node_gpus
-
-
-def _precision(question: Question) -> dict[str, Any]:
+def _precision(question: RunQuestion) -> dict[str, Any]:
     return {"train.precision": question.precision} if question.precision != "fp32" else {}
 
 
-def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
-    """Return ranks, keys and a description of a run in that mode, or the one that was chosen."""
+def _mode(
+    modes: Mapping[str, Any], halo: str | None, images: int, gpus: int, per_node: int
+) -> tuple[int, dict[str, Any], str]:
+    """Return ranks, keys and a description of a run in that mode, or the one that was chosen. `images`: of a step, 0
+    for as many as the GPUs take."""
     chosen, image = modes["choice"], modes["ranks"]
     mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
     if mode is None:
@@ -163,14 +163,13 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
         raise ConfigError(
             f"--halo is {mode}, which is not exact here; leave it out, and the plan chooses a mode that is"
         )
-    if mode == "read":
-        ranks = _full(gpus, 1, per_node)
+    ranks = _full(min(gpus, images * image or gpus), 1 if mode == "read" else image, per_node)
+    if mode == "read" and not images:
         return ranks, {"train.tiles_per_step": ranks}, "one a GPU"
-    ranks = _full(gpus, image, per_node)
-    keys = {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
+    keys = {} if mode == "read" else {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
     keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
-    keys |= {"train.tiles_per_step": "null", "train.images_per_step": ranks // image}
-    return ranks, keys, f"{image} GPUs share one in mode {mode}"
+    keys |= {"train.tiles_per_step": "null", "train.images_per_step": images or ranks // image}
+    return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}"
 
 
 def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
@@ -233,10 +232,9 @@ def batch_script(site: Site, job: Job) -> str:
 
 def _threads(site: Site) -> str:
     """Return the origin of the CPUs of a rank, and how a user gives others where the site is any."""
-    gpus = site.gpus or 6
-    words = f"{site.cores} CPUs a rank, of {site.cores * gpus} for {gpus} GPUs a node"
+    words = f"{site.cores} CPUs a rank, of {site.cores * site.gpus} for {site.gpus} GPUs a node"
     key = "--cpus-per-task" if site.system == "slurm" else "TILEDSEG_CORES_PER_GPU"
-    return words if site.gpus else f"{words}; give those of your nodes ({key})"
+    return f"{words}; give those of your nodes ({key})" if site.name == "generic" else words
 
 
 def _template(name: str) -> str:

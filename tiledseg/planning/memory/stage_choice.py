@@ -10,7 +10,7 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import kept_of, most_in_flight
 from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
-from tiledseg.planning.stages.staged_pipeline import PipelineCase
+from tiledseg.planning.staged_pipeline import PipelineCase
 
 
 def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> MemoryChoice | None:

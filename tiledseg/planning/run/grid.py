@@ -14,6 +14,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
 from tiledseg.planning.step.tensor_limit import check_countable, is_countable, largest_tensor
 from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.units import size
 
 USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
 ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
@@ -44,7 +45,7 @@ def choose_grid(
     """
     finest = finest_grid(raster, footprint)
     too_many = GeometryError(
-        f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
+        f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {size(memory_bytes)} of "
         "memory; give a grid in place of auto"
     )
     if max(finest) > MOST_TILES_A_SIDE:
@@ -77,10 +78,11 @@ def choose_grid(
     height, width = contexts(0, finest[0])[0], contexts(1, finest[1])[0]
     check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
+        narrow = bytes_per_value > 2 and training_memory(graph, bands, (height, width), 2).total <= memory_bytes
         raise GeometryError(
             f"a training step on the smallest context of {height} x {width} pixels needs "
-            f"{step_bytes(height, width)} bytes, but the memory is {memory_bytes} bytes; use a smaller network, a "
-            "lower precision, or a device with more memory"
+            f"{size(step_bytes(height, width))}, but the memory is {size(memory_bytes)}; use a smaller network"
+            f"{', precision bf16 or fp16,' if narrow else ''} or a device with more memory"
         )
     wanted, most = min(least_tiles, math.prod(finest)), math.prod(finest)
     best, grid = (most + 1, 0, 0), finest
@@ -92,6 +94,18 @@ def choose_grid(
                     best, grid = (rows * cols, computed, cols), (rows, cols)
                 break
     return grid
+
+
+def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) -> list[Grid]:
+    """Return the `count` best grids of at most `most` parts: by the largest part's pixels, then by its edges."""
+    (height, width), square = shape, math.sqrt(most * shape[0] / shape[1])
+    ordered = []
+    for rows in range(max(1, int(square / LONGEST_TILE)), int(square * LONGEST_TILE) + 2):
+        cols = most // rows
+        if rows <= finest[0] and 1 <= cols <= finest[1] and (height != width or rows >= cols):
+            part = -(-height // rows), -(-width // cols)
+            ordered.append((math.prod(part), sum(part), (rows, cols)))
+    return [grid for *_, grid in sorted(ordered)[:count]]
 
 
 def usual_grids(rasters: Sequence[Grid], footprint: Footprint) -> list[Grid]:
@@ -120,7 +134,8 @@ def finer_grid(tiling: Tiling, graph: Graph, bands: int, memory_bytes: int, byte
     try:
         rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, memory_bytes, bytes_per_value, 1, bands)
     except GeometryError:
-        return "no grid does; use a smaller network"
+        narrow = bytes_per_value > 2 and finer_grid(tiling, graph, bands, memory_bytes, 2).startswith("use")
+        return f"no grid does; use {'precision bf16 or fp16, or ' if narrow else ''}a smaller network"
     return f"use --grid {rows} {cols}"
 
 

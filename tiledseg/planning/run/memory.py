@@ -114,7 +114,7 @@ def plan_rebuilt(
     if choice is not None:
         return replace(choice, kept=needed, peak=besides + images * (choice.peak - fixed))
     if question.budgeted:
-        raise _too_small(spread, needed, besides + images * (largest.least - fixed), images, budget)
+        raise _too_small(question, spread, needed, besides + images * (largest.least - fixed), images)
     return None
 
 
@@ -142,15 +142,15 @@ def _fitting(every: Sequence[StepChoices], largest: StepChoices, room: int) -> M
     return None
 
 
-def _too_small(spread: Spread, needed: int, least: int, images: int, budget: int) -> BudgetError:
+def _too_small(question: RunQuestion, spread: Spread, needed: int, least: int, images: int) -> BudgetError:
     what, use = "tile", "a finer tiling.grid, memory.blocks"
     if spread.shares_layers:
         what, use = "block of an image", "more ranks an image, memory.blocks"
     if images > 1:
         use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
     error = BudgetError(
-        f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
-        f"all rebuilt that helps; use {use}, a smaller model, or train.precision bf16"
+        f"memory.budget is {question.memory} bytes, but a training step on the largest {what} needs {needed}, and "
+        f"{least} with all rebuilt that helps; use {use}, or a smaller model{question.or_bf16}"
     )
     error.least = least
     return error
@@ -212,7 +212,7 @@ def plan_offload(
     if question.budgeted and memory > question.memory:
         raise BudgetError(
             f"memory.budget is {question.memory} bytes, but with memory.offload all a step needs {memory}; use a finer "
-            "tiling.grid, a smaller model, or train.precision bf16"
+            f"tiling.grid, or a smaller model{question.or_bf16}"
         )
     return OffloadPlan(kept, staying, memory)
 

@@ -23,7 +23,7 @@ from tiledseg.planning.step.halo_traffic import SentBytes
 
 if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.stages.staged_pipeline import MessageTime, StagedPipeline, StagePrices
+    from tiledseg.planning.staged_pipeline import MessageTime, StagedPipeline, StagePrices
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
 
@@ -200,7 +200,7 @@ def balanced_pipeline(
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.stages.staged_pipeline import PipelineCase, check_skips, choose, stage
+    from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, choose, stage
 
     prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
@@ -225,7 +225,7 @@ def balanced_pipeline(
 @lru_cache(maxsize=32)
 def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
     """Return the prices of a pipeline's stages, which serve all pipelines on micro-batches of that size."""
-    from tiledseg.planning.stages.staged_pipeline import StagePrices
+    from tiledseg.planning.staged_pipeline import StagePrices
 
     return StagePrices(tile_walk(graph, bands, pixels, value_bytes))
 

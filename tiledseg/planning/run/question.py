@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.units import ACTIVATION_BYTES
+from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store
@@ -70,6 +71,9 @@ class RunQuestion:
     `still_norms`: running statistics are constants in training too; `loss`: bytes beyond the usual loss's.
     `recompute`: auto (as `memory` demands), none, compact (what is nearly free), or all. `blocks`: tiles are computed
     in blocks. `offload`: all that autograd keeps is offloaded; `store`: where tensors go if `memory` demands it.
+
+    `images`: of an epoch, for `plan`. There 0 `ranks` stand for one a tile, 0 `images_per_step` for as many as ranks
+    take at one a tile, and the most bytes of all for a `memory` that is not known.
     """
 
     network: Network
@@ -96,10 +100,26 @@ class RunQuestion:
     turned: tuple[int, ...] = ()
     budgeted: bool = False
     loss: LossBytes = USUAL_LOSS
+    images: int = 1
 
     def __post_init__(self) -> None:
         if self.machine is not None:
             object.__setattr__(self, "machine", self.machine.computing(self.precision))
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that a rank may use, None where they are not known."""
+        return None if self.memory >= MOST_BYTES else self.memory
+
+    @property
+    def figures(self) -> Machine:
+        """The machine's figures, assumed ones where no machine is known."""
+        return self.machine or Machine()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the largest raster."""
+        return max((extent.shape for extent in self.rasters), key=math.prod)
 
     @property
     def validates_alone(self) -> bool:
@@ -133,6 +153,11 @@ class RunQuestion:
     @property
     def value_bytes(self) -> int:
         return ACTIVATION_BYTES[self.precision]
+
+    @property
+    def or_bf16(self) -> str:
+        """The remedy of a narrower precision, where there is one."""
+        return ", or train.precision bf16" if self.value_bytes > 2 else ""
 
     @property
     def is_profiled(self) -> bool:

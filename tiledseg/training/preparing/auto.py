@@ -33,7 +33,7 @@ def find_settings(
 ) -> FoundSettings:
     """Choose the settings that the configuration leaves to the program. `before`: the state of the checkpoint that the
     run goes on from; `machine`: of its ranks. Raises ConfigError where no settings can be."""
-    from tiledseg.planning.search.best import search  # runs that leave nothing open need nothing of it
+    from tiledseg.planning.search import search  # runs that leave nothing open need nothing of it
 
     earlier = before.found if before is not None and _basis(before.config.record()) == _basis(config.record()) else None
     removed = earlier and (earlier.parallel.halo in REMOVED_MODES or earlier.parallel.schedule in REMOVED_SCHEDULES)

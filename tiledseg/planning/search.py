@@ -1,0 +1,400 @@
+"""The best settings for a run: for each mode those grids and meshes that can keep the ranks busy, compared.
+
+All candidates are sorted by an estimate. The dozen of least estimate that fit are planned, the best of each kind first,
+so that an estimate that is off for one kind does not hide it. The winner is the best of those: about the best of all.
+
+The images of a step decide the result, and are not searched. Grids are nearly square. Mode `read` has those that give
+each rank 1 to 8 tiles, and coarser and finer ones for the memory. The shared modes have a block a rank, of one tile or
+of 2 x 2, for as many images at once as divide the step's in other rounds. Pipelines have 2, 3, 4 ranks or a host. Where
+blocks may be taken, modes `read` and `layer` have them too. A given setting is kept, also where it is none of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+from tiledseg.config.checks import shown
+from tiledseg.config.words import SCHEDULES, chunk_ranks
+from tiledseg.errors import BudgetError, ConfigError, InputError
+from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.tiling import context_sizes, finest_grid
+from tiledseg.planning.cost_model.prices import Prices, StepTime
+from tiledseg.planning.run.grid import near_squares
+from tiledseg.planning.run.norms import norm_fault, of_steps
+from tiledseg.planning.run.pipeline import pipeline_bytes
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
+from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
+from tiledseg.units import size
+
+BEST, PLANNED, MOST_PLANNED = 5, 12, 24  # settings shown; those that fit and are compared; plans, once one fits
+TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # of mode `read`; for each number of ranks an image
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
+MOST_TILES, MOST_PASSES = 2**13, 256  # of an image, each of which is looked at; of a pipeline a step, each simulated
+FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
+MEMORY, INEXACT, IMPOSSIBLE, SLOWER = "memory", "not exact", "not possible", "slower"
+TERMS = {
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "reading": "reading",
+    "update": "sums of gradients and the optimizer",
+    "again": "computing once more, and the store",
+    "messages": "messages",
+    "all_reduce": "the all-reduce",
+    "waiting": "waiting in the pipeline",
+}
+_MOST_OVER = 3  # times the memory: no recomputation saves more
+_MESSAGES = 4  # of a layer in mode `layer`, about: halos of some layers, to four sides, forward and backward
+_BLOCKS_MORE = 1.4  # times the time of a step: in blocks, about
+_LEAST = 0.02  # of the difference of two settings: terms that make up less of it are not named
+Grid = tuple[int, int]
+PLAIN = Parallelism()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings of a run. `parallel`: its mesh is None in mode `read`. `blocks`: the fewest that fit."""
+
+    parallel: Parallelism
+    grid: Grid
+    blocks: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def kind(self) -> str:
+        if self.parallel.stages > 1:
+            return f"{self.parallel.stages} stages, {self.parallel.schedule}"
+        return self.parallel.halo + ", in blocks" * self.blocks
+
+    @property
+    def in_words(self) -> str:
+        parallel, cut = self.parallel, f"grid {self.grid[0]} x {self.grid[1]}"
+        if parallel.mesh is None:
+            again = f", recompute {parallel.recompute[0]}" if parallel.recompute[0] != "never" else ""
+            flush = f", {parallel.micro_batches} micro-batches a flush" if parallel.micro_batches else ""
+            return f"{self.kind}{again}{flush}, {cut}"
+        mode = mode_words(parallel.halo, fusion_word(parallel.fusion or 1)) + ", in blocks" * self.blocks
+        cut = f", {cut}" if self.grid != parallel.mesh else ""
+        return f"{mode}, mesh {parallel.mesh[0]} x {parallel.mesh[1]}{cut}"
+
+    def question(self, asked: RunQuestion) -> RunQuestion:
+        """Return the question with these settings."""
+        blocks = replace(asked.blocks, if_needed=False) if asked.blocks and self.blocks else None
+        store = asked.store if self.parallel.stages == 1 and not self.blocks else None  # stages choose nothing of it
+        return replace(asked, parallel=self.parallel, grid=self.grid, blocks=blocks, store=store)
+
+    def keys(self, plan: RunPlan) -> dict[str, Any]:
+        """Return the keys of the group `parallel` by which a run of the plan differs from the defaults."""
+        parallel, keys = self.parallel, dict[str, Any]()
+        if parallel.mesh is not None:
+            keys = {"halo": parallel.halo, "mesh": list(parallel.mesh)}
+            if plan.spread.shares_layers and plan.spread.fusion != 1:
+                keys["fusion"] = fusion_word(plan.spread.fusion)
+        if plan.pipeline is not None:
+            keys |= {"stages": parallel.stages, "balance": list(plan.pipeline.balance), "schedule": parallel.schedule}
+            keys |= {"recompute": parallel.recompute[0]} if parallel.recompute[0] != "never" else {}
+            keys |= {"micro_batches": parallel.micro_batches} if parallel.micro_batches else {}
+        return keys
+
+
+class Priced(NamedTuple):
+    """Settings with their plan: seconds of a step by the clock, their terms on the slowest rank, bytes of the rank that
+    needs most, and the `ranks` that have work."""
+
+    candidate: Candidate
+    plan: RunPlan
+    seconds: float
+    time: StepTime
+    memory: int
+    ranks: int
+
+
+class Discarded(NamedTuple):
+    """Settings that cannot be: `why` in one of the words above, and in a line; bytes `needed` where they are known."""
+
+    candidate: Candidate
+    why: str
+    reason: str
+    needed: int | None = None
+
+
+class Searched(NamedTuple):
+    """The best settings, best first; `other`: the best of another kind than the winner's, None where none was planned.
+    `candidates`: how many there are; `discarded`: how many are not among the best, by why."""
+
+    best: tuple[Priced, ...]
+    other: Priced | None
+    candidates: int
+    discarded: dict[str, int]
+
+    @property
+    def winner(self) -> Priced:
+        return self.best[0]
+
+    @property
+    def reason(self) -> str:
+        """One line: the winner beside the best of another kind, else beside the second."""
+        other = self.other or (self.best[1] if len(self.best) > 1 else None)
+        return explained(self.winner, other) if other else f"nothing but {self.winner.candidate.in_words} can be"
+
+
+def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Collection[str]) -> list[Candidate]:
+    """List the settings to compare, those included that memory or a norm forbids. `host`: ranks of one. `free`: the
+    settings that are searched; the others are as the question has them, but for a mesh and a fusion that it leaves to
+    the plan."""
+    asked, finest = question.parallel, finest_grid(question.shape, footprint)
+    one_rank = {"stages": 1, "schedule": "1f1b", "micro_batches": None, "recompute": ("never",)}
+    plain = replace(asked, halo="read", mesh=None, fusion=1, **one_rank)  # type: ignore[arg-type]  # names of its fields
+    fusion = None if "fusion" in free else asked.fusion
+    whole = [Candidate(plain, grid) for grid in _read_grids(question, finest, question.ranks)]
+    whole += _shared(question, finest, replace(plain, fusion=fusion), free)
+    layers = fusion in (None, 1) and not asked.overlap
+    modes = ("read", *["layer"] * layers) if question.blocks else ()  # in which a rank may compute its part in blocks
+    in_blocks = [replace(each, blocks=True) for each in whole if each.parallel.halo in modes]
+    staged = _staged(question, finest, plain, host, free) if question.is_profiled else ()
+    return [each for each in dict.fromkeys((*whole, *staged, *in_blocks)) if _keeps(each.parallel, asked, free)]
+
+
+def _keeps(parallel: Parallelism, asked: Parallelism, free: Collection[str]) -> bool:
+    """Return True if the settings that are not free are as asked."""
+    if asked.balance is not None and len(asked.balance) != len(chunk_ranks(parallel.schedule, parallel.stages)):
+        return False
+    if "recompute" not in free and set(asked.recompute) != set(parallel.recompute):
+        return False
+    return all(getattr(asked, key) in (None, getattr(parallel, key)) for key in FREE - {*free, "recompute"})
+
+
+def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
+    if question.grid:
+        return [question.grid]
+    (height, width), images = question.shape, question.images_per_step
+    busy = {grid for per in TILES_A_RANK for grid in near_squares((height, width), finest, per * ranks // images, 2)}
+    squares = {(rows, min(finest[1], max(1, round(rows * width / height)))) for rows in ROWS if rows <= finest[0]}
+    return sorted(grid for grid in busy | squares if math.prod(grid) <= MOST_TILES)
+
+
+def _shared(question: RunQuestion, finest: Grid, plain: Parallelism, free: Collection[str]) -> Iterator[Candidate]:
+    together = question.images_per_step > 1 and bool(of_steps(question.graph))
+    for mesh in _meshes(question, finest, free):
+        if mesh == (1, 1) and "halo" in free and not together:
+            continue  # nobody to share an image with
+        grids = [question.grid] if question.grid else [mesh, (2 * mesh[0], 2 * mesh[1])]
+        for grid in grids:
+            if all(ranks <= tiles <= most for ranks, tiles, most in zip(mesh, grid, finest, strict=True)):
+                yield Candidate(replace(plain, halo="exchange", mesh=mesh, fusion=1), grid)
+                if grid == grids[0]:
+                    yield Candidate(replace(plain, halo="layer", mesh=mesh), grid)
+
+
+def _meshes(question: RunQuestion, finest: Grid, free: Collection[str]) -> list[Grid]:
+    images, ranks, given = question.images_per_step, question.ranks, question.parallel.mesh
+    if given and "mesh" not in free:
+        return [given] if math.prod(given) <= ranks else []
+    most, at_once = math.prod(question.grid or (MOST_TILES, 1)), {-(-images // n) for n in range(1, images + 1)}
+    counts = {min(ranks // replicas, most) for replicas in at_once}
+    return sorted({mesh for n in counts for mesh in near_squares(question.shape, finest, n, MESHES)})
+
+
+def _staged(
+    question: RunQuestion, finest: Grid, plain: Parallelism, host: int, free: Collection[str]
+) -> Iterator[Candidate]:
+    asked, most = question.parallel, min(host, len(question.graph) // 2)
+    schedules = SCHEDULES if "schedule" in free else (asked.schedule,)
+    words = ("never", "always") if "recompute" in free else asked.recompute[:1]
+    for stages in sorted({n for n in (2, 3, 4, host) if n <= most}) if "stages" in free else [asked.stages]:
+        pipelines = question.ranks // stages
+        for grid in _read_grids(question, finest, pipelines) if stages > 1 and pipelines else ():
+            passes = -(-math.prod(grid) * question.images_per_step // pipelines)
+            if passes > MOST_PASSES and not question.grid:
+                continue
+            several = {None, 4 * stages if passes > 4 * stages else None}
+            flushes = several if "micro_batches" in free else {asked.micro_batches}
+            for schedule, word, flush in product(schedules, words, sorted(flushes, key=str)):
+                pipeline = {"stages": stages, "schedule": schedule, "recompute": (word,) * stages}
+                yield Candidate(replace(plain, **pipeline, micro_batches=flush), grid)  # type: ignore[arg-type]
+
+
+class Pricing:
+    """The costs of settings for one question, on its largest image; on an assumed machine where none is known."""
+
+    def __init__(self, question: RunQuestion) -> None:
+        self.question, self.graph = replace(question, machine=question.figures), question.graph
+        self.shape, self.bands, width = question.shape, question.network.bands, question.value_bytes
+        self.footprint = network_footprint(self.graph, question.halo, question.parallel.exact)
+        self.prices = Prices(self.graph, self.bands, width, question.figures, question.ranks)
+        self._weights = fixed_memory(self.graph, self.bands, width)
+        self._tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, width).total)
+        self._tile, self._nodes = cache(self.prices.tile), cache(self.prices.nodes)
+
+    def _contexts(self, grid: tuple[int, int]) -> tuple[tuple[int, int], float]:
+        """Return the largest context of a grid, and the pixels of a context, on average."""
+        rows, cols = (context_sizes(side, parts, self.footprint) for side, parts in zip(self.shape, grid, strict=True))
+        return (max(rows), max(cols)), sum(rows) * sum(cols) / math.prod(grid)
+
+    def refusal(self, candidate: Candidate) -> Discarded | None:
+        """Return why a candidate surely cannot be: a norm would see something else, or a step is by far too large."""
+        question, parallel, memory = self.question, candidate.parallel, self.question.memory
+        layers, needed = parallel.shares_layers, 0
+        together = parallel.stages == 1 and (layers or (candidate.blocks and candidate.tiles == 1))
+        images = 1 if together else question.images_per_step
+        fault = norm_fault(self.graph, parallel.halo, candidate.tiles, images, question.trains, question.keyed)
+        if fault and parallel.exact:
+            return Discarded(candidate, INEXACT, fault)
+        if parallel.stages > 1:
+            needed = self._weights // parallel.stages
+            return Discarded(candidate, MEMORY, f"needs {size(needed)} for its weights") if needed > memory else None
+        if not (layers or candidate.blocks or question.store):
+            needed = self._tile_bytes(self._contexts(candidate.grid)[0])
+        return Discarded(candidate, MEMORY, f"needs {size(needed)}", needed) if needed > _MOST_OVER * memory else None
+
+    def passes(self, candidate: Candidate) -> StepTime:
+        """Estimate the passes of the busiest rank, or pipeline: its contexts one after the other, and in mode `layer`
+        their messages, but no halo."""
+        ranks, images, mesh = self.question.ranks, self.question.images_per_step, candidate.parallel.mesh
+        grid, layers = candidate.grid, candidate.parallel.halo == "layer"
+        turns = -(-candidate.tiles * images // (ranks // candidate.parallel.stages))
+        if mesh is not None:
+            grid = mesh if layers else grid
+            turns = -(-images // max(1, min(images, ranks // math.prod(mesh))))
+            turns *= math.prod(-(-tiles // parts) for tiles, parts in zip(grid, mesh, strict=True))
+        (height, width), mean = self._contexts(grid)
+        owned = math.prod(self.shape) // math.prod(grid)
+        share = (owned if layers else mean if turns > 1 else height * width) / (height * width)
+        messages = self.prices.machine.message_seconds(SentBytes(_MESSAGES * len(self.graph)), ranks) if layers else 0.0
+        return self._tile((height, width), owned).times(share)._replace(messages=messages).times(turns)
+
+    def estimate(self, candidate: Candidate) -> float:
+        """Return about the seconds of a step. A pipeline takes its first micro-batch through all layers, the others at
+        the pace of the slowest stage."""
+        parallel, ranks, time = candidate.parallel, self.question.ranks, self.passes(candidate)
+        if parallel.stages > 1:
+            again = parallel.recompute[0] == "always"
+            layers = [(1 + again) * f + b for f, b in self._nodes(self._contexts(candidate.grid)[0])]
+            passes = -(-candidate.tiles * self.question.images_per_step // (ranks // parallel.stages))
+            flush = min(parallel.micro_batches or passes, passes)
+            pace = max(sum(layers) / parallel.stages, *layers)
+            seconds = -(-passes // flush) * (sum(layers) + (flush - 1) * pace)
+            return seconds * self.prices.machine.taking_turns(ranks)
+        return self.prices.seconds(self.prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
+
+    def price(self, candidate: Candidate) -> Priced | Discarded:
+        """Return the cost by the plan of a run with these settings."""
+        question, parallel, step = candidate.question(self.question), candidate.parallel, self.passes(candidate)
+        try:
+            plan = plan_run(question)
+        except InputError as error:
+            why = MEMORY if parallel.stages > 1 and isinstance(error, BudgetError) else IMPOSSIBLE
+            return Discarded(candidate, why, str(error))
+        memory, waiting, ranks = plan.memory, 0.0, plan.spread.mesh.ranks
+        if parallel.stages > 1:  # the ranks wait where they do not compute; the plan's seconds recompute nothing
+            assert plan.pipeline, "a plan of stages has a pipeline"
+            assert plan.seconds is not None, "stages are searched on known machines only"
+            time = StepTime(step.forward / parallel.stages, step.backward / parallel.stages)
+            waiting = plan.seconds - self.prices.seconds(time)
+            of_pipeline = parallel, self.graph, self.bands, plan.micro_batch, plan.pipeline.balance
+            memory = plan.rebuilt.peak if plan.rebuilt else pipeline_bytes(*of_pipeline)
+        elif parallel.mesh is None:
+            time = self.prices.step(step, 1, step.backward / max(1, candidate.tiles // question.ranks))
+            ranks = min(question.ranks, candidate.tiles * question.images_per_step)
+        else:
+            time = plan.cost.time
+        if memory > question.memory:
+            return Discarded(candidate, MEMORY, f"needs {size(memory)} of {size(question.memory)}", memory)
+        short = plan.blocks or plan.rebuilt
+        again = short.extra * (time.forward + time.backward) if short else 0.0
+        time = time._replace(again=again, waiting=waiting)
+        planned = replace(candidate, parallel=replace(parallel, fusion=plan.spread.fusion))
+        return Priced(planned, plan, self.prices.seconds(time), time, memory, ranks)
+
+
+def search(
+    question: RunQuestion, host: int, free: Collection[str] = FREE, tick: Callable[[], None] = lambda: None
+) -> Searched:
+    """Return the best settings for a run that trains, a step of whole images, on images like the question's largest.
+
+    `host`: ranks of one host, which pipelines do not leave. `free`: settings that are searched; the others are as the
+    question has them. `tick` is called for each plan, which takes a tenth of a second, or some where memory is short.
+
+    Raises ConfigError where none can be, with what is lacking.
+    """
+    pricing = Pricing(question)
+    space = candidates(pricing.question, pricing.footprint, host, free)
+    if not space:
+        raise _no_candidates(question, free)
+    refusals, priced = {each: pricing.refusal(each) for each in space}, list[Priced]()
+    discarded = [refusal for refusal in refusals.values() if refusal]
+    ordered = sorted((each for each in space if not refusals[each]), key=pricing.estimate)
+    kinds = {(each.parallel.halo, each.blocks, each.parallel.stages > 1): each for each in reversed(ordered)}
+    first = sorted(kinds.values(), key=ordered.index)
+    for place, candidate in enumerate(dict.fromkeys((*first, *ordered))):
+        if len(priced) >= PLANNED or (priced and place >= MOST_PLANNED):
+            break
+        tick()
+        result = pricing.price(candidate)
+        priced += [result] if isinstance(result, Priced) else []
+        discarded += [result] if isinstance(result, Discarded) else []
+    if not priced:
+        raise ConfigError(_nothing(question, discarded))
+    priced.sort(key=lambda each: each.seconds)
+    other = next((each for each in priced if each.candidate.kind != priced[0].candidate.kind), None)
+    counts = Counter({SLOWER: len(space) - len(discarded) - len(priced[:BEST])}) + Counter(e.why for e in discarded)
+    return Searched(tuple(priced[:BEST]), other, len(space), dict(counts))
+
+
+def explained(winner: Priced, other: Priced) -> str:
+    """Return one line with both, and the terms that make the difference, the largest first."""
+    apart = other.seconds - winner.seconds
+    more = {name: mine - theirs for name, mine, theirs in zip(TERMS, winner.time, other.time, strict=True)}
+    terms = [
+        f"{'+' if more[name] > 0 else '-'}{1000 * abs(more[name]):.4g} ms of {TERMS[name]}"
+        for name in sorted(TERMS, key=lambda name: -abs(more[name]))
+        if more[name] and abs(more[name]) >= _LEAST * max(apart, 1e-9)
+    ]
+    less = f"{100 * apart / other.seconds:.2g} % less than"
+    return (
+        f"{winner.candidate.in_words} takes {1000 * winner.seconds:.4g} ms a step, {less} {other.candidate.in_words} "
+        f"({1000 * other.seconds:.4g} ms): {', '.join(terms[:4]) or 'no term differs'}"
+    )
+
+
+def _no_candidates(question: RunQuestion, free: Collection[str]) -> InputError:
+    """Return why the given settings leave nothing to search: what their plan refuses, else that no search combines
+    them."""
+    try:
+        plan_run(question)
+    except InputError as error:
+        return error
+    given = {name: getattr(question.parallel, name) for name in sorted(FREE - set(free))}
+    fixed = [f"parallel.{name} {shown(value)}" for name, value in given.items() if value != getattr(PLAIN, name)]
+    return ConfigError(
+        f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
+        "parallel.halo read with one word of recompute for all stages; leave one of them out, or parallel.auto"
+    )
+
+
+def _nothing(question: RunQuestion, discarded: Sequence[Discarded]) -> str:
+    """Return why there is nothing to choose, with the settings nearest to the memory and what they lack."""
+    why = ", ".join(f"{count} {word}" for word, count in Counter(each.why for each in discarded).most_common())
+    nearest = min(discarded, key=lambda each: math.inf if each.needed is None else each.needed)
+    example = f"; {nearest.candidate.in_words}: {nearest.reason}"
+    if nearest.needed is not None:
+        lacks = size(nearest.needed - question.memory)
+        example = f"; the nearest, {nearest.candidate.in_words}, needs {size(nearest.needed)}, {lacks} more"
+    may_narrow = question.value_bytes > 2 and (nearest.needed or math.inf) <= 2 * question.memory
+    return (
+        f"none of {len(discarded)} settings for {question.ranks} ranks of {size(question.memory)} can be ({why}"
+        f"{example}); use memory.blocks with memory.store, a folder on a local disk, more memory or ranks, or a "
+        f"smaller model{', or precision bf16 or fp16' * may_narrow}"
+    )
