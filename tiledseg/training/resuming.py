@@ -73,18 +73,6 @@ class Beginning:
         return not any(r.step == step and "train.class_weights" in r.changed for r in self.resumed)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A checkpoint's images beside the run's. `same`: all are there, in order, and none more; `added`: numbers of new
-    ones; `rewritten`: files that have changed; `before`, `now`: paths by key, where the checkpoint has them."""
-
-    same: bool
-    added: tuple[int, ...]
-    rewritten: tuple[str, ...]
-    before: Mapping[str, list[str]]
-    now: Mapping[str, list[str]]
-
-
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     """Compare a run with the checkpoint that it goes on from. Raises CheckpointError, in one line with both values, if
     it would be another run."""
@@ -101,15 +89,16 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
             )
     paths = saved.sampling.get("images")
     before = saved.sources or tuple(Source(Identity(str(path)), None) for path in paths or ())  # of older versions
-    comparison = compare_sources(before, sources, checkpoint.path)
-    changed = _changed(checkpoint, preparation, comparison)
+    added, rewritten, same = compare_sources(before, sources, checkpoint.path)
+    known, own = {key: paths for key, paths in _paths(before).items() if paths}, _paths(sources)
+    changed = _changed(checkpoint, preparation, same, known, {key: own[key] for key in known})
     _check_end(checkpoint, preparation)
     best, notes = _best(saved, preparation)
     resumed = saved.resumed
-    if changed or comparison.rewritten:
-        resumed = (*resumed, Resumed(saved.step, changed, list(comparison.rewritten)))
-    warnings = (*_warnings(checkpoint, changed, comparison), *notes)
-    return Beginning(checkpoint, sources, resumed, comparison.added, warnings, saved.pretrained, best)
+    if changed or rewritten:
+        resumed = (*resumed, Resumed(saved.step, changed, rewritten))
+    warnings = (*_warnings(checkpoint, changed, rewritten), *notes)
+    return Beginning(checkpoint, sources, resumed, added, warnings, saved.pretrained, best)
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
@@ -128,29 +117,31 @@ def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
     }
 
 
-def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparison) -> dict[str, dict[str, Any]]:
+def _changed(
+    checkpoint: Checkpoint, preparation: Preparation, same: bool, known: dict[str, Any], own: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Return the keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raise for one that must
-    not change."""
+    not change. `same`: the images are; `known`, `own`: their paths there and here, by key."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
-    there = {**flat(saved.config.record()), **sources.before}
-    here = {**flat(preparation.asked.record()), **sources.now}
+    there = {**flat(saved.config.record()), **known}
+    here = {**flat(preparation.asked.record()), **own}
     reads: dict[str, Callable[[Any], Any]] = {"train.loss": read_loss, "optimizer.policy": read_policy}
-    same = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
-    same |= {"data.classes"} if saved.label_map == preparation.label_map else set()
+    alike = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
+    alike |= {"data.classes"} if saved.label_map == preparation.label_map else set()
     changed = {}
     for key in here:
         before, now, rule = there[key], here[key], RULES.get(key)
         # The network has been compared as a whole: a preset's keys are its own.
         if key.startswith("model.") and key != "model.pretrained":
             continue
-        if before == now or (before != before and now != now) or key in same or rule == NAMES_RUN:
+        if before == now or (before != before and now != now) or key in alike or rule == NAMES_RUN:
             continue
         changed[key] = {"from": before, "to": now}
         if key == "data.classes" and saved.label_map.agrees(preparation.label_map):
             continue  # other names or colours are said
         refusal = "is of another run" if rule == OTHER_RUN else None
         if rule not in (OTHER_RUN, None) and saved.position.step > 0:
-            moves = not sources.same if rule == "sources" else saved.sampling.get(rule) != order[rule]
+            moves = not same if rule == "sources" else saved.sampling.get(rule) != order[rule]
             refusal = "stands in the middle of an epoch of other steps" if moves else None
         if refusal:
             raise CheckpointError(
@@ -189,18 +180,18 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     return (best, ()) if there == here else (None, (anew,))
 
 
-def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], comparison: Comparison) -> list[str]:
+def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], rewritten: Sequence[str]) -> list[str]:
     warnings = [
         f"{fault.partition('; use')[0]}; going on from {checkpoint.path.name}" for fault in checkpoint.passed_over
     ]
     if changed:
         words = [f"{key} from {_short(pair['from'])} to {_short(pair['to'])}" for key, pair in changed.items()]
         warnings.append(f"changed since step {checkpoint.saved.step}: {', '.join(words)}")
-    if comparison.rewritten:
-        count = len(comparison.rewritten)
+    if rewritten:
+        count = len(rewritten)
         more = f" and {count - 1} more files have" if count > 1 else " has"
         warnings.append(
-            f"{comparison.rewritten[0]}{more} been written to since step {checkpoint.saved.step}; the normalisation "
+            f"{rewritten[0]}{more} been written to since step {checkpoint.saved.step}; the normalisation "
             "stays that of before"
         )
     return warnings
@@ -231,9 +222,12 @@ def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[
     return [*notes, *(f"{path} {said}: scores may be of old and new pixels; evaluate its maps anew" for path in others)]
 
 
-def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: PathLike[str]) -> Comparison:
-    """Compare the images of a checkpoint with the run's. Raises CheckpointError, with both values, where images of
-    before are in another order or have other labels."""
+def compare_sources(
+    before: Sequence[Source], now: Sequence[Source], checkpoint: PathLike[str]
+) -> tuple[tuple[int, ...], list[str], bool]:
+    """Compare the images of a checkpoint with the run's: return the numbers of new ones, the files that have changed,
+    and True if all are there and none more. Raises CheckpointError, with both values, where images of before are in
+    another order or have other labels."""
     match = _match(before, now)
     for (one, was), (other, then) in pairwise(sorted(match.items())):
         if was > then:
@@ -254,17 +248,14 @@ def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint:
             )
         pairs = (labels, earlier), (now[new].image, before[old].image)
         rewritten += [one.path for one, past in pairs if one.is_at(past) and one.changed_since(past)]
-    same = len(match) == len(before) == len(now)
     added = tuple(i for i in range(len(now)) if i not in match)
-    known, own = (
-        {
-            "data.images": [source.image.path for source in sources],
-            "data.labels": [source.labels.path for source in sources if source.labels is not None],
-        }
-        for sources in (before, now)
-    )
-    known = {key: paths for key, paths in known.items() if paths}
-    return Comparison(same, added, tuple(dict.fromkeys(rewritten)), known, {key: own[key] for key in known})
+    return added, list(dict.fromkeys(rewritten)), len(match) == len(before) == len(now)
+
+
+def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
+    """Return the paths of images and labels by their keys."""
+    labels = [source.labels.path for source in sources if source.labels is not None]
+    return {"data.images": [source.image.path for source in sources], "data.labels": labels}
 
 
 def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
