@@ -19,7 +19,6 @@ from tests.small_files import tree
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
-from tiledseg.tile import main as tile
 from tiledseg.training import trainer as loop
 from tiledseg.training.run_folder.journal import Journal, plot_progress
 from tiledseg.training.run_folder.page import write_report
@@ -218,14 +217,6 @@ def test_a_step_has_few_frames(material: Material, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(functional, "conv2d", counted)
     assert train(material, material.root / "frames", "--train.epochs", "1") == 0
     assert 0 < max(depths) <= 8
-
-
-def test_images_from_a_tile_store_train_alike(material: Material, finished: dict[str, Path]) -> None:
-    """With the labels that lie in it."""
-    store, folder = material.root / "tiles.h5", material.root / "from-store"
-    assert tile(["--config", str(material.root / "run.yaml"), "--output", str(store)]) == 0
-    assert train(material, folder, "--data.images", str(store), "--data.labels", "[]") == 0
-    assert lines(folder) == lines(finished["adamw-fp64"])
 
 
 def test_a_class_file_is_kept_by_the_run(material: Material) -> None:
