@@ -120,9 +120,9 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
             raise
         planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
         what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
-        limit = min(planned or plan.memory, question.memory)
+        limit = int(0.8 * min(planned or plan.memory, question.memory))
         raise MemoryLimitError(
-            f"{what}{remedy(question, plan, limit, (0.8, 0.6, 0.4))} ({first_line(error)})"
+            f"{what}{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
         ) from error
 
 

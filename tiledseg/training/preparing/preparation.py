@@ -316,7 +316,7 @@ def why_uncompiled(preparation: Preparation) -> str | None:
     placed = [node.name for node in graph.nodes if node.layer.asks_place]
     reasons = {
         "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,
-        "parallel.stages cut it; give 1": plan.pipeline is not None or plan.spread.mesh.stages > 1,
+        "parallel.stages cut it; give 1": plan.pipeline is not None,
         "memory.blocks cuts tiles; leave it out": plan.blocks is not None,
         "memory.budget has it computed once more; give a larger one, or compile off": plan.rebuilt is not None,
         "memory.recompute has it computed once more; give auto": not keeps_all,
