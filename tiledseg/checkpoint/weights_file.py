@@ -1,13 +1,19 @@
-"""Weights that others have written: a state dict of torch or a safetensors file, as tensors by name.
+"""Weights that others have written: a state dict of torch or a safetensors file, as tensors by name; and those of a
+published classifier for the encoder of a network: what of a file goes where, and what is said of it.
 
 Nothing in a file is run: torch's are read as weights only.
+
+The first convolution takes the image's bands, whatever the file's had (3, red, green and blue). Bands that the file has
+keep their weights, others get the mean of the file's; all are scaled by 3 / bands, so a grey pixel excites the first
+layer as it did. With fewer bands than the file's each gets the mean. With as many, weights are the file's to the bit.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,12 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
+from tiledseg.architecture.network import Pretrainable
+from tiledseg.checkpoint.check import sha256
+from tiledseg.checkpoint.saved_state import Origin
 from tiledseg.config.checks import shown
 from tiledseg.errors import CheckpointError, first_line
+from tiledseg.models.network import GraphNetwork, build_modules
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
 _KINDS = (
@@ -24,6 +34,8 @@ _KINDS = (
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
     (torch.complex64, torch.complex128),
 )
+_CLASSIFIER = ("classifier.", "fc.")  # the published network's last layers, which ours have not
+_COUNTER = "num_batches_tracked"  # older files lack it, and nothing depends on it
 _PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # what wrappers put before a network's own names
 
 
@@ -95,3 +107,96 @@ def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str])
             raise CheckpointError(f"two tensors of the file are '{short}' without their prefixes; give one of them")
         stripped[short] = tensor
     return stripped
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """Tensors by our names, in float32 or as the file has them; where they are from; and a line for the user."""
+
+    tensors: dict[str, torch.Tensor]
+    origin: Origin
+    note: str
+
+
+def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
+    """Read the weights of a file for a network's encoder.
+
+    Raises CheckpointError where the file holds none of them, one of another shape or that is not finite, or where it
+    was trained with a norm that the network lacks.
+    """
+    try:
+        origin = Origin(path, sha256(Path(path)))
+    except OSError as error:
+        raise CheckpointError(f"model.pretrained is {path}: {error.strerror}; give a file of weights") from None
+    with torch.device("meta"):
+        module = build_modules(network)
+    own = module.state_dict()
+    modules = {name for normed in (False, True) for name in network.file_names(normed).values()}
+    leaves = ("weight", "bias", "running_mean", "running_var", _COUNTER)
+    tensors = strip_prefixes(read_state_dict(path), {f"{name}.{leaf}" for name in modules for leaf in leaves})
+    names = network.file_names(_norms(tensors) > 0)
+    sources = _sources(module, names)
+    held = {name: source for name, source in sources.items() if source in tensors}
+    unused = [name for name in tensors if name not in held.values() and not name.startswith(_CLASSIFIER)]
+    if not held:
+        raise CheckpointError(
+            f"{path} holds none of the weights of {network.in_words.splitlines()[0]}; its first is "
+            f"'{(unused or ['none'])[0]}'; give a file of this encoder"
+        )
+    if _norms(unused) and not _norms(held):
+        raise CheckpointError(
+            f"{path} was trained with batch norm, of which {_norms(unused)} fit nowhere; set model.norm to batch and "
+            "model.encoder to the file's"
+        )
+    for name, source in held.items():
+        check_kind(path, source, tensors[source], own[name])
+    first = next(iter(sources.values()))
+    fitted = {n: _fitted(path, source, tensors[source], own[n].shape, source == first) for n, source in held.items()}
+    missing = [source for source in sources.values() if source not in tensors and not source.endswith(_COUNTER)]
+    stretched = [source for name, source in held.items() if own[name].shape != tensors[source].shape]
+    bare = len(network.file_names(True)) - len(names)
+    words = (
+        f"{len(held)} tensors of {path}",
+        stretched and f"'{stretched[0]}' widened to {network.bands} bands",
+        missing and f"it lacks {_some(missing)}",
+        bare and f"it has no norms, of which {bare} begin at 1 and 0",
+        unused and f"left out: {_some(unused)}",
+    )
+    return FirstWeights(fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}")
+
+
+def _sources(module: GraphNetwork, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names in the file of the encoder's tensors, by our names; `names`: of its nodes in the file."""
+    modules = {node.replace(".", "-"): source for node, source in names.items()}
+    split = {name: name.split(".") for name in module.state_dict()}  # layers, node, leaf
+    return {name: f"{modules[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in modules}
+
+
+def _norms(names: Iterable[str]) -> int:
+    return sum(name.endswith(".running_mean") for name in names)
+
+
+def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first: bool) -> torch.Tensor:
+    if tensor.shape != shape:
+        if not first or (tensor.shape[:1], tensor.shape[2:]) != (shape[:1], shape[2:]):
+            raise CheckpointError(
+                f"{path}: '{name}' is {tuple(tensor.shape)}, but the network's is {tuple(shape)}; give a file of this "
+                "encoder, and leave model.base_channels out"
+            )
+        tensor = widened(tensor, shape[1])
+    check_finite(path, name, tensor)
+    return tensor
+
+
+def widened(weight: torch.Tensor, bands: int) -> torch.Tensor:
+    """Return a first convolution's weight (out, in, height, width) for another number of bands: see above."""
+    mean, inputs = weight.mean(1, keepdim=True), weight.shape[1]
+    if bands == inputs:
+        return weight
+    kept = weight if bands > inputs else weight[:, :0]
+    return torch.cat([kept, *[mean] * (bands - kept.shape[1])], 1) * (inputs / bands)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"'{names[0]}'{more}"

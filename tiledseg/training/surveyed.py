@@ -25,7 +25,7 @@ from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resuming import Beginning
 
 if TYPE_CHECKING:
-    from tiledseg.checkpoint.pretrained import FirstWeights
+    from tiledseg.checkpoint.weights_file import FirstWeights
 
 # Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,7 +40,7 @@ def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeight
     """
     if path is None:
         return None
-    from tiledseg.checkpoint.pretrained import load_pretrained
+    from tiledseg.checkpoint.weights_file import load_pretrained
 
     assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
     found = mesh.on_all(lambda: load_pretrained(path, network))
