@@ -23,7 +23,7 @@ NOT_FOR_A_STEP = {
     "matplotlib",
     "tensorboard",
     "mpi4py.MPI",
-    "tiledseg.checkpoint.pretrained",
+    "tiledseg.checkpoint.weights_file",
     "tiledseg.comm.watch",
     "tiledseg.execution.block_passes",
     "tiledseg.execution.scores",
