@@ -19,10 +19,12 @@ from rasterio.features import rasterize
 
 from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
+from tiledseg.errors import OutputError
 from tiledseg.raster import geopackage
 from tiledseg.raster.geopackage import begin, pixels_of, polygons_output, publish_polygons, write_polygons
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.labels.polygons import read_polygons
+from tiledseg.system.run_lock import claimed
 
 LEGEND = default_classes(4)
 
@@ -91,6 +93,8 @@ def test_rings_within_rings(tmp_path: Path) -> None:
 def test_qgis_finds_the_classes_colours_and_labels_read_the_layer_alone(tmp_path: Path) -> None:
     write_raster(tmp_path / "plain.tif", np.arange(4, dtype=np.uint8).reshape(1, 2, 2), crs=UTM, transform=PLACE)
     file = begin(tmp_path / "p.gpkg")
+    with claimed(file.temporary, file.path), pytest.raises(OutputError, match="another job"):
+        begin(file.path)
     write_polygons(file, tmp_path / "plain.tif", Info(2, 2), LEGEND, {1, 3})
     publish_polygons(file)
     with closing(sqlite3.connect(tmp_path / "p.gpkg")) as base:

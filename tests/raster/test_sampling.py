@@ -1,13 +1,22 @@
+"""Steps of tiles and windows: each tile once an epoch, windows everywhere alike, by seed, epoch and step alone."""
+
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledseg.config.words import Augmentation
 from tiledseg.errors import ConfigError
-from tiledseg.raster.samples.sampling import Position, Sampler, TileReference, deal
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
+from tiledseg.raster.samples.draws import Drawer
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position, Sampler, TileReference, deal
 
 counts = st.lists(st.integers(1, 12), min_size=1, max_size=8).map(tuple)
 law = settings(derandomize=True, max_examples=100, deadline=None)
@@ -72,3 +81,118 @@ def test_a_step_larger_than_the_data_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"tiles_per_step is 9.* have 8 tiles") as error:
         Sampler((4, 4), seed=0, tiles_per_step=9)
     assert "\n" not in str(error.value)
+
+
+SHAPES = ((60, 75), (40, 30))
+FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 10, mirror=True)}
+
+
+def windows(footprint: Footprint | None, augmentation: Augmentation | None = None, seed: int = 0) -> DrawnWindows:
+    return DrawnWindows(Drawer(augmentation or Augmentation(), SHAPES, 3), 20, 7, seed, footprint)
+
+
+@pytest.mark.parametrize("name", FOOTPRINTS)
+def test_a_window_with_its_halo_is_a_tile_of_its_raster(name: str) -> None:
+    footprint = FOOTPRINTS[name]
+    sampler = windows(footprint)
+    starts = set()
+    for step in range(300):
+        for image, tile, draw in sampler.step(Position(0, step)):
+            assert isinstance(tile, Tile)
+            assert draw is None
+            raster = SHAPES[image]
+            whole = make_tiling(raster, (1, 1), footprint).tiles[0]
+            starts.add((image, tile.core.row.start, tile.core.col.start))
+            for core, context, all_of, side in zip(
+                (tile.core.row, tile.core.col),
+                (tile.context.row, tile.context.col),
+                (whole.context.row, whole.context.col),
+                raster,
+                strict=True,
+            ):
+                assert core.start % 8 == 0
+                assert core.stop == min(core.start + 20, side)
+                aligned = core.start + 24 if core.start + 24 < all_of.stop or name == "mirrored" else all_of.stop
+                halo = (core.start - footprint.before, min(aligned, -(-side // 8) * 8) + footprint.after)
+                if name == "clipped":
+                    halo = max(0, halo[0]), min(all_of.stop, halo[1])
+                assert (context.start, context.stop) == halo
+    # Every multiple of 8 from 0 to the one whose window ends at the border or beyond it.
+    expected = [
+        set(itertools.product((i,), range(0, h - 12, 8), range(0, w - 12, 8))) for i, (h, w) in enumerate(SHAPES)
+    ]
+    assert starts == set.union(*expected)
+
+
+def test_each_pixel_of_a_small_window_is_as_likely_and_images_go_by_their_share() -> None:
+    sampler = windows(None)
+    references = [sampler.step(Position(0, step)) for step in range(2000)]
+    assert {tuple(r.image for r in step) for step in references} == {tuple(range(7))}
+    assert {r.tile for step in references for r in step} == {0}
+    draws = [r.draw for step in references for r in step if r.draw]
+    areas = [height * width for height, width in SHAPES]
+    assert np.mean([draw.source == 0 for draw in draws]) == pytest.approx(areas[0] / sum(areas), abs=0.02)
+    rows = np.array([draw.view.to_raster.c for draw in draws if draw.view and draw.source == 1])
+    counts = np.bincount(rows.astype(int), minlength=21)
+    assert counts.size == 21
+    assert counts.min() > 0.7 * counts.mean()
+
+
+def test_an_epoch_covers_the_pixels_once_and_steps_come_from_any_position() -> None:
+    sampler = windows(FOOTPRINTS["clipped"])
+    assert sampler.steps_per_epoch == -(-(60 * 75 + 40 * 30) // (7 * 400)) == 3
+    everything = list(sampler.steps_from(Position(0, 0), 3))
+    assert [at for at, _ in everything] == list(itertools.starmap(Position, itertools.product(range(3), range(3))))
+    assert list(sampler.steps_from(Position(1, 2), 3)) == everything[5:]
+    assert len({step for _, step in everything}) == 9
+    assert everything != list(windows(FOOTPRINTS["clipped"], seed=1).steps_from(Position(0, 0), 3))
+
+
+@pytest.mark.parametrize("footprint", [FOOTPRINTS["clipped"], None], ids=["exact", "small"])
+def test_a_window_is_rotated_about_its_middle(footprint: Footprint | None) -> None:
+    """So it shows what it shows without a rotation, and none is turned out of its image."""
+    plain = windows(footprint, Augmentation(turn=90, scale=(0.7, 1.3)))
+    rotated = windows(footprint, Augmentation(turn=90, scale=(0.7, 1.3), rotate=180))
+    angles = set()
+    for step in range(20):
+        for before, after in zip(plain.step(Position(0, step)), rotated.step(Position(0, step)), strict=True):
+            assert (before.image, before.tile) == (after.image, after.tile)
+            middles = []
+            for tile, draw in ((before.tile, before.draw), (after.tile, after.draw)):
+                assert draw is not None
+                assert draw.view is not None
+                row, col = (tile.core.row.start, tile.core.col.start) if isinstance(tile, Tile) else (0, 0)
+                rows, cols = draw.view.places(Box(Interval(row, row + 20), Interval(col, col + 20)))
+                middles.append((rows.mean(), cols.mean()))
+                angles.add(round(np.arctan2(draw.view.to_raster.d, draw.view.to_raster.a), 9))
+            assert middles[1] == pytest.approx(middles[0], abs=1e-9)
+    assert len(angles) > 20 * 7
+
+
+def test_no_window_of_a_raster_has_a_larger_context_than_is_planned_for() -> None:
+    with pytest.raises(ConfigError, match=r"train.window is 31, but an image has 30 px .*; give at most 30"):
+        DrawnWindows(Drawer(Augmentation(), SHAPES, 3), 31, 1, 0, None)
+    for name, footprint in FOOTPRINTS.items():
+        planned = [make_tiling(largest_window(shape, 20, footprint), (1, 1), footprint).context_max for shape in SHAPES]
+        found = [(0, 0), (0, 0)]
+        for step in range(300):
+            for image, tile, _ in windows(footprint).step(Position(0, step)):
+                assert isinstance(tile, Tile)
+                found[image] = tuple(map(max, found[image], tile.context.shape))  # type: ignore[assignment]
+        assert found == planned, name
+
+
+def test_tiles_of_an_image_share_a_draw_unless_each_has_its_own() -> None:
+    drawer = Drawer(Augmentation(brightness=1.0), SHAPES, 3)
+    image, tile = (
+        [dict.fromkeys(r.draw for r in step) for _, step in DrawnTiles(Sampler((4, 4), 0), drawer, each).steps_from(
+            Position(0, 0), 2
+        )]
+        for each in ("image", "tile")
+    )  # fmt: skip
+    assert [len(draws) for draws in image] == [1] * 4
+    assert [len(draws) for draws in tile] == [4] * 4
+    assert len(set().union(*image)) == 4
+    assert len(set().union(*tile)) == 16
+    plain = DrawnTiles(Sampler((4, 4), 0), Drawer(Augmentation(), SHAPES, 3), "image")
+    assert list(plain.steps_from(Position(0, 0), 2)) == list(Sampler((4, 4), 0).steps_from(Position(0, 0), 2))

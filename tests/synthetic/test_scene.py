@@ -1,13 +1,22 @@
+"""The synthetic scene: the same bytes in any window, by any number of workers, in files that are whole or not there."""
+
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+import rasterio
 
+from tiledseg.errors import ConfigError, OutputError
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.reader import open_raster
+from tiledseg.scene import main
+from tiledseg.synthetic import scene_files
 from tiledseg.synthetic.land import IGNORED
-from tiledseg.synthetic.scene import NODATA, Scene
+from tiledseg.synthetic.scene import BANDS, NODATA, Scene
+from tiledseg.synthetic.scene_files import write_scene
 
 HUGE = (10**6, 10**6)
 
@@ -73,3 +82,88 @@ def test_fewer_bands_show_the_same_scene(bands: int) -> None:
         valid = classes != IGNORED
         assert image.shape == (1, 200, 200)
         assert np.corrcoef(image[0][valid], full.mean(axis=0)[valid])[0, 1] > 0.9
+
+
+def test_bytes_are_the_same_for_any_number_of_workers_and_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (520, 1030)
+    made = []
+    for name, workers, window in (("a", 1, (512, 1536)), ("b", 2, (512, 512))):
+        monkeypatch.setattr(scene_files, "WINDOW", window)
+        paths = tmp_path / f"{name}.tif", tmp_path / f"{name}-labels.tif"
+        counted: list[int] = []
+        write_scene(*paths, size, seed=3, workers=workers, progress=counted.append)
+        assert sum(counted) == size[0] * size[1]
+        made.append([path.read_bytes() for path in paths])
+    assert made[0] == made[1]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_files_hold_the_scene(tmp_path: Path, bands: int) -> None:
+    image, labels = tmp_path / "a.tif", tmp_path / "b.tif"
+    size = (300, 520)
+    write_scene(image, labels, size, bands, seed=2)
+    expected = Scene(2, size, bands).render(Box.of_shape(size))
+    with rasterio.open(image) as dataset:
+        np.testing.assert_array_equal(dataset.read(), expected[0])
+        assert dataset.descriptions == BANDS[bands]
+        assert dataset.nodata == 0
+        assert dataset.crs.is_projected
+        assert dataset.res == (0.5, 0.5)
+        assert dataset.block_shapes[0] == (512, 512)
+        assert dataset.compression.value.lower() in {"zstd", "deflate"}
+        grid = dataset.crs, dataset.transform
+    with rasterio.open(labels) as dataset:
+        np.testing.assert_array_equal(dataset.read(1), expected[1])
+        assert dataset.nodata == 255
+        assert (dataset.crs, dataset.transform) == grid
+        assert dataset.colormap(1)[4][2] > dataset.colormap(1)[4][0]
+        assert dataset.tags(1)["CLASS_3"] == "tree"
+    with open_raster(str(image)) as reader:
+        assert reader.info.bands == bands  # none of them taken for alpha
+        np.testing.assert_array_equal(reader.read(Box.of_shape(size))[1], expected[1] != 255)
+
+
+def test_the_command_writes_what_its_seed_and_nothing_else_chooses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bytes_of(*options: str) -> bytes:
+        files = ["--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif")]
+        assert main(["--size", "60", "90", *files, *options]) == 0
+        return (tmp_path / "a.tif").read_bytes()
+
+    assert bytes_of("--seed", "5") == bytes_of("--seed", "5", "--workers", "3") != bytes_of("--seed", "6")
+    assert "60 x 90" in capsys.readouterr().out
+
+
+def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, labels = tmp_path / "a.tif", tmp_path / "b.tif"
+    image.write_bytes(b"old")
+    labels.write_bytes(b"old")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_scene(image, labels, (64, 64), progress=interrupted)
+    assert image.read_bytes() == labels.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 2
+    write_scene(image, labels, (64, 64))
+    assert len(image.read_bytes()) > 1000
+
+
+def test_outputs_and_sizes_that_cannot_be(tmp_path: Path) -> None:
+    good = tmp_path / "a.tif"
+    with pytest.raises(OutputError, match="not a folder"):
+        write_scene(good, tmp_path / "no" / "b.tif", (8, 8))
+    with pytest.raises(OutputError, match="two names"):
+        write_scene(good, good, (8, 8))
+    with pytest.raises(OutputError, match="GiB free"):
+        write_scene(good, tmp_path / "b.tif", (2_000_000, 2_000_000))
+    with pytest.raises(ConfigError, match="workers 0"):
+        write_scene(good, tmp_path / "b.tif", (8, 8), workers=0)
+    with pytest.raises(ConfigError, match="2000001"):
+        write_scene(good, tmp_path / "b.tif", (8, 2_000_001))
+    assert not list(tmp_path.iterdir())

@@ -40,6 +40,7 @@ VERSION = 3
 DAMAGED = "copy the store again, or cut it again with tiledseg tile"
 
 _NAME = re.compile(r"(?P<store>.+)#(?P<index>\d+)(?P<labels>:labels)?")
+_PLAIN = ("height", "width", "bands", "dtype", "ground", "nodata", "band_numbers", "palette")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -155,25 +156,12 @@ def slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int
 
 def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
     """Return one raster and its tiling as JSON. Two cuts with equal JSON are the same."""
+    raster = {"source": source, **{key: getattr(info, key) for key in _PLAIN}}
+    raster["crs"] = info.crs.to_wkt() if info.crs else None
+    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
+    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint)}
     drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
-    return json.dumps(
-        {
-            "source": source,
-            "height": info.height,
-            "width": info.width,
-            "bands": info.bands,
-            "dtype": info.dtype,
-            "crs": info.crs.to_wkt() if info.crs else None,
-            "transform": list(info.transform)[:6] if info.transform is not None else None,
-            "ground": info.ground,
-            "nodata": info.nodata,
-            "band_numbers": list(info.band_numbers),
-            "palette": info.palette,
-            "grid": list(tiling.grid),
-            "footprint": asdict(tiling.footprint),
-            **drawn,
-        }
-    )
+    return json.dumps({**raster, **drawn})
 
 
 class StoreReader(RasterReader):
