@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -157,23 +156,6 @@ def test_arrays_and_numbers_of_numpy_are_arguments_too(tmp_path: Path) -> None:
     with tiledseg.open_raster(tmp_path / "a.tif", np.array([2, 1])) as reader:
         assert reader.info.bands == 2
     tiledseg.predict_raster(MODULE, tmp_path / "a.tif", tmp_path / "b.tif", grid=1, classes=np.int64(5))
-
-
-def test_docstrings_point_to_names_that_the_pages_have() -> None:
-    """To a class or a module of this package, in backticks."""
-    pages = "".join(PAGES.values()) + (ROOT / "docs" / "how-to" / "own-loop.md").read_text()
-    ours = {
-        name
-        for path in (ROOT / "tiledseg").rglob("*.py")
-        for name in re.findall(r"^(?:class|def) (\w+)", path.read_text(), re.MULTILINE)
-    }
-    for name in set(tiledseg.__all__) - {"__version__"}:
-        value = getattr(tiledseg, name)
-        methods = [each for each in vars(value).values() if inspect.isfunction(each)] if inspect.isclass(value) else []
-        arguments = {each for one in (value, *methods) for each in inspect.signature(one).parameters}
-        for text in (one.__doc__ or "" for one in (value, *methods)):
-            named = {word.split(".")[-1] for word in re.findall(r"`([A-Za-z_.]+)`", text)} & ours - arguments
-            assert all(re.search(rf"\b{word}\b", pages) for word in named), (name, named)
 
 
 def test_a_halo_shows_its_numbers() -> None:
