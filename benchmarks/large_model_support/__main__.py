@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.large_model_support.overhead import HEADING, overhead
-from tiledseg.memory.file_store import disk_rates
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import store_rates
 
 MEBI = 1 << 20
 
@@ -29,7 +30,8 @@ def main() -> None:
     a = parser.parse_args()
     if a.small:
         a.levels, a.channels, a.size, a.rounds = 3, 8, 128, 1
-    rates = disk_rates(a.store, (64 if a.small else 512) * MEBI)
+    size = (64 if a.small else 512) * MEBI
+    rates = store_rates(FileStore(a.store, 2 * size), size)
     print(f"store: writes {rates.written / 1e6:.0f} MB/s, reads {rates.read / 1e6:.0f} MB/s")
     kept, rows = overhead(a.levels, a.channels, a.size, a.store, a.rounds)
     print(f"\nU-Net({a.levels}, {a.channels}), {a.size} px: autograd keeps {kept / 1e6:.0f} MB\n\n{HEADING}")

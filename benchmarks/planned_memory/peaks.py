@@ -122,7 +122,7 @@ def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
     for share in shares:
         chosen = Greedy(found).choose(budget_at(found, share))
         if chosen is not None:
-            yield Setting(network, share, chosen.peak, peak_by_allocator(network, found.policy(chosen.words)))
+            yield Setting(network, share, chosen.bytes, peak_by_allocator(network, found.policy(chosen.words)))
 
 
 def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:

@@ -65,7 +65,7 @@ def taken(case: Case) -> dict[str, int]:
     before = status("VmRSS")
     for _ in range(2):
         step(module, _input(case.network.bands, context))
-    return {"planned": chosen.peak, "resident": status("VmHWM") - before}
+    return {"planned": chosen.bytes, "resident": status("VmHWM") - before}
 
 
 def _input(bands: int, context: tuple[int, int]) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from tests.memory.stores import ROOM, LateLanes, to_host
 from tests.memory.zoo import leaf
 from tiledseg.errors import MemoryLimitError
-from tiledseg.memory.host import HostMover, host_rates
-from tiledseg.memory.mover import PAGE, Sent
+from tiledseg.memory.host import HostMover
+from tiledseg.memory.mover import PAGE, Sent, store_rates
 from tiledseg.memory.offload import Offload
 
 
@@ -74,7 +74,7 @@ def test_many_steps_take_the_memory_of_two() -> None:
     with Offload(lambda: HostMover(Counting(1), ROOM, PAGE), budget, 1) as moving:
         first = [gradient(x, 8) for _ in range(2)]
         after_two = len(asked)
-        found = [gradient(x, 8) for _ in range(200)]
+        found = [gradient(x, 8) for _ in range(50)]
     assert all(torch.equal(each, expected) for each in (*first, *found))
     assert len(asked) == after_two > 0
     assert moving.figures.peak_bytes <= budget
@@ -92,7 +92,7 @@ def test_what_a_device_has_waited_is_told() -> None:
 
 
 def test_rates_are_those_of_bytes_both_ways() -> None:
-    rates = host_rates(LateLanes(0), 8 * PAGE, 2 * PAGE, PAGE)
+    rates = store_rates(HostMover(LateLanes(0), 8 * PAGE, PAGE), 8 * PAGE, 2 * PAGE)
     assert rates.written > 0
     assert rates.read > 0
 

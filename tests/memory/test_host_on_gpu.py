@@ -15,7 +15,8 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.memory.host import GpuLanes, HostMover, host_rates
+from tiledseg.memory.host import GpuLanes, HostMover
+from tiledseg.memory.mover import store_rates
 
 MIB = 1 << 20
 pytestmark = [
@@ -106,7 +107,7 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
 
 
 def test_rates_of_the_way_to_the_host() -> None:
-    rates = host_rates(GpuLanes(torch.device("cuda", torch.cuda.current_device())), 256 * MIB)
+    rates = store_rates(HostMover(GpuLanes(torch.device("cuda", torch.cuda.current_device())), 256 * MIB), 256 * MIB)
     assert min(rates) > 1e9
 
 

@@ -92,15 +92,6 @@ def test_weights_buffers_inputs_and_small_tensors_never_leave(tmp_path: Path) ->
     assert moving.figures.bytes_out == 3 * 2 * batch.nbytes  # the outputs of the first two layers
 
 
-def test_the_last_output_that_a_caller_holds_stays(tmp_path: Path) -> None:
-    x = leaf(64, 64, step=1)
-    with offload(tmp_path, 0) as moving:
-        y = x.exp()
-        (y.sin().sum() * 2).sin().backward()
-    assert moving.figures.bytes_out < y.nbytes
-    assert torch.equal(x.grad, (y.cos() * (2 * (y.sin().sum() * 2).cos())) * y)
-
-
 # Writing over what is kept.
 
 
@@ -181,16 +172,6 @@ def test_what_is_wanted_before_its_copy_has_ended_is_taken_from_memory(tmp_path:
         loss.backward()
     assert torch.equal(x.grad, expected(x))
     assert moving.figures.bytes_in < x.nbytes * 4
-
-
-def test_copies_that_end_in_any_order(tmp_path: Path) -> None:
-    x = leaf(128, 128, step=1)
-    plain = expected(x, 12)
-    for share in (0, 2, 5):
-        with offload(tmp_path, share * x.nbytes, SlowStore) as moving:
-            for _ in range(4):
-                assert torch.equal(torch.autograd.grad(chain(x, 12), x)[0], plain)
-        assert moving.figures.bytes_out > 0
 
 
 def test_the_budget_holds_at_every_save(tmp_path: Path) -> None:
@@ -294,13 +275,13 @@ def test_many_steps_take_no_more_than_ten(tmp_path: Path) -> None:
         for _ in range(10):
             step()
         before = resident_bytes(), len(os.listdir("/proc/self/fd"))
-        for _ in range(290):
+        for _ in range(90):
             step()
         after = resident_bytes(), len(os.listdir("/proc/self/fd"))
         assert stores[0].slots.end <= 4 * x.nbytes
     assert after[1] == before[1]
     assert after[0] - before[0] < 4 << 20
-    assert moving.figures.bytes_out > 300 * x.nbytes
+    assert moving.figures.bytes_out > 100 * x.nbytes
 
 
 def resident_bytes() -> int:

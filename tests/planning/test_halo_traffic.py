@@ -12,17 +12,11 @@ from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Work
-from tiledseg.geometry.sharing.decomposition import context_exchange
+from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.planning.step.cost import rank_walk
-from tiledseg.planning.step.halo_traffic import (
-    SentBytes,
-    input_tensor,
-    input_traffic,
-    layer_traffic,
-    statistic_sums,
-    tensors_of,
-)
+from tiledseg.planning.step.cost import rank_walk, tile_walk
+from tiledseg.planning.step.halo_traffic import SentBytes, input_traffic, statistic_sums
+from tiledseg.planning.step.rank_steps import rank_steps
 from tiledseg.spatial.halo_exchange import exchanged
 
 CASES = [
@@ -63,7 +57,8 @@ def test_layer_mode_does_what_is_predicted(
     """Messages and bytes forward and backward, sums of statistics, and multiply-adds, on each rank, step after step."""
     unet, traffic = UNETS[name], axes.point_to_point.meter
     run, layers = spread(unet, axes, fusion, settle), unet.graph()
-    expected = layer_traffic(layers, *run.steps, tensors_of(layers, unet.bands))
+    walk = rank_walk(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4)
+    expected = walk.traffic
     sums = statistic_sums(layers, unet.bands, axes.shape.ranks_per_image)
     for _ in range(2):
         traffic.reset()
@@ -72,10 +67,7 @@ def test_layer_mode_does_what_is_predicted(
             y_BCHW = run()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.forward
         assert SentBytes(len(reductions), sum(reductions)) == sums.forward
-        assert (
-            counter.get_total_flops()
-            == 2 * rank_walk(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4).work
-        )
+        assert counter.get_total_flops() == 2 * walk.work
         traffic.reset()
         y_BCHW.sum().backward()
         assert SentBytes(traffic.messages, traffic.bytes) == expected.backward
@@ -91,7 +83,7 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
     run = spread(unet, axes, fusion, overlap=True)
     traffic.reset()
     run().sum().backward()
-    expected = layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), unet.bands)).step
+    expected = rank_walk(unet.graph(), unet.bands, *run.steps, axes.shape.ranks_per_image, 4).traffic.step
     assert SentBytes(traffic.messages, traffic.bytes) == expected
 
 
@@ -115,9 +107,10 @@ def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
 def test_widths_of_what_travels_with_two_byte_values() -> None:
     """Under autocast a network's input and a pixel norm's output have four bytes; a convolution's output has two."""
     unet = UNETS["pixel"]
-    graph = unet.graph()
-    made = dict(zip(graph.names, tensors_of(graph, unet.bands, 2), strict=True))
-    assert input_tensor(4, 2).pixel_bytes == made["input"].pixel_bytes == 16
-    assert made["encoder0.act0"].pixel_bytes == 4 * 4, "after a pixel norm"
-    assert made["encoder0.dropout0"].pixel_bytes == 4 * 2
-    assert tensors_of(graph, 4, 8)[0].pixel_bytes == 32
+    walk = tile_walk(unet.graph(), unet.bands, (64, 64), 2)
+    made = {unet.graph().names[k]: present.tensor.value_bytes for k, present in walk.made.items()}
+    assert made["encoder0.act0"] == 4, "after a pixel norm"
+    assert made["encoder0.dropout0"] == 2
+    steps = [rank_steps(unet.graph(), Partition.even(64, 2), WHOLE)[0], rank_steps(unet.graph(), Partition((0, 64)))[0]]
+    narrow, single = (rank_walk(unet.graph(), unet.bands, *steps, 2, width).traffic.forward for width in (2, 4))
+    assert narrow == single != SentBytes(), "of the input alone"

@@ -99,8 +99,7 @@ FOREIGN = {"described": described} | {
 }
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(("name", "stages"), [*zip(FOREIGN, cycle((2, 3)), strict=False)])
 def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
     """Within 1 %: what is kept, and with it the peak of the backward pass. Stages of single nodes on tensors whose
     pixels are all one need less than is planned."""
@@ -123,16 +122,17 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.channels_last)
 
 
+COMBINATIONS = [
+    *(("same", norm, "transposed") for norm in NORMS),
+    *(("valid", norm, upsampling) for norm, upsampling in zip(NORMS, cycle(UPSAMPLINGS), strict=False)),
+    *(("same", "none", "nearest"), ("same", "instance", "bilinear"), *[("same", "none", "transposed")] * 3),
+]
+
+
 @pytest.mark.parametrize(
-    ("padding", "norm", "upsampling"),
-    [
-        *(("same", norm, "transposed") for norm in NORMS),
-        *(("valid", norm, upsampling) for norm, upsampling in zip(NORMS, cycle(UPSAMPLINGS), strict=False)),
-        ("same", "none", "nearest"),
-        ("same", "instance", "bilinear"),
-    ],
+    ("padding", "norm", "upsampling", "balance"),
+    [(*each, balance) for each, balance in zip(COMBINATIONS, cycle(BALANCES), strict=False)],
 )
-@pytest.mark.parametrize("balance", BALANCES, ids=lambda balance: f"{len(balance)}-stages")
 def test_kept_bytes_and_the_peak_of_the_backward_pass(
     padding: str, norm: str, upsampling: str, balance: tuple[int, ...]
 ) -> None:
@@ -166,22 +166,20 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
         assert -128 <= more <= 128 + memory.inputs + prices.costs[stop - 1].output_bytes
 
 
-@pytest.mark.parametrize("balance", BALANCES[1:2], ids=lambda balance: f"{len(balance)}-stages")
 @pytest.mark.parametrize("norm", NORMS)
-def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: tuple[int, ...]) -> None:
+def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
     graph = unet.graph()
     prices = StagePrices(tile_walk(graph, unet.bands, CONTEXTS["same"]))
-    for run in cuts(balance):
+    for run in cuts(BALANCES[1]):
         found, memory = prices.walk(*run), prices.memory(*run)
         kept = found.needed_words(keep_all(graph))
         assert found.kept(kept) == memory.activations
         assert price(found, kept).peak == memory.activations + memory.backward
 
 
+@pytest.mark.parametrize(("norm", "balance"), [*zip(NORMS, cycle((BALANCES[0], (24, 25))), strict=False)])
 @pytest.mark.parametrize("word", ["compact", "all"])
-@pytest.mark.parametrize("norm", ["none", "instance", "batch", "pixel"])
-@pytest.mark.parametrize("balance", [BALANCES[0], (24, 25)], ids=lambda balance: str(balance[0]))
 def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> None:
     """What is kept of a micro-batch, and the peak, within 2 %."""
     unet = UNet(3, base_channels=8, norm=norm, classes=3)

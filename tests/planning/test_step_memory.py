@@ -31,7 +31,8 @@ from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
 from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.planning.step.cost import LayerCost, layer_costs, loss_bytes, unfolded_bytes
+from tiledseg.planning.step.backward_walk import loss_bytes
+from tiledseg.planning.step.cost import LayerCost, layer_costs, unfolded_bytes
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.training.choose_objective import choose_objective
@@ -267,7 +268,7 @@ def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: fl
     full = greedy.peak(greedy.kept)
     chosen = greedy.choose(int(share * full))
     assert chosen is not None
-    assert chosen.peak <= share * full
+    assert chosen.bytes <= share * full
     policy = found.policy(chosen.words)
     assert found.words(policy) == chosen.words
-    assert allocated_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)
+    assert allocated_peak(network, policy) == pytest.approx(chosen.bytes, rel=0.02)

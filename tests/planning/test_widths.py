@@ -56,16 +56,13 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
         prepared = prepare(config, memory, ranks)
         assert plan_tiling(question).grid == prepared.training.tilings[0].grid
         assert len(plan_tiling(question)) > 1
+        assert prepared.plan.micro_batch.value_bytes == ACTIVATION_BYTES[precision]
 
 
-@pytest.mark.parametrize("precision", ACTIVATION_BYTES)
-def test_micro_batches_are_measured_by_the_same_width(data: DataConfig, precision: str) -> None:
-    prepared = prepare(Config(data=data, model=MODEL, train=TrainConfig(precision=precision)), memory_for(precision), 1)
-    assert prepared.plan.micro_batch.value_bytes == ACTIVATION_BYTES[precision]
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("precision", ACTIVATION_BYTES)
+@pytest.mark.parametrize(
+    ("precision", "norm"),
+    [*zip(ACTIVATION_BYTES, NORMS, strict=False), *zip(reversed(ACTIVATION_BYTES), NORMS, strict=False)],
+)
 def test_torchs_tensors_are_as_wide(precision: str, norm: str) -> None:
     """Weights, their gradients and copies, the input, each layer's output, the loss: of a real step of the U-Net.
 

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, WriteError
-from tiledseg.memory.mover import TENSOR, Brought, Mover, Sent, Slot, SlotTable, StoreRates, store_rates
+from tiledseg.memory.mover import Brought, Mover, Sent, Slot, SlotTable
 
 Bytes = NDArray[np.uint8]
 
@@ -155,10 +155,3 @@ def free_bytes(folder: str | Path) -> int:
     except OSError:
         return 0  # the store says what is wrong with the folder
     return disk.f_bavail * disk.f_frsize
-
-
-def disk_rates(folder: str | Path, size: int, tensor: int = TENSOR) -> StoreRates:
-    """Measure the disk of a folder by `size` bytes. Raises ConfigError where the folder takes no file, WriteError or
-    MemoryLimitError where the disk has no room."""
-    data_P = torch.from_numpy(np.random.default_rng(0).integers(0, 256, tensor, np.uint8))
-    return store_rates(FileStore(folder, 2 * size), size, data_P)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
-from tiledseg.memory.mover import TENSOR, Brought, Copying, Mover, Sent, Slot, SlotTable, StoreRates, store_rates
+from tiledseg.memory.mover import Brought, Copying, Mover, Sent, Slot, SlotTable
 
 CHUNK = 256 << 20
 """Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
@@ -142,7 +142,7 @@ class HostMover(Mover):
     first step and stays. Bytes that come back lie where torch's allocator puts them."""
 
     def __init__(self, lanes: GpuLanes, limit: int, chunk: int = CHUNK) -> None:
-        self._lanes, self._chunk = lanes, chunk
+        self._lanes, self._chunk, self.device = lanes, chunk, lanes.device
         self._slots = SlotTable("the store in the host's memory", limit)
         self._host: list[torch.Tensor] = []
 
@@ -189,10 +189,3 @@ class HostMover(Mover):
     def close(self) -> None:
         self._lanes.end()
         self._host.clear()
-
-
-def host_rates(lanes: GpuLanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK) -> StoreRates:
-    """Measure the way between a GPU's memory and the host's by `size` bytes. Raises MemoryLimitError where there is
-    no memory for it."""
-    data_P = torch.zeros(tensor, dtype=torch.uint8, device=lanes.device)
-    return store_rates(HostMover(lanes, size, chunk), size, data_P)

@@ -106,6 +106,9 @@ class StoreRates(NamedTuple):
 class Mover:
     """A store and the copies to it and from it. This one moves nothing, for a ledger that only counts what is held."""
 
+    device = torch.device("cpu")
+    """The device of the tensors."""
+
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return True if tensors of this kind and device can be moved at all."""
         return True
@@ -160,11 +163,12 @@ class Figures:
             self.waited_seconds += time.perf_counter() - begun
 
 
-def store_rates(mover: Mover, size: int, data_P: torch.Tensor) -> StoreRates:
-    """Measure a store by `size` bytes in tensors like `data_P`, sent once before; then close it. Raises WriteError or
-    MemoryLimitError where it has no room."""
-    count = max(1, size // data_P.numel())
+def store_rates(mover: Mover, size: int, tensor: int = TENSOR) -> StoreRates:
+    """Measure a store by `size` bytes in tensors of `tensor` bytes, sent once before; then close it. Raises WriteError
+    or MemoryLimitError where it has no room."""
+    count, draw = max(1, size // tensor), torch.Generator(mover.device).manual_seed(0)
     try:
+        data_P = torch.randint(0, 256, (tensor,), dtype=torch.uint8, device=mover.device, generator=draw)
         for sent in [mover.send(data_P) for _ in range(count)]:
             sent.copying.wait()
             mover.drop(sent)
@@ -182,5 +186,5 @@ def store_rates(mover: Mover, size: int, data_P: torch.Tensor) -> StoreRates:
         back = time.perf_counter()
     finally:
         mover.close()
-    moved = count * data_P.numel()
+    moved = count * tensor
     return StoreRates(moved / (out - begun), moved / (back - out))

@@ -46,7 +46,7 @@ def test_drawn_walks_fit_and_nearly_all_are_as_cheap_as_the_best() -> None:
                 missed += bool(fitting)
                 continue
             total += 1
-            assert chosen.peak == greedy.peak(chosen.words) <= budget
+            assert chosen.bytes == greedy.peak(chosen.words) <= budget
             assert chosen.seconds == replayed(walk, chosen.words)[0] >= min(fitting)
             exact += chosen.seconds == min(fitting)
     assert missed <= 1

@@ -80,7 +80,7 @@ class StepChoices:
         rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.used)
         away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
         policy, step = self.walk.policy(chosen.words), (1 + BACKWARD) * self.walk.forward
-        sizes = self.kept, self.fixed + chosen.peak, rebuilt
+        sizes = self.kept, self.fixed + chosen.bytes, rebuilt
         return MemoryChoice(policy, *sizes, chosen.seconds / step, away)
 
     def peak(self, policy: MemoryPolicy) -> int:
@@ -125,8 +125,8 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     rows, cols = settled(task.graph, task.decomposition)
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     choices = []
-    for rank in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
-        walk = network_walk(rank.walk, store.machine if store else ASSUMED)
+    for forward, _ in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
+        walk = network_walk(forward, store.machine if store else ASSUMED)
         walk = with_store(walk, store) if store else walk
-        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + rank.besides))
+        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + forward.besides))
     return choices

@@ -24,27 +24,21 @@ Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
 
 
 class Chosen(NamedTuple):
-    """A word for each item, with its seconds and its peak."""
+    """A word for each item, with its seconds, and its peak bytes; on the way to it, the bytes above the budget, summed
+    over all moments."""
 
     words: Words
     seconds: float
-    peak: int
+    bytes: int
 
 
-class _ChoiceState(NamedTuple):
-    """A choice on the way: its seconds, and the bytes above the budget, summed over all moments."""
-
-    words: Words
-    seconds: float
-    excess: int
-
-    def score(self, after: _ChoiceState) -> float:
-        """Return seconds per byte of excess, or, where all fits, the seconds of a change; infinite where the change
-        does not help."""
-        more = after.seconds - self.seconds
-        if self.excess:
-            return more / (self.excess - after.excess) if after.excess < self.excess else math.inf
-        return more if not after.excess and more < -1e-12 * self.seconds else math.inf
+def _score(before: Chosen, after: Chosen) -> float:
+    """Return seconds per byte of excess, or, where all fits, the seconds of a change; infinite where the change does
+    not help."""
+    more = after.seconds - before.seconds
+    if before.bytes:
+        return more / (before.bytes - after.bytes) if after.bytes < before.bytes else math.inf
+    return more if not after.bytes and more < -1e-12 * before.seconds else math.inf
 
 
 class Greedy:
@@ -124,13 +118,13 @@ class Greedy:
                 continue
             changed = tuple(new.get(index, word) for index, word in enumerate(state.words))
             after = self._state(changed, budget, reserved)
-            score = state.score(after)
+            score = _score(state, after)
             if score == math.inf:
                 continue
             if waiting and score > waiting[0][0]:
                 heapq.heappush(waiting, (score, change))
                 continue
-            if state.excess and not after.excess:
+            if state.bytes and not after.bytes:
                 waiting = []  # scores have another meaning from here on
             for near in every:
                 if any(index in new for index, _ in near):
@@ -138,6 +132,6 @@ class Greedy:
             state, helped = after, True
         return state.words
 
-    def _state(self, words: Words, budget: int, reserved: int) -> _ChoiceState:
+    def _state(self, words: Words, budget: int, reserved: int) -> Chosen:
         seconds, needs = self.needs(words, reserved)
-        return _ChoiceState(words, seconds, sum(need - budget for need in needs if need > budget))
+        return Chosen(words, seconds, sum(need - budget for need in needs if need > budget))

@@ -168,7 +168,7 @@ def rebuilt_pipeline(
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
     whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
-    from tiledseg.planning.memory.stage_choice import choose_stages
+    from tiledseg.planning.stages.staged_pipeline import choose_stages
 
     for percent in _OVER:
         try:

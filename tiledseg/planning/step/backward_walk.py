@@ -5,12 +5,15 @@ The walk is checked against PyTorch's allocations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.planning.step.cost import LayerCost, loss_peak, unfolded_bytes
+from tiledseg.planning.step.cost import INDEX_BYTES, LayerCost, unfolded_bytes
 from tiledseg.units import wide_bytes
+
+FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.objective`
 
 
 class Gradients(NamedTuple):
@@ -135,3 +138,24 @@ class _BackwardWalk:
             # Written over a view: autograd copies the gradient, and twice more; a received one stays beside its copy.
             return (3 if gradient else 4) * size
         return self.graph.layers[k].gradient_bytes(size, self.costs[k].shape)
+
+
+def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
+    """Return the bytes that the loss of a network's outputs keeps. The first one's cross-entropy keeps
+    log-probabilities, sum of weights, and labels. Further ones keep a measured multiple of their size. Those of another
+    loss are added."""
+    channels, height, width = results[0].shape
+    logits = channels * height * width
+    further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
+    further += math.ceil(results[0].loss.kept * height * width)
+    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
+
+
+def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
+    """Return the bytes on top of what the loss keeps while its gradients are made, once the labels are freed. They are
+    the outputs' gradients and a copy of the first one's, in the loss's width, and those of another loss."""
+    channels, height, width = results[0].shape
+    loss = results[0].loss
+    made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)
+    made += sum(result.output_bytes for result in results[1:])
+    return max(0, made + math.ceil((loss.peak - loss.kept) * height * width))

@@ -29,12 +29,11 @@ from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import output_size, tensor_channels
-from tiledseg.planning.step.halo_traffic import given_back_in_place, received
+from tiledseg.planning.step.halo_traffic import SentBytes, Traffic, given_back_in_place, received, sent
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
-FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.objective`
 INDEX_BYTES = 8  # labels of a loss
 
 
@@ -176,6 +175,8 @@ class ForwardWalk:
         self.ran: dict[int, Ran] = {}
         self._seen: set[int] = set()  # tensors that are kept already
         self._fresh = self._noted = 0  # of the present node
+        self.traffic = Traffic()  # messages of exchanges
+        self.besides = 0  # bytes of the strips of a step, one for each message: no more are alive at once
 
     @cached_property
     def walked(self) -> Graph:
@@ -187,6 +188,11 @@ class ForwardWalk:
     @property
     def input_bytes(self) -> int:
         return self.made[0].tensor.bytes
+
+    @property
+    def owned(self) -> int:
+        """Pixels of the last tensor."""
+        return math.prod(self.made[len(self.graph)].size)
 
     @property
     def work(self) -> int:
@@ -260,12 +266,22 @@ class ForwardWalk:
         made, passes = self.made[source], int(self.graph.wants_gradient[source])
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
+            self._exchange(source, row, col)
             self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
             layer = MovedLayer(None if given_back_in_place(self.graph, k, row, col) else made.bytes)
             made = self._move(f"{name}: exchange", made, (row.window, col.window), layer, passes=passes)
         if (row.read, col.read) != (row.window, col.window):
             made = self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
         return made
+
+    def _exchange(self, source: int, row: InputStep, col: InputStep) -> None:
+        """Count the messages of an exchange. A gradient's go the other way; the input, which has none, is not cast."""
+        made, out, back = self.made[source], sent(row.swap, col.swap), received(row.swap, col.swap)
+        pixel = made.channels * (made.tensor.value_bytes if source else wide_bytes(self.value_bytes))
+        returns = self.graph.wants_gradient[source]
+        backward = SentBytes(len(back), sum(back) * pixel) * returns
+        self.traffic += Traffic(SentBytes(len(out), sum(out) * pixel), backward)
+        self.besides += (sum(out) + sum(back)) * (1 + returns) * pixel
 
     def _move(
         self,
@@ -296,11 +312,14 @@ class ForwardWalk:
 
 
 def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> ForwardWalk:
-    """Walk the block of a rank with these steps, one of `ranks` that share the image."""
-    walk = ForwardWalk(graph, bands, ranks, value_bytes)
-    walk.begin(row[0].inputs[0].held, col[0].inputs[0].held)
+    """Walk the block of a rank with these steps, one of `ranks` that share the image. `besides` also counts the block
+    of the input, where that is held for itself."""
+    walk, first = ForwardWalk(graph, bands, ranks, value_bytes), (row[0].inputs[0], col[0].inputs[0])
+    walk.begin(first[0].held, first[1].held)
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
         walk.step(k, r, c)
+    if any(step.held != step.read or step.moves for step in first):  # the first layer keeps another tensor
+        walk.besides += first[0].held * first[1].held * bands * wide_bytes(value_bytes)
     return walk
 
 
@@ -375,24 +394,3 @@ def _backward_passes(graph: Graph, k: int) -> int:
         return 0
     back = any(source == 0 or graph.wants_gradient[source] for source in graph.sources[k])
     return int(back) + (not graph.nodes[k].frozen)
-
-
-def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """Return the bytes that the loss of a network's outputs keeps. The first one's cross-entropy keeps
-    log-probabilities, sum of weights, and labels. Further ones keep a measured multiple of their size. Those of another
-    loss are added."""
-    channels, height, width = results[0].shape
-    logits = channels * height * width
-    further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
-    further += math.ceil(results[0].loss.kept * height * width)
-    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
-
-
-def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """Return the bytes on top of what the loss keeps while its gradients are made, once the labels are freed. They are
-    the outputs' gradients and a copy of the first one's, in the loss's width, and those of another loss."""
-    channels, height, width = results[0].shape
-    loss = results[0].loss
-    made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)
-    made += sum(result.output_bytes for result in results[1:])
-    return max(0, made + math.ceil((loss.peak - loss.kept) * height * width))

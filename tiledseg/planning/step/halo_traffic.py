@@ -8,15 +8,14 @@ its exchange has no backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition
-from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
+from tiledseg.planning.step.rank_steps import InputStep, Swap, swaps
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 
@@ -53,59 +52,6 @@ class Traffic:
         return Traffic(self.forward * times, self.backward * times)
 
 
-@dataclass(frozen=True)
-class TensorAt:
-    """A tensor whose halos may travel: channels, bytes of a value, and whether its gradient travels back."""
-
-    channels: int
-    value_bytes: int
-    has_gradient: bool
-
-    @property
-    def pixel_bytes(self) -> int:
-        return self.channels * self.value_bytes
-
-
-@lru_cache(maxsize=64)
-def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
-    """Return each tensor of a graph.
-
-    With 2-byte values (bf16 autocast) the network's input and the outputs of a pixel or group norm have 4 (`widths`).
-    """
-    channels, wants = tensor_channels(graph, bands), graph.wants_gradient
-
-    def step(k: int, given: list[TensorAt]) -> TensorAt:
-        return TensorAt(channels[k + 1], graph.layers[k].output_width(given[0].value_bytes, value_bytes), wants[k + 1])
-
-    return tuple(graph.fold(input_tensor(bands, value_bytes), step))
-
-
-def input_tensor(bands: int, value_bytes: int) -> TensorAt:
-    """Return the network's input."""
-    return TensorAt(bands, wide_bytes(value_bytes), False)
-
-
-def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -> Traffic:
-    """Return the messages of one rank of layer mode, from its steps along rows and along columns."""
-    traffic = Traffic()
-    for _, r, c, tensor in inputs_by_node(graph, row, col, tensors):
-        out, back = sent(r.swap, c.swap), received(r.swap, c.swap)
-        if r.exchanged or c.exchanged:
-            forward = SentBytes(len(out), sum(out) * tensor.pixel_bytes)
-            backward = SentBytes(len(back), sum(back) * tensor.pixel_bytes) * tensor.has_gradient
-            traffic += Traffic(forward, backward)
-    return traffic
-
-
-def inputs_by_node(
-    graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
-) -> Iterator[tuple[int, InputStep, InputStep, TensorAt]]:
-    """Yield each input of each node of a rank: the node's number, the steps along rows and columns, and the tensor."""
-    for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
-        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
-            yield k, of_row, of_col, tensors[source]
-
-
 def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
     """Return True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
     stays = row.source == row.swap.kept and col.source == col.swap.kept
@@ -133,7 +79,7 @@ def input_traffic(
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for (i, row), (j, col) in product(enumerate(rows), enumerate(cols)):
         pieces = sent(row, col)
-        yield (i, j), SentBytes(len(pieces), sum(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
+        yield (i, j), SentBytes(len(pieces), sum(pieces) * bands * wide_bytes(value_bytes))
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
@@ -148,11 +94,3 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
             forward, backward = layer.shared_values(channels[sources[0]], ranks)
             traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))
     return traffic
-
-
-def strip_bytes(graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int) -> int:
-    """Return the bytes of all strips of a step, one for each message: no more are alive at once."""
-    return sum(
-        (sum(sent(r.swap, c.swap)) + sum(received(r.swap, c.swap))) * (1 + tensor.has_gradient) * tensor.pixel_bytes
-        for _, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))
-    )

@@ -24,19 +24,11 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime, sum_of
 from tiledseg.planning.step.cost import ForwardWalk, layer_costs, rank_walk
-from tiledseg.planning.step.halo_traffic import (
-    Traffic,
-    input_tensor,
-    input_traffic,
-    layer_traffic,
-    statistic_sums,
-    strip_bytes,
-    tensors_of,
-)
+from tiledseg.planning.step.halo_traffic import Traffic, input_traffic, statistic_sums
 from tiledseg.planning.step.rank_steps import rank_kinds
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
-from tiledseg.units import DOUBLE_BYTES
+from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 DEPTHS = (1, 2, 4, 8, WHOLE)  # of fusion; depths between them change little
 
@@ -59,7 +51,7 @@ class Task:
 
     @property
     def input_pixel_bytes(self) -> int:
-        return input_tensor(self.bands, self.value_bytes).pixel_bytes
+        return self.bands * wide_bytes(self.value_bytes)
 
     @property
     def undivided_work(self) -> int:
@@ -151,11 +143,19 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     check_blocks(graph, rows, cols, fusion, bands)
     norms = statistic_sums(graph, bands, task.ranks)
     sums = StepTime(messages=machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks))
-    ranks = []
-    for rank in layer_ranks(graph, rows, cols, fusion, bands, width):
-        memory, time = memory_of(rank.walk).total + rank.besides, sum_of((rank.time(prices), sums))
-        ranks.append(RankCost(rank.walk.work, memory, time, rank.traffic, rank.number))
+    ranks = [
+        RankCost(
+            walk.work, memory_of(walk).total + walk.besides, sum_of((_time(walk, prices), sums)), walk.traffic, number
+        )
+        for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width)
+    ]
     return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
+
+
+def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
+    """Return the time of one image on a rank, without all-reduces."""
+    messages = prices.machine.message_seconds(walk.traffic.step, prices.ranks)
+    return prices.walked(walk, walk.owned)._replace(messages=messages)
 
 
 def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
@@ -169,41 +169,18 @@ def gradient_bytes(task: Task) -> int:
     return DOUBLE_BYTES * count_parameters(task.graph, task.bands, trained=True)
 
 
-class LayerRank(NamedTuple):
-    """A kind of rank in layer mode, and how many there are. `besides`: bytes of strips, and of the block of the input
-    where the first layer keeps another tensor; `owned`: pixels of its outputs."""
-
-    walk: ForwardWalk
-    besides: int
-    owned: int
-    number: int
-    traffic: Traffic
-
-    def time(self, prices: Prices) -> StepTime:
-        """Predict the time of one image, without all-reduces."""
-        messages = prices.machine.message_seconds(self.traffic.step, prices.ranks)
-        return prices.walked(self.walk, self.owned)._replace(messages=messages)
-
-
 @functools.lru_cache(maxsize=64)
 def layer_ranks(
     graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
-) -> tuple[LayerRank, ...]:
-    """Return the kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
-    along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
-    tensors, ranks = tensors_of(graph, bands, value_bytes), rows.parts * cols.parts
-    kinds = (zip(along.steps, along.counts, strict=True) for along in (along_rows, along_cols))
-    found = []
-    for (row, m), (col, n) in itertools.product(*kinds):
-        first = row[0].inputs[0], col[0].inputs[0]
-        own = all(step.held == step.read and not step.moves for step in first)
-        besides = strip_bytes(graph, bands, row, col, value_bytes)
-        besides += 0 if own else first[0].held * first[1].held * tensors[0].pixel_bytes
-        walk = rank_walk(graph, bands, row, col, ranks, value_bytes)
-        found.append(
-            LayerRank(walk, besides, row[-1].given * col[-1].given, m * n, layer_traffic(graph, row, col, tensors))
-        )
-    return tuple(found)
+) -> tuple[tuple[ForwardWalk, int], ...]:
+    """Return the walk of each kind of rank in layer mode, and how many there are. Raises GeometryError where a rank
+    would own nothing of some tensor."""
+    along = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
+    ranks, kinds = rows.parts * cols.parts, (zip(each.steps, each.counts, strict=True) for each in along)
+    return tuple(
+        (rank_walk(graph, bands, row, col, ranks, value_bytes), m * n)
+        for (row, m), (col, n) in itertools.product(*kinds)
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -272,7 +249,7 @@ def choose_fusion(
 
     def seconds(fusion: int) -> float:
         ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
-        return max(rank.time(prices).seconds for rank in ranks)
+        return max(_time(walk, prices).seconds for walk, _ in ranks)
 
     dims = (graph, rows), (graph.along_columns, cols)
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)

@@ -18,8 +18,8 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.cost_model.machine import ASSUMED, Machine
-from tiledseg.planning.step.backward_walk import gradients_by_node
-from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, Tensor, loss_bytes, tile_walk
+from tiledseg.planning.step.backward_walk import gradients_by_node, loss_bytes
+from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, Tensor, tile_walk
 from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
