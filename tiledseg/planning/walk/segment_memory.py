@@ -65,11 +65,13 @@ class BlockedStep:
         sizes = math.prod((bands, *context)) * value_bytes, *(cost.output_bytes for cost in self.costs)
         self.whole = [share * size for size in sizes]  # bytes of each tensor on the rank with most
         self.pixel = [float(bands * value_bytes), *(c.output_bytes / (c.shape[1] * c.shape[2]) for c in self.costs)]
+        self.blocks = math.prod(len(cut[0].blocks) for cut in self.cuts)
         measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
         largest = ([_most(cut[t].blocks) for cut in self.cuts] for t in range(len(graph) + 1))
         self.norm_work = [norm_work_bytes(self.channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
         places = range(len(self.segments))
-        self.sizes = [self._sizes(at) for at in places]  # bytes of each segment's largest block of a tensor
+        self.walks = [self._walk(at) for at in places]  # of each segment's largest block
+        self.sizes = [{tensor: made.bytes for tensor, made in walk.made.items()} for walk in self.walks]
         self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
         self.fixed = (fixed_memory if trains else weight_memory)(graph, bands, value_bytes)
         self.image = int(self.images * self.whole[0])
@@ -91,25 +93,17 @@ class BlockedStep:
         A tensor between segments is written once, and read by each segment that takes it, forward and back; so are
         gradients.
         """
-        nodes = [machine.node(cost)[0] for cost in self.costs]
         seconds = written = read = 0.0
         for at, segment in enumerate(self.segments):
             is_last = at + 1 == len(self.segments)
-            run = sum(nodes[k] * _times_made(*pair) for k, pair in zip(segment.nodes, self._pairs(at), strict=True))
+            run = self.blocks * sum(machine.node(cost)[0] for cost in self.walks[at].costs)
             seconds += ((1 if is_last else 2) + BACKWARD) * run
             written += 0 if is_last else self.costs[segment.leaving[0] - 1].output_bytes
-            for tensor in filter(None, segment.entering):
-                values: float = self.costs[tensor - 1].output_bytes
-                for intervals, dim in zip(self._read(at, tensor), self.cuts, strict=True):
-                    values *= sum(one.size for one in intervals) / dim[tensor].size
-                read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
-                written += values
+            values = self.blocks * self._ahead(at)
+            read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
+            written += values
         seconds += waited(written, read) if waited else (written + read) / machine.memory_bandwidth
-        return seconds / ((1 + BACKWARD) * sum(nodes)) - 1
-
-    def _pairs(self, at: int) -> Iterable[tuple[NodeWindows, NodeWindows]]:
-        rows, cols = self.windows[at]
-        return zip(rows[0], cols[0], strict=True)
+        return seconds / ((1 + BACKWARD) * sum(machine.node(cost)[0] for cost in self.costs)) - 1
 
     def _read(self, at: int, tensor: int) -> tuple[Sequence[Interval], Sequence[Interval]]:
         rows, cols = self.windows[at]
@@ -118,11 +112,8 @@ class BlockedStep:
     @property
     def largest(self) -> TensorShape:
         """The largest tensor that a layer makes of a block."""
-        shapes = [
-            TensorShape(self.graph.names[k + 1], self.channels[k + 1], _most(row.given), _most(col.given))
-            for at, segment in enumerate(self.segments)
-            for k, (row, col) in zip(segment.nodes, self._pairs(at), strict=True)
-        ]
+        names = self.graph.names
+        shapes = [TensorShape(names[k + 1], *ran.shape) for walk in self.walks for k, ran in walk.ran.items()]
         return max(shapes, key=lambda shape: shape.values)
 
     def _forward(self) -> Iterator[tuple[int, int, int]]:
@@ -168,21 +159,13 @@ class BlockedStep:
         stored, strips, gradients = (self.images * each for each in (stored, strips, gradients))
         return int(stored), int(working + stored + gradients), int(working + ahead + strips + gradients)
 
-    def _sizes(self, at: int) -> dict[int, float]:
-        """Return the bytes of the largest block of each tensor that a segment reads or makes."""
-        segment = self.segments[at]
-        sizes = {t: self.pixel[t] * math.prod(map(_most, self._read(at, t))) for t in segment.entering}
-        for k, (row, col) in zip(segment.nodes, self._pairs(at), strict=True):
-            sizes[k + 1] = self.pixel[k + 1] * _most(row.given) * _most(col.given)
-        return sizes
-
-    def _ahead(self, at: int) -> float:
+    def _ahead(self, at: int) -> int:
         return sum(self.sizes[at][tensor] for tensor in self.segments[at].entering if tensor)
 
-    def _live(self, at: int) -> float:
+    def _live(self, at: int) -> int:
         """Return the most bytes at once while a segment runs on a block. A node has its inputs, with the parts that are
         cut or padded of them, its output, and the inputs of later ones."""
-        segment, sizes, most = self.segments[at], self.sizes[at], 0.0
+        segment, sizes, most = self.segments[at], self.sizes[at], 0
         for place, k in enumerate(segment.nodes):
             later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]} | {*segment.leaving}
             sources = {*self.graph.sources[k]}
@@ -191,22 +174,24 @@ class BlockedStep:
             most = max(most, sum(sizes[t] for t in live) + sum(sizes[t] for t in sources) + 2 * sizes[k + 1])
         return most
 
-    def _differentiated(self, at: int) -> float:
-        """Return the peak while the largest block of a segment is recomputed and differentiated, with the windows that
-        it reads. The loss follows the last segment; other ones are given the gradients of what leaves."""
+    def _walk(self, at: int) -> ForwardWalk:
+        """Walk the largest block of a segment, from the windows that it reads."""
         segment, graph = self.segments[at], self.graph
         rows, cols = (_largest_block(graph, segment, *windows) for windows in self.windows[at])
         walk = ForwardWalk(graph, self.bands, 2, self.width, segment.leaving)
-        overwritten = {graph.origins[graph.sources[k][0]] for k in segment.nodes if graph.layers[k].overwrites}
-        read = 0
         for tensor in segment.entering:
-            size = rows[0][tensor].size, cols[0][tensor].size
-            walk.enter(tensor, size)
-            copies = 2 if tensor in overwritten else 1
-            read += copies * self.channels[tensor] * size[0] * size[1] * self.width
+            walk.enter(tensor, (rows[0][tensor].size, cols[0][tensor].size))
         for k, row, col in zip(segment.nodes, rows[1], cols[1], strict=True):
             walk.step(k, row, col)
-        return read + block_peak(walk, at + 1 == len(self.segments))
+        return walk
+
+    def _differentiated(self, at: int) -> int:
+        """Return the peak while the largest block of a segment is recomputed and differentiated, with the windows that
+        it reads. The loss follows the last segment; other ones are given the gradients of what leaves."""
+        segment, graph = self.segments[at], self.graph
+        overwritten = {graph.origins[graph.sources[k][0]] for k in segment.nodes if graph.layers[k].overwrites}
+        read = sum((2 if tensor in overwritten else 1) * self.sizes[at][tensor] for tensor in segment.entering)
+        return read + block_peak(self.walks[at], at + 1 == len(self.segments))
 
     def _foreign(self, at: int, tensor: int) -> float:
         """Return the bytes that the blocks of the rank with most read of other blocks."""
@@ -235,12 +220,6 @@ def _largest_block(
         return sum(i.size for i in block[0].values()) + sum(n.read for step in block[1] for n in step.inputs)
 
     return max(blocks, key=positions)
-
-
-def _times_made(row: NodeWindows, col: NodeWindows) -> float:
-    """Return how often a node makes each of its positions, over all blocks."""
-    made = [sum(one.size for one in each.given) for each in (row, col)]
-    return made[0] * made[1] / (row.output.size * col.output.size)
 
 
 def _most(intervals: Sequence[Interval]) -> int:
