@@ -14,7 +14,7 @@ from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.staged_pipeline import PipelineCase, StagePrices, choose, stage
 from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4

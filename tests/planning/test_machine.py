@@ -19,7 +19,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
 

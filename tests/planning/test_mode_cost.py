@@ -21,8 +21,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.answer.modes import choose_mode
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.step.cost import layer_costs, rank_walk
-from tiledseg.planning.step.halo_traffic import SentBytes, Traffic
-from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.step.rank_steps import SentBytes, Traffic, rank_steps
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
     ModeCost,

@@ -8,14 +8,24 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.memory.stores import offload
+from benchmarks.planned_memory.peaks import in_channels_last, module_by, step, weights_of
+from tests.memory.stores import ROOM, offload
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError
+from tiledseg.geometry.memory_policy import keep_all
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.offload import Offload
 from tiledseg.models.network import build_modules
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.memory import store
+from tiledseg.planning.memory.choice import step_choices
+from tiledseg.planning.memory.store import Store
+from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.tracing.allocations import AllocationMeter
+from tiledseg.training.offloading import hooks_of
 
 SIDE = 256
 
@@ -69,3 +79,38 @@ def test_it_needs_less_and_a_budget_that_is_too_small_is_refused() -> None:
     assert planned(unet, plan.memory, offload=True, budgeted=True).rebuilt is None
     with pytest.raises(BudgetError, match=rf"memory.offload all a step needs {plan.memory}"):
         planned(unet, plan.memory - 1, offload=True, budgeted=True)
+
+
+QUICK = Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
+
+
+@pytest.mark.parametrize("norm", ["none", "instance"])
+@pytest.mark.parametrize("share", [0.5])
+def test_a_step_of_some_tensors_that_leave_takes_what_is_planned(
+    norm: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives the same gradients, to the last bit."""
+    monkeypatch.setattr(store, "LEAST", 1)
+    unet, side = UNet(4, base_channels=8, norm=norm), 256
+    choices = step_choices(unet.graph(), unet.bands, (side, side), 4, QUICK)
+    low = choices.fixed + max(choices.walk.base)
+    found = choices.choose(int(low + share * (choices.kept - low)))
+    assert found is not None, "it fits"
+    plan = offload_by(found)
+    assert plan is not None, "something leaves"
+    x_BCHW = torch.randn(1, unet.bands, side, side).contiguous(memory_format=torch.channels_last)
+    kept = in_channels_last(module_by(unet, keep_all(unet.graph())))
+    with AllocationMeter(weights_of(kept)):  # who is followed sums weights' gradients in another order
+        for _ in range(3):
+            step(kept, x_BCHW)
+    with Offload(lambda: FileStore(tmp_path, ROOM), plan.staying, 1, all_kept=False) as moving:
+        module = in_channels_last(module_by(unet, found.policy, hooks_of(moving)))
+        peaks = []
+        for _ in range(3):
+            with AllocationMeter(weights_of(module)) as meter:
+                step(module, x_BCHW.clone())
+            peaks.append(meter.peak)
+    assert moving.figures.bytes_out > 0
+    assert moving.figures.peak_bytes <= plan.staying
+    assert max(peaks) == pytest.approx(found.peak - choices.fixed, rel=0.002)
+    assert all(torch.equal(*grads) for grads in zip(weights_of(kept), weights_of(module), strict=True))

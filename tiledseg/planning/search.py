@@ -31,7 +31,7 @@ from tiledseg.planning.run.pipeline import pipeline_bytes
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 from tiledseg.units import size

@@ -8,7 +8,7 @@ measured ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from tiledseg.config.words import chunk_ranks
@@ -66,7 +66,7 @@ class StagePrices:
     def _memory(self, first: int, stop: int) -> StageMemory:
         """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
         inputs = self.received(first, stop) if first else self.tensor_bytes(0)
-        return StageMemory(**asdict(memory_of(self.forward, (first, stop))), inputs=inputs)
+        return StageMemory(**vars(memory_of(self.forward, (first, stop))), inputs=inputs)
 
     def walk(self, first: int, stop: int) -> Walk:
         """Return the items of the run's backward pass, of one micro-batch."""

@@ -170,7 +170,7 @@ def test_what_cannot_be_together_is_one_line(given: dict[str, Any], words: str) 
             norms(images_per_step=3, blocks=IN_BLOCKS, network=UNet(3, 1, base_channels=8, norm="batch")),
             "read, in blocks, grid 1 x 1",
         ),
-        (norms(4, 48 << 20, blocks=IN_BLOCKS), "layer, in blocks, mesh 4 x 1"),
+        (norms(4, 48 << 20, blocks=IN_BLOCKS), "layer, in blocks, mesh 2 x 2"),
         (question(4, blocks=IN_BLOCKS), "read, grid 2 x 2"),
     ],
     ids=["an image", "images with a batch norm", "ranks of an image", "where all fits"],

@@ -18,7 +18,7 @@ from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label
 from tiledseg.units import size
 

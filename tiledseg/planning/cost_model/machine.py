@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, LayerCost
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}

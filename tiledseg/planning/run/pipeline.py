@@ -19,7 +19,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.run.spread import Parallelism, Spread
 from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.step.halo_traffic import SentBytes
+from tiledseg.planning.step.rank_steps import SentBytes
 
 if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -168,7 +168,7 @@ def rebuilt_pipeline(
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
     whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
-    from tiledseg.planning.stages.staged_pipeline import choose_stages
+    from tiledseg.planning.staged_pipeline import choose_stages
 
     for percent in _OVER:
         try:

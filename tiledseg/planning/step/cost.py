@@ -29,8 +29,17 @@ from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import output_size, tensor_channels
-from tiledseg.planning.step.halo_traffic import SentBytes, Traffic, given_back_in_place, received, sent
-from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, whole_steps
+from tiledseg.planning.step.rank_steps import (
+    DimStep,
+    InputStep,
+    RankSteps,
+    SentBytes,
+    Traffic,
+    given_back_in_place,
+    received,
+    sent,
+    whole_steps,
+)
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2

@@ -11,6 +11,10 @@ A convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 af
     computed, given     4========8        the outputs; where the next layer needs a halo too, more of them
     held, source        4========8        of the pooling, which exchanges nothing
     computed, given       2====4
+
+Messages are those of `spatial.halo_exchange`. Each part that a rank sends or keeps along rows, with each along columns,
+is a message of as many pixels x channels, but for the part that it keeps along both. The backward pass is the adjoint:
+a rank sends back as much as it has received.
 """
 
 from __future__ import annotations
@@ -20,12 +24,46 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """Messages and bytes."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: SentBytes) -> SentBytes:
+        return SentBytes(self.messages + other.messages, self.bytes + other.bytes)
+
+    def __mul__(self, times: int) -> SentBytes:
+        return SentBytes(self.messages * times, self.bytes * times)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages of one rank, or of all together, in the forward and in the backward pass of one image."""
+
+    forward: SentBytes = SentBytes()
+    backward: SentBytes = SentBytes()
+
+    @property
+    def step(self) -> SentBytes:
+        """Both passes: the messages of training. Validation and prediction send `forward` alone."""
+        return self.forward + self.backward
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(self.forward * times, self.backward * times)
 
 
 class Swap(NamedTuple):
@@ -160,3 +198,21 @@ def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: S
         return InputStep(held.size, inside, False, Swap(kept=inside), False, inside, size, block)
     moves = start != read.start or stop != read.stop or len(swap.sent) > 0
     return InputStep(held.size, block, True, swap, moves, size, size, block)
+
+
+def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
+    """Return True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
+    stays = row.source == row.swap.kept and col.source == col.swap.kept
+    whole = (row.read, col.read) == (row.window, col.window)
+    return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole
+
+
+def sent(row: Swap, col: Swap) -> list[int]:
+    """Return the pixels of each piece that a rank sends in an exchange: of all pieces but the first, which it keeps."""
+    rows, cols = (row.kept, *row.sent), (col.kept, *col.sent)
+    return [height * width for height, width in list(product(rows, cols))[1:] if height * width]
+
+
+def received(row: Swap, col: Swap) -> list[int]:
+    """Return those of each piece that it receives: its adjoint sends them back."""
+    return sent(row._replace(sent=row.received), col._replace(sent=col.received))

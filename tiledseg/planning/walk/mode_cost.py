@@ -12,20 +12,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_parameters
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime, sum_of
 from tiledseg.planning.step.cost import ForwardWalk, layer_costs, rank_walk
-from tiledseg.planning.step.halo_traffic import Traffic, input_traffic, statistic_sums
-from tiledseg.planning.step.rank_steps import rank_kinds
+from tiledseg.planning.step.rank_steps import SentBytes, Traffic, rank_kinds, sent, swaps
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
@@ -213,13 +212,39 @@ def _tile_ranks(task: Task, machine: Machine, exchanges: bool) -> list[RankCost]
     rows, cols = cut.tile_sizes()
     ranks = {(i, j): block(row, col) for i, row in enumerate(rows) for j, col in enumerate(cols)}
     windows = cut.context_windows()
-    for (i, j), sent in input_traffic(cut, bands, width) if exchanges else ():
-        rank, messages = ranks[i, j], machine.message_seconds(sent, prices.ranks)
+    for (i, j), messages in input_traffic(cut, bands, width) if exchanges else ():
+        rank, seconds = ranks[i, j], machine.message_seconds(messages, prices.ranks)
         window, owned = windows[0][i].size * windows[1][j].size, cut.owned(i, j).area
         held = window * (len(rows[i]) * len(cols[j]) > 1) + owned * (owned != window)
-        memory, time = rank.memory + held * task.input_pixel_bytes, rank.time._replace(messages=messages)
-        ranks[i, j] = RankCost(rank.work, memory, time, Traffic(sent))
+        memory, time = rank.memory + held * task.input_pixel_bytes, rank.time._replace(messages=seconds)
+        ranks[i, j] = RankCost(rank.work, memory, time, Traffic(messages))
     return list(ranks.values())
+
+
+def input_traffic(
+    decomposition: Decomposition, bands: int, value_bytes: int
+) -> Iterator[tuple[tuple[int, int], SentBytes]]:
+    """Yield the messages of the rank at each (row, col) in the one exchange of mode `exchange`. It has no backward
+    pass."""
+    row_windows, col_windows = decomposition.context_windows()
+    rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
+    for (i, row), (j, col) in itertools.product(enumerate(rows), enumerate(cols)):
+        pieces = sent(row, col)
+        yield (i, j), SentBytes(len(pieces), sum(pieces) * bands * wide_bytes(value_bytes))
+
+
+def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
+    """Return the all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
+
+    Each rank gives count, means and variances of a norm, in a slot of its own. Backward it gives the gradients of the
+    mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values they give.
+    """
+    channels, traffic = tensor_channels(graph, bands), Traffic()
+    for layer, sources in zip(graph.layers, graph.sources, strict=True):
+        if layer.statistics and ranks > 1:
+            forward, backward = layer.shared_values(channels[sources[0]], ranks)
+            traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))
+    return traffic
 
 
 def _contexts_read(task: Task) -> list[int]:

@@ -93,6 +93,7 @@ def _fixed(graph: Graph, bands: int, width: int, run: tuple[int, int] | None = N
     return weights + copies, trained * DOUBLE_BYTES, trained * wide_bytes(width) * ADAM_VALUES
 
 
+@lru_cache(maxsize=64)
 def _parameters(graph: Graph, bands: int) -> list[int]:
     channels = tensor_channels(graph, bands)
     return [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
