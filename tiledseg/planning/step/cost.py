@@ -33,11 +33,10 @@ from tiledseg.planning.step.rank_steps import (
     DimStep,
     InputStep,
     RankSteps,
-    SentBytes,
     Traffic,
+    exchange_bytes,
     given_back_in_place,
     received,
-    sent,
     whole_steps,
 )
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
@@ -275,22 +274,15 @@ class ForwardWalk:
         made, passes = self.made[source], int(self.graph.wants_gradient[source])
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
         if row.moves or col.moves:
-            self._exchange(source, row, col)
+            pixel = made.channels * (made.tensor.value_bytes if source else wide_bytes(self.value_bytes))
+            traffic, strips = exchange_bytes(row.swap, col.swap, pixel, passes)
+            self.traffic, self.besides = self.traffic + traffic, self.besides + strips
             self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
             layer = MovedLayer(None if given_back_in_place(self.graph, k, row, col) else made.bytes)
             made = self._move(f"{name}: exchange", made, (row.window, col.window), layer, passes=passes)
         if (row.read, col.read) != (row.window, col.window):
             made = self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
         return made
-
-    def _exchange(self, source: int, row: InputStep, col: InputStep) -> None:
-        """Count the messages of an exchange. A gradient's go the other way; the input, which has none, is not cast."""
-        made, out, back = self.made[source], sent(row.swap, col.swap), received(row.swap, col.swap)
-        pixel = made.channels * (made.tensor.value_bytes if source else wide_bytes(self.value_bytes))
-        returns = self.graph.wants_gradient[source]
-        backward = SentBytes(len(back), sum(back) * pixel) * returns
-        self.traffic += Traffic(SentBytes(len(out), sum(out) * pixel), backward)
-        self.besides += (sum(out) + sum(back)) * (1 + returns) * pixel
 
     def _move(
         self,

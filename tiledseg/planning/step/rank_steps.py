@@ -216,3 +216,12 @@ def sent(row: Swap, col: Swap) -> list[int]:
 def received(row: Swap, col: Swap) -> list[int]:
     """Return those of each piece that it receives: its adjoint sends them back."""
     return sent(row._replace(sent=row.received), col._replace(sent=col.received))
+
+
+def exchange_bytes(row: Swap, col: Swap, pixel_bytes: int, passes: int) -> tuple[Traffic, int]:
+    """Return the messages of a rank in an exchange, whose gradients go back in so many `passes`, and the bytes of its
+    strips. The network's input, which has no gradient, is not cast before."""
+    out, back = sent(row, col), received(row, col)
+    backward = SentBytes(len(back), sum(back) * pixel_bytes) * passes
+    strips = (sum(out) + sum(back)) * (1 + passes) * pixel_bytes
+    return Traffic(SentBytes(len(out), sum(out) * pixel_bytes), backward), strips
