@@ -1,8 +1,10 @@
-"""A run under a memory budget: the same losses and weights to the last bit, and a plan that fits or is refused."""
+"""A run under a memory budget: the same losses and weights to the last bit, and a plan that fits or is refused; a budget
+that is refused, and memory that runs out, name a remedy."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import tiledseg
 from tests.crash.runs import Material, weights
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import BudgetError
+from tiledseg.errors import BudgetError, MemoryLimitError
 from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.planning.cost_model.machine import Machine
@@ -21,6 +23,7 @@ from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.mode_cost import Task, mode_cost
+from tiledseg.training.offloading import told_what_fits
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 
@@ -135,3 +138,45 @@ def train(material: Material, folder: Path, budget: str | float) -> Path:
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+STAGES = Parallelism(stages=2, recompute=("never",) * 2)
+OOM = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
+
+
+def of_two_ranks(memory: int, **given: Any) -> RunQuestion:
+    asked = {"rasters": (Extent((192, 288)),), "ranks": 2, "budgeted": True} | given
+    return question(UNet(3, base_channels=8, norm="pixel"), memory, **asked)
+
+
+@pytest.mark.parametrize("balance", [None, (20, 29)], ids=["auto", "given"])
+def test_a_refused_budget_of_stages_names_a_remedy(balance: tuple[int, ...] | None) -> None:
+    asked = of_two_ranks(8 << 20, parallel=replace(STAGES, balance=balance))
+    with pytest.raises(BudgetError, match=r"smaller tiles|a finer tiling\.grid"):
+        plan_run(asked)
+    assert plan_run(replace(asked, grid=(2, 2))).pipeline is not None, "it fits"
+
+
+@pytest.mark.parametrize("parallel", [STAGES, Parallelism(halo="layer")], ids=["stages", "layer"])
+def test_memory_that_runs_out_names_a_budget_that_fits(parallel: Parallelism) -> None:
+    asked = of_two_ranks(1 << 40, parallel=parallel, budgeted=False)
+    plan = plan_run(asked)
+    with (
+        pytest.raises(MemoryLimitError, match=r"^4096 bytes of memory were asked for") as told,
+        told_what_fits(asked, plan),
+    ):
+        raise RuntimeError(OOM)
+    budget = re.search(r"use memory\.budget (\d+) ", str(told.value))
+    assert budget is not None, str(told.value)
+    plan_run(replace(asked, memory=int(budget[1]), budgeted=True))
+    with pytest.raises(RuntimeError, match="something else"), told_what_fits(asked, plan):
+        raise RuntimeError("something else")
+
+
+def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> float:
+        raise RuntimeError(OOM)
+
+    monkeypatch.setattr("tiledseg.execution.part_passes.SerialPasses.train", fail)
+    with pytest.raises(MemoryLimitError, match=r"^4096 bytes of .*; a step was planned to take \d+ bytes; use "):
+        train(Material.make(tmp_path), tmp_path / "run", "auto")
