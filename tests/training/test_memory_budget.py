@@ -1,5 +1,5 @@
-"""A run under a memory budget: the same losses and weights to the last bit, and a plan that fits or is refused; a budget
-that is refused, and memory that runs out, name a remedy."""
+"""A run under a memory budget: the same losses and weights to the last bit, and a plan that fits or is refused. A
+budget that is refused, and memory that runs out, name a remedy."""
 
 from __future__ import annotations
 
