@@ -15,7 +15,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.preparing.preparation import scaled
+from tiledseg.training.preparation import scaled
 
 RECIPES = Path(__file__).resolve().parents[1] / "jobs/recipes"
 CAMVID = [  # sky, building, ... bicyclist, as the article's `camvidPixelLabelIDs` groups them

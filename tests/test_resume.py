@@ -15,7 +15,7 @@ import pytest
 from tests.crash.runs import Material, lines, train
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.training.run_folder.journal import Journal
+from tiledseg.training.run_journal import Journal
 
 SGD = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")
 pytestmark = pytest.mark.usefixtures("without_plots")

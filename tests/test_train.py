@@ -20,8 +20,8 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.training import trainer as loop
-from tiledseg.training.run_folder.journal import Journal, plot_progress
-from tiledseg.training.run_folder.page import write_report
+from tiledseg.training.run_journal import Journal, plot_progress
+from tiledseg.training.run_page import write_report
 
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
@@ -181,8 +181,8 @@ def test_panels_change_nothing_but_pictures(material: Material, finished: dict[s
 
 def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = material.root / "leaves"
-    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", plot_progress)
-    monkeypatch.setattr("tiledseg.training.run_folder.page.write_report", write_report)
+    monkeypatch.setattr("tiledseg.training.run_journal.plot_progress", plot_progress)
+    monkeypatch.setattr("tiledseg.training.run_page.write_report", write_report)
     assert train(material, folder) == 0
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -62,7 +62,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.raster.labels.classes import read_classes
-    from tiledseg.training.preparing.preparation import prepare
+    from tiledseg.training.preparation import prepare
     from tiledseg.training.rehearsal import in_words, rehearse
     from tiledseg.units import parse_bytes
     from tiledseg.user_files.machine import machine_of

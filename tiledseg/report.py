@@ -18,7 +18,7 @@ from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import METRICS, PAGE, check_ending, check_outputs, files_below, whole
-from tiledseg.training.run_folder.page import write_report
+from tiledseg.training.run_page import write_report
 
 
 def build_parser() -> Parser:

@@ -90,7 +90,7 @@ def main() -> int:
 def measured_and_predicted(case: Case, machine: Machine, mesh: Mesh) -> tuple[float, float]:
     """Train a case: seconds of a step. Collective."""
     from tiledseg.commands.calibrate import write_rasters
-    from tiledseg.training.preparing.preparation import prepare
+    from tiledseg.training.preparation import prepare
     from tiledseg.training.start import start
 
     folder = mesh.on_root(tempfile.mkdtemp)

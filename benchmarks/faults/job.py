@@ -56,7 +56,8 @@ def train(order: Order) -> int:
 def train_unseen(order: Order) -> int:
     """The same in a fork, in less time: no pictures are drawn, and nobody waits for a launcher to end him."""
     from tiledseg.comm import failure
-    from tiledseg.training.run_folder import journal, page
+    from tiledseg.training import run_journal as journal
+    from tiledseg.training import run_page as page
 
     failure.GRACE_SECONDS = 0.5
     journal.plot_progress = lambda *given: False
@@ -116,7 +117,7 @@ def _at_touches(meet: Callable[[], None]) -> None:
 
 
 def _note_progress(done: int) -> None:
-    from tiledseg.training.run_folder.journal import Journal
+    from tiledseg.training.run_journal import Journal
 
     step = Journal.step
 

@@ -14,7 +14,7 @@ from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.train import main
-from tiledseg.training.run_folder.validations import read_validations
+from tiledseg.training.run_files import read_validations
 
 JOB = str(Path(__file__).with_name("job.py"))
 STEPS = 12

@@ -15,7 +15,7 @@ from tests.comm.launching import ROOT
 from tests.crash.runs import Material
 from tiledseg import plan, scene, tile, train
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.training.run_folder.journal import Journal
+from tiledseg.training.run_journal import Journal
 
 
 @pytest.fixture(scope="module")

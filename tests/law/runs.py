@@ -22,7 +22,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.system.outputs import VALIDATION
-from tiledseg.training.run_folder.validations import read_validations
+from tiledseg.training.run_files import read_validations
 from tiledseg.training.start import start
 
 HEIGHT, WIDTH = 70, 57

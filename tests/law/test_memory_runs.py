@@ -26,10 +26,9 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.walk import segment_memory
-from tiledseg.training import start
+from tiledseg.training import preparation, start
 from tiledseg.training.offloading import check_store
-from tiledseg.training.preparing import preparation
-from tiledseg.training.preparing.preparation import prepare
+from tiledseg.training.preparation import prepare
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 SHORT = {"train.epochs": 2, "train.validate_every": 9, "train.precision": "fp32"}

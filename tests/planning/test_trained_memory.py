@@ -28,7 +28,7 @@ from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
+from tiledseg.training.preparation import loss_bytes_of, objective_of
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.units import ACTIVATION_BYTES
 

@@ -19,7 +19,7 @@ from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig,
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.training.preparing.preparation import prepare
+from tiledseg.training.preparation import prepare
 from tiledseg.units import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
 
 MODEL = ModelConfig(levels=3, base_channels=8)

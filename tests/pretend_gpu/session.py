@@ -16,7 +16,8 @@ from typing import Any
 def run(commands: list[tuple[str, str, list[str], str]]) -> None:
     torch_cuda: Any = import_module("tests.pretend_gpu.torch_cuda") if "PRETEND_GPU" in os.environ else None
     from tiledseg.memory import offload
-    from tiledseg.training.run_folder import journal, page
+    from tiledseg.training import run_journal as journal
+    from tiledseg.training import run_page as page
 
     offload.LEAST = 1  # these networks have no large tensors
     journal.plot_progress = page.write_report = lambda *given: True  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.outputs import CONFIG, METRICS, SUMMARY
-from tiledseg.training.run_folder.validations import write_validation
+from tiledseg.training.run_files import write_validation
 from tiledseg.training.validation import Findings, PanelView, SeenView
 
 CLASSES = (

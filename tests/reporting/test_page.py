@@ -15,10 +15,11 @@ from tiledseg.errors import install
 from tiledseg.report import main
 from tiledseg.reporting.page import draw_curves
 from tiledseg.system.outputs import METRICS, PAGE
-from tiledseg.training.run_folder import page, validations
-from tiledseg.training.run_folder.journal import Journal
-from tiledseg.training.run_folder.page import page_of
-from tiledseg.training.run_folder.validations import read_metrics, read_validations
+from tiledseg.training import run_files as validations
+from tiledseg.training import run_page as page
+from tiledseg.training.run_files import read_metrics, read_validations
+from tiledseg.training.run_journal import Journal
+from tiledseg.training.run_page import page_of
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path)
-    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
+    monkeypatch.setattr("tiledseg.training.run_journal.plot_progress", lambda *given: False)
     journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [])
     for reason, damage in (
         (
@@ -146,7 +147,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
         assert f"warning: no {PAGE}: " in (err := capfd.readouterr().err)
         assert reason in err
         monkeypatch.undo()
-        monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
+        monkeypatch.setattr("tiledseg.training.run_journal.plot_progress", lambda *given: False)
     journal.close()
     assert not (tmp_path / PAGE).exists()
 

@@ -18,7 +18,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config
 from tiledseg.geometry.box import Box
 from tiledseg.train import main
-from tiledseg.training.preparing.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation, prepare
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 SIDE = 96

@@ -21,7 +21,7 @@ from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import load
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import AveragedWeights
-from tiledseg.training.preparing.preparation import prepare
+from tiledseg.training.preparation import prepare
 
 DECAY = 0.6
 

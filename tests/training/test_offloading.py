@@ -18,7 +18,7 @@ from tests.crash.runs import Material
 from tiledseg.memory import offload
 from tiledseg.planning.memory import store as planned
 from tiledseg.train import main
-from tiledseg.training.run_folder.journal import Journal
+from tiledseg.training.run_journal import Journal
 
 
 @pytest.fixture(scope="module")

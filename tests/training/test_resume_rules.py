@@ -14,7 +14,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.preparation import prepare
+from tiledseg.training.preparation import prepare
 from tiledseg.training.resuming import NAMES_RUN, OTHER_RUN, RULES, begin, flat
 
 OTHERS: dict[str, Any] = {

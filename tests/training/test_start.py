@@ -21,8 +21,8 @@ from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError, OutputError
 from tiledseg.training import surveyed
-from tiledseg.training.run_folder.check import check_run_folder
-from tiledseg.training.run_folder.journal import Journal
+from tiledseg.training.run_check import check_run_folder
+from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import start
 
 

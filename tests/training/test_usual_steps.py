@@ -17,7 +17,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.run.grid import usual_grids
-from tiledseg.training.preparing.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.start import few_steps, idle_ranks
 
 SIDE = 600

@@ -35,7 +35,7 @@ from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import remedy
-from tiledseg.training.preparing.preparation import Preparation, why_uncompiled
+from tiledseg.training.preparation import Preparation, why_uncompiled
 from tiledseg.units import SINGLE_BYTES
 
 _META = torch.device("meta")

@@ -19,8 +19,8 @@ from tiledseg.config.words import read_loss, read_policy
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reader import Identity, identify, written_since
 from tiledseg.system.outputs import CHECKPOINTS
-from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.preparing.raster_set import RasterSet
+from tiledseg.training.preparation import Preparation
+from tiledseg.training.raster_set import RasterSet
 
 OTHER_RUN, NAMES_RUN = "refused", "names the run"
 _OTHER_RUN = {

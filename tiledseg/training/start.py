@@ -33,14 +33,14 @@ from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import write_whole, writing
+from tiledseg.training.auto import in_words
 from tiledseg.training.ending import end_of_job
 from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
-from tiledseg.training.preparing.auto import in_words
-from tiledseg.training.preparing.preparation import Preparation, prepare, why_uncompiled
+from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
-from tiledseg.training.run_folder.check import check_lines, check_none_lost, check_run_folder, check_unchanged
-from tiledseg.training.run_folder.summary import facts_of
-from tiledseg.training.run_folder.validations import drop_validations, read_metrics
+from tiledseg.training.run_check import check_lines, check_none_lost, check_run_folder, check_unchanged
+from tiledseg.training.run_files import drop_validations, read_metrics
+from tiledseg.training.run_summary import facts_of
 from tiledseg.training.surveyed import count_by_place, first_weights, look
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here

@@ -21,7 +21,7 @@ from tiledseg.raster.samples.content import Content, square_units, tile_units
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.choose_objective import weighted
-from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.resuming import Beginning
 
 if TYPE_CHECKING:

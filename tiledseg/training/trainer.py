@@ -50,12 +50,12 @@ from tiledseg.training.optimizer import (
     parameter_groups,
     set_learning_rate,
 )
-from tiledseg.training.preparing.preparation import Preparation
-from tiledseg.training.preparing.raster_set import RasterSet
+from tiledseg.training.preparation import Preparation
+from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
-from tiledseg.training.run_folder.journal import Journal, step_line
-from tiledseg.training.run_folder.summary import seconds_so_far
-from tiledseg.training.run_folder.validations import write_validation
+from tiledseg.training.run_files import write_validation
+from tiledseg.training.run_journal import Journal, step_line
+from tiledseg.training.run_summary import seconds_so_far
 from tiledseg.training.saving import Saver
 from tiledseg.training.step import Stepper, StepRules
 

@@ -36,13 +36,13 @@ from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
 from tiledseg.training.ending import score_class
 from tiledseg.training.objective import Objective
 from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.preparing.auto import find_settings, with_settings
-from tiledseg.training.preparing.raster_set import (
+from tiledseg.training.raster_set import (
     RasterSet,
     input_files,
     inspect_files,

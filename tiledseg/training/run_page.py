@@ -23,7 +23,7 @@ from tiledseg.reporting.page import (
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.system.writing import write_whole
-from tiledseg.training.run_folder.validations import read_metrics, read_validations
+from tiledseg.training.run_files import read_metrics, read_validations
 
 MOST_MOMENTS = 24
 """Most validations whose pictures are on the page: evenly spread, the newest among them."""

@@ -29,7 +29,7 @@ from tiledseg.system.outputs import (
     check_outputs,
     whole,
 )
-from tiledseg.training.run_folder.validations import read_metrics
+from tiledseg.training.run_files import read_metrics
 
 _KEY = "run.output"
 _MOST_BYTES = 1 << 20  # of a configuration

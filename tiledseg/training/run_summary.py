@@ -17,8 +17,8 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import METRICS, STARTED, SUMMARY
-from tiledseg.training.preparing.auto import found_keys
-from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.auto import found_keys
+from tiledseg.training.preparation import Preparation
 
 
 def facts_of(

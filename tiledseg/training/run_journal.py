@@ -22,7 +22,7 @@ from tiledseg.execution.progress import StepProgress
 from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED
 from tiledseg.system.run_lock import is_at
 from tiledseg.system.writing import replacing, write_whole, writing
-from tiledseg.training.run_folder.validations import read_metrics, read_validations
+from tiledseg.training.run_files import read_metrics, read_validations
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +115,7 @@ class Journal:
         if not now and time.monotonic() - self._drawn <= _DRAW_SECONDS:
             return
         from tiledseg.reporting.page import REMEDY
-        from tiledseg.training.run_folder.page import write_report
+        from tiledseg.training.run_page import write_report
 
         plot_progress(self._folder, self._started["title"], self._started["loss"])
         try:
