@@ -18,17 +18,14 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.answer.modes import choose_mode
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.step.cost import layer_costs, rank_walk
 from tiledseg.planning.step.rank_steps import SentBytes, Traffic, rank_steps
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
-    ModeCost,
     Task,
     choose_fusion,
     gradient_bytes,
-    label,
     layer_cost,
     mode_cost,
     settled,
@@ -178,34 +175,3 @@ def test_what_costs_most_decides() -> None:
 def test_an_impossible_partition_is_refused() -> None:
     with pytest.raises(GeometryError, match="none of them to rank"):
         choose_fusion(UNet(3, base_channels=2).graph(), Partition.even(16, 8), Partition((0, 16)), 4, 4, Machine())
-
-
-def cost(mode: str, seconds: float, memory: int = 10, fusion: int = 0) -> ModeCost:
-    traffic = Traffic(SentBytes(1, 1))
-    return ModeCost(mode, fusion, 1, 1, traffic, traffic, SentBytes(), memory, seconds)
-
-
-COSTS = [cost("read", 3e-3, 5), cost("exchange", 2e-3, 6), cost("layer", 1e-3, 7, 1), cost("layer", 5e-4, 9, WHOLE)]
-
-
-@pytest.mark.parametrize(
-    ("memory", "exact", "expected"),
-    [
-        (None, ("read", "exchange", "layer"), 3),
-        (8, ("read", "exchange", "layer"), 2),
-        (5, ("read", "exchange", "layer"), 0),
-        (4, ("read", "exchange", "layer"), None),
-        (None, ("layer",), 3),
-        (6, ("layer",), None),
-    ],
-)
-def test_the_quickest_that_fits_and_is_exact(memory: int | None, exact: tuple[str, ...], expected: int | None) -> None:
-    chosen, reason = choose_mode(COSTS, [cost for cost in COSTS if cost.mode in exact], memory)
-    assert chosen == (None if expected is None else COSTS[expected])
-    if chosen is None:
-        assert f"no mode fits {memory} B" in reason
-        assert str(5 if "read" in exact else 7) in reason
-    else:
-        assert reason.startswith(f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms")
-        assert reason.count("does not fit") == sum(c.memory > (memory or 99) and c.mode in exact for c in COSTS)
-        assert reason.count("not exact") == sum(c.mode not in exact for c in COSTS)

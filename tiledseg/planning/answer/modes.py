@@ -4,7 +4,7 @@ would be better."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -103,17 +103,9 @@ def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> Mod
 def modes_part(modes: ModePlans) -> dict[str, Any]:
     """Return a training step in each halo mode, and the choice; bytes, whole messages, milliseconds."""
     question, tiling, mesh = modes.question, modes.tiling, modes.mesh or modes.tiling.grid
-    machine, memory, graph, bands = question.figures, question.limit, question.graph, question.network.bands
+    machine, graph, bands = question.figures, question.graph, question.network.bands
     task = Task(graph, bands, decompose(tiling, mesh), question.value_bytes)
-    costs, exact = [plan.cost for plan in modes.plans], [plan.cost for plan in modes.exact]
-    undivided, all_reduce, finer = (
-        task.undivided_work,
-        gradient_bytes(task),
-        "use a finer grid, and more ranks an image",
-    )
-    if memory is not None and any(cost.mode == "read" for cost in exact):
-        finer = finer_grid(tiling, graph, bands, memory, question.value_bytes)
-    chosen, reason = choose_mode(costs, exact, memory, finer)
+    undivided, all_reduce, chosen = task.undivided_work, gradient_bytes(task), modes.best if modes.fitting else None
     figures: dict[str, Any] = {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}
     if machine.known:
         figures |= {"profile": machine.name, "measured": machine.measured, "base_bytes": machine.base}
@@ -129,45 +121,40 @@ def modes_part(modes: ModePlans) -> dict[str, Any]:
             "bytes": all_reduce,
             "milliseconds": milliseconds(machine.all_reduce_seconds(1, all_reduce, modes.at_work)),
         },
-        "costs": [_row(cost, undivided, cost in exact, memory) for cost in costs] + impossible,
+        "costs": [_row(plan.cost, undivided, plan in modes.exact, question.limit) for plan in modes.plans] + impossible,
         "choice": {
-            "mode": None if chosen is None else chosen.mode,
-            "fusion": None if chosen is None else fusion_word(chosen.fusion),
-            "reason": reason,
+            "mode": chosen and chosen.cost.mode,
+            "fusion": chosen and fusion_word(chosen.cost.fusion),
+            "reason": _reason(modes),
         },
     }
 
 
-def choose_mode(
-    costs: Sequence[ModeCost],
-    exact: Sequence[ModeCost],
-    memory: int | None = None,
-    finer: str = "use a finer grid",
-) -> tuple[ModeCost | None, str]:
-    """Choose the mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and say why.
-
-    Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and the reason, where there is
-    none.
-    """
-    fitting = [cost for cost in exact if memory is None or cost.memory <= memory]
-    if not costs:
-        return None, "no mode takes a tile whole on this mesh"
-    if not exact:
-        return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
-    if memory is not None and not fitting:
-        least = min(exact, key=lambda cost: cost.memory)
-        return None, f"no mode fits {size(memory)} a rank: {label(least)} needs least, {size(least.memory)}; {finer}"
-    chosen = min(fitting, key=lambda cost: cost.seconds)
-    if all((cost.work, cost.traffic.step) == (chosen.work, SentBytes()) for cost in costs):
-        return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
-    faults = {False: " (not exact)", True: " (does not fit)"}
-    compared = ", ".join(
-        f"{label(cost)} {1000 * cost.seconds:.4g} ms{'' if cost in fitting else faults[cost in exact]}"
-        for cost in costs
-        if cost is not chosen
-    )
-    against = f", against {compared}" if compared else ""
-    return chosen, f"{label(chosen)} takes the least predicted time, {1000 * chosen.seconds:.4g} ms{against}"
+def _reason(modes: ModePlans) -> str:
+    """Return why a mode is chosen, or none."""
+    question, best = modes.question, modes.best
+    if not modes.plans:
+        return "no mode takes a tile whole on this mesh"
+    if best is None:
+        return "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
+    if not modes.fitting:
+        use = "use more ranks an image"
+        if any(plan.cost.mode == "read" for plan in modes.exact):
+            of_step = question.graph, question.network.bands, question.memory, question.value_bytes
+            use = finer_grid(modes.tiling, *of_step)
+        return (
+            f"no mode fits {size(question.memory)} a rank: {label(best.cost)} needs least, {size(best.memory)}; {use}"
+        )
+    if all((plan.cost.work, plan.cost.traffic.step) == (best.cost.work, SentBytes()) for plan in modes.plans):
+        return "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
+    against = [
+        f"{label(plan.cost)} {1000 * plan.cost.seconds:.4g} ms"
+        + ("" if plan in modes.fitting else " (does not fit)" if plan in modes.exact else " (not exact)")
+        for plan in modes.plans
+        if plan is not best
+    ]
+    least = f"{label(best.cost)} takes the least predicted time, {1000 * best.cost.seconds:.4g} ms"
+    return f"{least}{', against ' * bool(against)}{', '.join(against)}"
 
 
 def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dict[str, Any]:
