@@ -13,7 +13,7 @@ from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
-from tiledseg.planning.answer.text import milliseconds
+from tiledseg.planning.answer.text import milliseconds, time_of
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
@@ -142,18 +142,17 @@ def _reason(modes: ModePlans) -> str:
         if any(plan.cost.mode == "read" for plan in modes.exact):
             of_step = question.graph, question.network.bands, question.memory, question.value_bytes
             use = finer_grid(modes.tiling, *of_step)
-        return (
-            f"no mode fits {size(question.memory)} a rank: {label(best.cost)} needs least, {size(best.memory)}; {use}"
-        )
+        least = f"{label(best.cost)} needs least, {size(best.memory)}"
+        return f"no mode fits {size(question.memory)} a rank: {least}; {use}"
     if all((plan.cost.work, plan.cost.traffic.step) == (best.cost.work, SentBytes()) for plan in modes.plans):
         return "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
     against = [
-        f"{label(plan.cost)} {1000 * plan.cost.seconds:.4g} ms"
+        f"{label(plan.cost)} {time_of(1000 * plan.cost.seconds)}"
         + ("" if plan in modes.fitting else " (does not fit)" if plan in modes.exact else " (not exact)")
         for plan in modes.plans
         if plan is not best
     ]
-    least = f"{label(best.cost)} takes the least predicted time, {1000 * best.cost.seconds:.4g} ms"
+    least = f"{label(best.cost)} takes the least predicted time, {time_of(1000 * best.cost.seconds)}"
     return f"{least}{', against ' * bool(against)}{', '.join(against)}"
 
 
