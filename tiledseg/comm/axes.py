@@ -37,29 +37,21 @@ class Axes:
     stage_messages: PointToPoint
 
     def rank_at(self, row: int, col: int) -> int:
-        """Return the rank of the job at (row, col) of this replica and stage.
-
-        CommunicationError where there is none.
-        """
-        position = self._inside(f"at row {row}, col {col}")
-        if not (0 <= row < self.shape.rows and 0 <= col < self.shape.cols):
-            raise CommunicationError(f"no rank at row {row}, col {col} of the mesh {self.shape}: both count from 0")
-        return self.shape.rank_at(position._replace(row=row, col=col))
+        """Return the rank of the job at (row, col) of this replica and stage; CommunicationError where none is."""
+        return self._rank(f"at row {row}, col {col}", row=row, col=col)
 
     def rank_of_stage(self, stage: int) -> int:
-        """Return the rank of the job that holds `stage` for this rank's block.
+        """Return the rank of the job that holds `stage` for this rank's block; CommunicationError where there is
+        none."""
+        return self._rank(f"of stage {stage}", stage=stage)
 
-        CommunicationError where there is none.
-        """
-        position = self._inside(f"of stage {stage}")
-        if not 0 <= stage < self.shape.stages:
-            raise CommunicationError(f"no rank of stage {stage} of the mesh {self.shape}: stages count from 0")
-        return self.shape.rank_at(position._replace(stage=stage))
-
-    def _inside(self, whom: str) -> MeshPosition:
+    def _rank(self, whom: str, **place: int) -> int:
         if self.position is None:
             raise CommunicationError(f"no rank {whom}: this rank stands outside the mesh {self.shape}")
-        return self.position
+        sizes = {"row": self.shape.rows, "col": self.shape.cols, "stage": self.shape.stages}
+        if not all(0 <= at < sizes[name] for name, at in place.items()):
+            raise CommunicationError(f"no rank {whom} of the mesh {self.shape}: all count from 0")
+        return self.shape.rank_at(self.position._replace(**place))
 
     def close(self) -> None:
         """End the parts of the mesh's communicator; the mesh's own stays. Collective."""

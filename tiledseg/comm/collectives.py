@@ -31,16 +31,12 @@ _SUM_DTYPES = {dtype: dtype for dtype in (torch.float32, torch.float64, torch.in
 class Turns:
     """The turn of a rank with NCCL: the communicator whose operations may be in flight, and these.
 
-    An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. Each communicator runs
-    its own in order, but no order is promised between two. CUDA may run operations in flight on both at once, or one
-    after the other in either order, differently on each GPU (nccl#783; `torch.distributed.new_group` asks to wait for
-    one group's work before another's is used). Two ranks that choose differently wait for each other forever.
-
-    So a rank never has work in flight on two communicators: before it starts an operation on another one than the last,
-    it waits for the last. On a GPU that holds up the stream, not the host. The operations of a rank are then one
-    sequence, in the order of its program. Nothing can deadlock, because the sequences of all ranks follow one common
-    order (docs/explanation/communication.md says which). Operations of one communicator overlap each other's start and
-    the computation. `tests/law/test_steps.py` runs all of training on a transport that chooses as badly as a GPU may.
+    An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs, and no order is promised
+    between two communicators (nccl#783). Two ranks that choose differently wait for each other forever. So a rank never
+    has work in flight on two: before it starts an operation on another one than the last, it waits for the last. On a
+    GPU that holds up the stream, not the host. The operations of a rank are then one sequence, and the sequences of all
+    ranks follow one common order (docs/explanation/communication.md). `tests/law/test_steps.py` runs all of training on
+    a transport that chooses as badly as a GPU may.
     """
 
     def __init__(self) -> None:

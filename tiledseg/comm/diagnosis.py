@@ -7,6 +7,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -77,10 +78,20 @@ def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
 
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
-    """Return what the ranks must share: versions of libraries, and how memory is handled."""
-    versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": _mpi4py()}
-    asked = ask_mpi or "mpi4py.MPI" in sys.modules
-    versions |= {"python": platform.python_version(), "mpi": _mpi_library() if asked else "not used"}
+    """Return what the ranks must share: versions of libraries, and how memory is handled. MPI itself is not started
+    where nothing else has."""
+    ask_mpi = ask_mpi or "mpi4py.MPI" in sys.modules
+    versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": "none", "python": platform.python_version()}
+    versions["mpi"] = "none" if ask_mpi else "not used"
+    with suppress(ImportError, RuntimeError):
+        import mpi4py  # loads no MPI
+
+        versions["mpi4py"] = mpi4py.__version__
+        if ask_mpi:
+            mpi4py.rc.initialize = False
+            from mpi4py import MPI
+
+            versions["mpi"] = MPI.Get_library_version().split(",")[0].strip("\0\n ")
     if torch.cuda.is_available():
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -124,23 +135,3 @@ def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
         if len(here) > 1 and all(report.cores == cores for report in here) and threads > cores:
             trouble.append(f"{host}: {len(here)} ranks run {threads} threads on {cores} cores: lower one of them")
     return trouble
-
-
-def _mpi4py() -> str:
-    try:
-        import mpi4py  # loads no MPI
-    except ImportError:
-        return "none"
-    return str(mpi4py.__version__)
-
-
-def _mpi_library() -> str:
-    """Return the MPI library that mpi4py uses, without starting MPI where nothing else has."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return "none"
-    return str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")

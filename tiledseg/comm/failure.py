@@ -20,7 +20,6 @@ from tiledseg.system.signals import Stopped, ending, largest_code_counts
 
 E = TypeVar("E", bound=TiledsegError)
 
-INTERRUPTED = 130
 TRACEBACK = "TILEDSEG_TRACEBACK"
 _LONGEST = 640  # characters of a message
 
@@ -39,7 +38,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return 130
     return error.exit_code if isinstance(error, (TiledsegError, Stopped)) else 1
 
 
@@ -67,16 +66,12 @@ def traced(wanted: bool) -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """Return the error in one line: its message, with the class in front where the message was not written for
     users."""
-    message = _cut(" ".join(str(error).split()))
+    message = " ".join(str(error).split())
+    if len(message) > _LONGEST:  # what is wrong and the remedy stand at its ends
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     if isinstance(error, TiledsegError) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _cut(message: str) -> str:
-    """Shorten a message of any length in one that fits a screen: what is wrong and the remedy stand at its ends."""
-    half = _LONGEST // 2
-    return message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}"
 
 
 def report(error: BaseException, speaker: str = "") -> None:
@@ -92,7 +87,7 @@ def report(error: BaseException, speaker: str = "") -> None:
         text = "interrupted"
     elif isinstance(error, Stopped):
         text = str(error)
-    elif wants_traceback(error):
+    elif os.environ.get(TRACEBACK, "0") not in ("", "0") or getattr(error, "traced", False):
         text += "\n" + "".join(traceback.format_exception(error)).rstrip()
     elif not isinstance(error, (TiledsegError, SystemExit)):
         text += f" (unforeseen; {TRACEBACK}=1 shows where)"
@@ -100,65 +95,48 @@ def report(error: BaseException, speaker: str = "") -> None:
     say(text)
 
 
-def wants_traceback(error: BaseException) -> bool:
-    """Return True if the user has asked for this error's traceback: by the environment, or by a verbosity of 2."""
-    return os.environ.get(TRACEBACK, "0") not in ("", "0") or bool(getattr(error, "traced", False))
-
-
 def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[[float], str] | None = None) -> None:
     """Report an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
 
     Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard. `lost`
-    takes at least so many seconds, and names the peers that are gone.
+    takes at least so many seconds, and names the peers that are gone; None in a job that nothing watches.
     """
-    if isinstance(error, (KeyboardInterrupt, Stopped)) and not launch.is_root:
-        return
     if launch.size == 1:
         report(error)
         return
+    if isinstance(error, (KeyboardInterrupt, Stopped)) and not launch.is_root:
+        return
     turn = min(launch.rank * _TURN_SECONDS, _LAST_TURN_SECONDS)
     if isinstance(error, CommunicationError):
-        named = (lost or _wait)(GRACE_SECONDS)
-        error.args = (f"{named}; {error}",) if named else error.args
         turn += _LINGER_SECONDS if launch.is_root else 0.0  # it may keep what the others ask
+        if lost is None:
+            time.sleep(GRACE_SECONDS)
+        elif named := lost(GRACE_SECONDS):
+            error.args = (f"{named}; {error}",)
     time.sleep(turn)
-    report(error, speaker(launch, host))
-
-
-def _wait(seconds: float) -> str:
-    """Wait, in a job that nothing watches."""
-    time.sleep(seconds)
-    return ""
+    report(error, f"rank {launch.rank} on {host}")
 
 
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
     """Report an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
 
-    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. Where
-    the largest code counts, rank 0 leaves a little later: TERM would give 143 to ranks that still import.
+    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. They
+    leave with the error's code, not with the signal's: srun returns the largest. Where the largest code counts, rank 0
+    leaves a little later: TERM would give 143 to ranks that still import.
     """
-    ending(exit_code(error))
+    code = exit_code(error)
+    ending(code)
     if launch.is_root:
         report(error)
         if launch.size > 1:
             wait_until_read()
             time.sleep(_IMPORT_SECONDS if largest_code_counts() else 0.0)
         return
-    _wait_to_be_ended(exit_code(error))
-    if not isinstance(error, (KeyboardInterrupt, Stopped)):
-        report(error, speaker(launch, host))
-
-
-def _wait_to_be_ended(code: int) -> None:
-    """Wait for the launcher's signal and leave with `code`, not with the signal's: srun returns the largest code."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(GRACE_SECONDS + _IMPORT_SECONDS)
-
-
-def speaker(launch: Launch, host: str) -> str:
-    """ "rank 3 on host"."""
-    return f"rank {launch.rank} on {host}"
+    if not isinstance(error, (KeyboardInterrupt, Stopped)):
+        report(error, f"rank {launch.rank} on {host}")
 
 
 def wait_until_read(seconds: float = 3.0) -> None:

@@ -60,22 +60,22 @@ class Mesh:
         exception is raised on rank 0, and as CommunicationError on the others, so that none waits forever.
         """
         failure: Exception | None = None
-        outcome: tuple[str, Any] = ("", None)
+        result: Any = None
         if self.is_root:
             try:
-                outcome = ("result", function())
-            except InputError as error:
-                outcome = ("input error", _parts(error))
+                result = function()
             except Exception as error:
-                failure, outcome = error, ("failure", f"{type(error).__name__}: {error}")
-        kind, value = self.communicator.broadcast_object(outcome)
-        if kind == "input error":
-            raise _rebuild(value)
-        if failure is not None:
+                failure = error
+        agreed = isinstance(failure, InputError)
+        kind = type(failure) if agreed else CommunicationError
+        message = str(failure) if agreed else f"rank 0 failed: {type(failure).__name__}: {failure}"
+        raised, result = self.communicator.broadcast_object(((kind, message) if failure is not None else None, result))
+        if failure is not None and not agreed:
             raise failure
-        if kind == "failure":
-            raise CommunicationError(f"rank 0 failed: {value}")
-        return value
+        if raised is not None:
+            kind, message = raised
+            raise mark_agreed(kind(message)) if issubclass(kind, InputError) else kind(message)
+        return result
 
     def on_all(self, function: Callable[[], T]) -> T:
         """Call `function` on every rank and return its result; where it raises an InputError on some, every rank raises
@@ -85,10 +85,9 @@ class Mesh:
             result = function()
         except InputError as fault:
             error = fault
-        errors = self.communicator.gather_objects(None if error is None else _parts(error))
-        first = next((parts for parts in errors if parts is not None), None)
-        if first is not None:
-            raise _rebuild(first)
+        errors = self.communicator.gather_objects(None if error is None else (type(error), str(error)))
+        for kind, message in filter(None, errors):
+            raise mark_agreed(kind(message))
         return result
 
 
@@ -111,7 +110,8 @@ def local_device(launch: Launch) -> torch.device:
 def gather_facts(communicator: Communicator, device: torch.device, host: str) -> list[Facts]:
     """Return the facts of all ranks, on every rank. Collective."""
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    return communicator.gather_objects(Facts(host, sum(1 << core for core in _own_cores()), gpu))
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return communicator.gather_objects(Facts(host, sum(1 << core for core in cores), gpu))
 
 
 def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
@@ -145,19 +145,3 @@ def fair_threads(rank: int, facts: Sequence[Facts]) -> int:
     mine = facts[rank]
     sharing = sum(1 for fact in facts if fact.host == mine.host and fact.cores & mine.cores)
     return max(1, mine.cores.bit_count() // max(1, sharing))
-
-
-def _own_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
-
-
-def _parts(error: InputError) -> tuple[type[InputError], str]:
-    return type(error), str(error)
-
-
-def _rebuild(parts: tuple[type[InputError], str]) -> InputError:
-    """Return the agreed error from its class and message; they were pickled by another rank of this job."""
-    kind, message = parts
-    return mark_agreed(kind(message))

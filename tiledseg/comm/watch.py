@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _LONGEST_PERIOD = 5.0
 _LOST = 1.4  # periods after which a rank that is there has reported again
-_ANSWER_SECONDS = 0.5  # for the rank that reads all reports
+_ASKERS = 8  # ranks that look for the lost ones: the lowest speak first, and the launcher then ends the others
 _PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
 _LAST_SECONDS = 30.0  # for the slowest rank to look for the last time
 
@@ -276,23 +276,15 @@ class Watch:
         """Return the ranks that report no more, in words; empty where all do, or where nobody can tell.
 
         For ranks whose communication has failed; not collective. It takes a little more than the time from report to
-        report, and at least `least` seconds. The first that asks reads all reports, the others read its answer.
+        report, and at least `least` seconds. The first ranks read all reports, so that the others need not.
         """
-        everyone = range(self._launch.size)
-        asker = self._own.count("askers")
-        before = self._own.read(everyone) if asker == 1 else None
+        everyone = range(self._launch.size if self._launch.rank < _ASKERS else 1)
+        before = self._own.read(everyone)
         time.sleep(max(_LOST * self._period, least))
-        if asker is None:  # rank 0 keeps the store, or torchrun beside rank 0
+        now = self._own.read(everyone)
+        if before is None or now is None:  # rank 0 keeps the store, or torchrun beside rank 0
             return not_answering([self._observe(0, None, 0.0).report])
-        if asker > 1:
-            time.sleep(_ANSWER_SECONDS)
-            answer = self._own.call(lambda store: store.get("lost") if store.check(["lost"]) else b"")
-            return (answer or b"").decode()
-        beats = {report.rank: report.beat for report in before or ()}
-        now = self._own.read(everyone) or ()
-        words = not_answering([report for report in now if beats.get(report.rank) == report.beat])
-        self._own.call(lambda store: store.set("lost", words))
-        return words
+        return not_answering([new for old, new in zip(before, now, strict=True) if old.beat == new.beat])
 
     def _report(self, ended: bool = False) -> Report:
         words, waits = current()

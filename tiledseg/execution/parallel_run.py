@@ -78,7 +78,13 @@ class ParallelRun:
             from tiledseg.spatial.network import SpatialNetwork
 
             spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap)
-        work = None if blocks is None else _open_blocks(network, blocks, store, mesh, axes)
+        work = None
+        if blocks is not None:
+            from tiledseg.execution.block_passes import BlockWork
+            from tiledseg.memory.shelf import open_shelf
+            from tiledseg.spatial.block_network import BlockNetwork
+
+            work = BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)
         if compiles:
             from tiledseg.models.compiled import CompiledNetwork
 
@@ -120,14 +126,6 @@ class ParallelRun:
         if self.spatial is None:
             return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
-
-
-def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
-    from tiledseg.execution.block_passes import BlockWork
-    from tiledseg.memory.shelf import open_shelf
-    from tiledseg.spatial.block_network import BlockNetwork
-
-    return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)
 
 
 def _open_stage(

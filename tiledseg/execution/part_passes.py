@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -50,16 +49,6 @@ class Loss(Protocol):
         """Return the scalar to differentiate of pieces that are at hand together. It agrees where that is not done."""
 
 
-@dataclass(frozen=True)
-class StageFigures:
-    """The figures of a pipeline's rank in a step: seconds that it computed, and its passes took; what it has sent."""
-
-    busy_seconds: float
-    seconds: float
-    bytes: int
-    messages: int
-
-
 class Passes(ABC):
     """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, over stages too.
 
@@ -95,8 +84,9 @@ class Passes(ABC):
         """Count the pieces that `outputs` gives on this rank."""
         return len(self._micro_batches(parts))
 
-    def figures(self) -> StageFigures | None:
-        """Return the figures of the last `train`; None without stages."""
+    def figures(self) -> tuple[float, float, int, int] | None:
+        """Return the seconds that this rank computed in the last `train`, and that its passes took, and the bytes and
+        messages that it sent to other stages; None without stages."""
         return None
 
     def _micro_batches(self, parts: Iterable[Part]) -> list[MicroBatch]:

@@ -14,7 +14,7 @@ from torch import nn
 from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
-from tiledseg.execution.part_passes import Key, Loss, Passes, StageFigures, TimedSamples
+from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
@@ -90,9 +90,9 @@ class PipelinePasses(Passes):
     def pieces(self, parts: Sequence[Part]) -> int:
         return super().pieces(parts) if self._executor is not None and self._executor.has_last else 0
 
-    def figures(self) -> StageFigures:
+    def figures(self) -> tuple[float, float, int, int]:
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
-        return StageFigures(busy, self._passes.seconds(), self._meter.bytes, self._meter.messages)
+        return busy, self._passes.seconds(), self._meter.bytes, self._meter.messages
 
 
 def _not_yet(parameters: Iterable[nn.Parameter]) -> None:

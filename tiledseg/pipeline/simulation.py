@@ -13,12 +13,9 @@ To run a program over real messages a rank has to know which receives it posts w
   sent later than it received. Nobody has to ask, and nobody waits.
 
 Nothing can deadlock. Sends and receives are posted without waiting. A rank waits for a message only right before the
-computation that needs it. The program has been replayed beforehand (`replay`), so each message that is
-waited for is sent by a rank that waits for nothing that comes after. A transport may carry out its messages one by one,
-in the order in which a rank starts them (NCCL): all ranks start all messages in the common order, with whatever else
-their computations communicate in between, and the first that is not finished has both ends at the head of their queues.
-Not any order would do: a message that is posted before a halo exchange on the same queue holds it up. In the order of
-starts no receive stands there long before its message is sent (docs/explanation/communication.md).
+computation that needs it, and the program has been replayed. A transport may carry out its messages one by one, in the
+order in which a rank starts them (NCCL): all ranks start all messages in the common order, so the first that is not
+finished has both ends at the head of their queues (docs/explanation/communication.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -211,7 +211,7 @@ class Stepper:
         sent = halos.bytes, halos.messages
         own = RankFigures(*sums, self._loss.pixels, stop, *seconds, *sent, peak_memory(self._mesh.device))
         figures = torch.zeros(self._mesh.size, len(RankFigures._fields), dtype=torch.float64)
-        own = RankFigures(*own[:10], *astuple(stages)) if stages else own
+        own = RankFigures(*own[:10], *stages) if stages else own
         figures[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
         self._mesh.communicator.all_reduce_sum(figures).wait()
         return [RankFigures(*row) for row in figures.tolist()]
