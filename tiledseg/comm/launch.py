@@ -47,19 +47,11 @@ SERIAL = Launch(rank=0, size=1, local_rank=0, local_size=1, launcher="serial")
 # Launchers in the order in which they are asked: the one nearest to the process first. torchrun may run inside srun or
 # jsrun; jsrun starts Spectrum MPI, which sets Open MPI's names too; mpirun inside a Slurm allocation keeps Slurm's.
 # The four names of a line come from one launcher, so rank and local rank are never of two sources.
-_FOUR_NAMES: tuple[tuple[str, tuple[str, str, str, str]], ...] = (
-    ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-    ("jsrun", ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")),
-    (
-        "openmpi",
-        (
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ),
-    ),
-)
+_FOUR_NAMES: dict[str, tuple[str, ...]] = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "jsrun": tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+}
 
 # Hydra (MPICH, Intel MPI) and PALS (HPE Cray) agree on the first two names and differ in the local ones.
 _PMI_NAMES = ("PMI_RANK", "PMI_SIZE")
@@ -74,7 +66,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
     Pure. Raises ConfigError, with the values, where a launcher's variables are half set or contradict each other.
     """
-    for launcher, names in _FOUR_NAMES:
+    for launcher, names in _FOUR_NAMES.items():
         if any(name in environ for name in names):
             return _launch(environ, launcher, names)
     if any(name in environ for name in _PMI_NAMES):
@@ -111,7 +103,7 @@ def _expand_brackets(item: str, nodes: str) -> list[str]:
     return names
 
 
-def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, str, str, str]) -> Launch:
+def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> Launch:
     """Return the four numbers under the four names of one launcher."""
     rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
     return Launch(rank, size, local_rank, local_size, launcher)

@@ -42,9 +42,21 @@ def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm 
         _master(environ, launch)
         return next(dist.rendezvous("env://", launch.rank, launch.size, timeout=arrival_timeout(launch.size)))[0]
     if world is not None:
-        return _store_through_mpi(launch, world)
+        if not launch.is_root:
+            hosts, port = world.bcast(None)
+            return _store(launch, first_reachable(hosts, port, arrival_timeout(launch.size).total_seconds()), port)
+        store = _store(launch, LOOPBACK, 0)
+        own = [socket.gethostname(), socket.getfqdn(), *_addresses().values()]
+        world.bcast(([LOOPBACK] if launch.one_node else own, store.port))
+        return store
     host, port = _master(environ, launch)
-    return _keep_or_join(launch, host, port)
+    try:
+        return _store(launch, host, port)
+    except RuntimeError as error:
+        where = f"{host}:{port} ({first_line(error)})"
+        if launch.is_root:
+            raise ConfigError(f"cannot keep the rendezvous at {where}: set MASTER_PORT") from error
+        raise CommunicationError(f"rank 0 was not found at {where}: set MASTER_ADDR") from error
 
 
 def await_all_ranks(store: dist.Store, launch: Launch) -> None:
@@ -76,29 +88,6 @@ def _who_is_late(store: dist.Store, size: int, seconds: float) -> str:
             "together, or look for what holds them up",
         )
     return store.get("who is late").decode()
-
-
-def _store_through_mpi(launch: Launch, world: MPI.Intracomm) -> dist.Store:
-    if launch.is_root:
-        store = _store(launch, LOOPBACK, 0)
-        hosts = [LOOPBACK] if launch.one_node else [socket.gethostname(), socket.getfqdn(), *_addresses().values()]
-        world.bcast((hosts, store.port))
-        return store
-    hosts, port = world.bcast(None)
-    return _store(launch, first_reachable(hosts, port, arrival_timeout(launch.size).total_seconds()), port)
-
-
-def _keep_or_join(launch: Launch, host: str, port: int) -> dist.Store:
-    try:
-        return _store(launch, host, port)
-    except RuntimeError as error:
-        if launch.is_root:
-            raise ConfigError(
-                f"cannot keep the rendezvous at {host}:{port} ({first_line(error)}): set MASTER_PORT"
-            ) from error
-        raise CommunicationError(
-            f"rank 0 was not found at {host}:{port} ({first_line(error)}): set MASTER_ADDR"
-        ) from error
 
 
 def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:

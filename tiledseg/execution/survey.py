@@ -18,7 +18,7 @@ from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Unit, count_units
-from tiledseg.raster.statistics import Block, Normalization, Sums, finish, measure, statistics_blocks
+from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 
 
 class Survey(NamedTuple):
@@ -47,9 +47,29 @@ def survey(
     """
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
 
+    def look_at_labels() -> bool:
+        """Return True if a pixel of this rank's share of the blocks is of a class; count those that are valid."""
+        maps = [label_map.resolve(reader.info) for reader in labels]
+        current: list[RasterReader] = []
+        labelled = False
+        blocks = statistics_blocks([reader.info for reader in labels], mesh.rank, mesh.size)
+        for block in ticking(shown(blocks, len(blocks), "looking at every label")):
+            readers = [labels[block.image], images[block.image]][: 1 + count]
+            if current and current[0] is not readers[0]:
+                for reader in current:
+                    reader.release()  # blocks come file by file: no more than one of each kind is held open
+            current = readers
+            classes_HW = read_labels(labels[block.image], maps[block.image], block.box)
+            known_HW = classes_HW != label_map.ignore_index
+            labelled = labelled or bool(known_HW.any())
+            if counts is not None:
+                valid_HW = images[block.image].read(block.box)[1] & known_HW
+                counts[block.image] += count_classes(classes_HW, valid_HW, label_map.count)
+        return labelled
+
     def look() -> tuple[bool, Sums | None]:
         with doing("looking at every label"):
-            labelled = check_labels(labels, label_map, mesh.rank, mesh.size, images, counts, shown)
+            labelled = look_at_labels()
         if not normalize:
             return labelled, None
         blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
@@ -63,44 +83,6 @@ def survey(
         return Survey(Normalization.identity(images[0].info.bands), counts, labelled)
     parts = mesh.communicator.gather_objects(sums)
     return Survey(mesh.on_root(lambda: finish(np.concatenate(parts))), counts, labelled)
-
-
-def check_labels(
-    labels: Sequence[RasterReader],
-    label_map: LabelMap,
-    rank: int,
-    size: int,
-    images: Sequence[RasterReader] = (),
-    counts: NDArray[np.int64] | None = None,
-    shown: Shown = unseen,
-) -> bool:
-    """Return True if a pixel of this rank's share of the blocks is of a class. Raises LabelError for the first value
-    outside the classes.
-
-    Adds what is counted in them to `counts`, where it is given, with the `images` that the labels are of.
-    """
-    maps = [label_map.resolve(reader.info) for reader in labels]
-    current: tuple[RasterReader, ...] = ()
-    labelled = False
-    blocks = statistics_blocks([reader.info for reader in labels], rank, size)
-    for block in ticking(shown(blocks, len(blocks), "looking at every label")):
-        readers = (labels[block.image], *([images[block.image]] if counts is not None else []))
-        if current and current[0] is not readers[0]:
-            for reader in current:
-                reader.release()  # blocks come file by file: no more than one of each kind is held open
-        current = readers
-        classes_HW = read_labels(readers[0], maps[block.image], block.box)
-        labelled = labelled or bool((classes_HW != label_map.ignore_index).any())
-        if counts is not None:
-            counts[block.image] += _counted(classes_HW, readers[1], block, label_map)
-    return labelled
-
-
-def _counted(
-    classes_HW: NDArray[np.uint8], image: RasterReader, block: Block, label_map: LabelMap
-) -> NDArray[np.int64]:
-    valid_HW = image.read(block.box)[1] & (classes_HW != label_map.ignore_index)
-    return count_classes(classes_HW, valid_HW, label_map.count)
 
 
 def survey_content(
