@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.comm.launching import ROOT, clean_environment
 from tests.crash.runs import Material
@@ -39,7 +36,6 @@ NOT_FOR_A_STEP = {
     "tiledseg.spatial.network",
     "tiledseg.training.validation",
 }
-OF_THE_STANDARD_LIBRARY = re.compile(r"^from dataclasses import .*\bdataclass\b", re.MULTILINE)
 
 
 def loaded_by(*words: str) -> set[str]:
@@ -62,23 +58,13 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert {name for name in loaded_by("import tiledseg") if name.startswith("tiledseg.")} == set()
 
 
-@pytest.mark.parametrize("command", ["plan"])
-def test_help_loads_no_library(command: str) -> None:
-    found = loaded_by(f"import sys; from tiledseg.cli import main; sys.exit(main(['{command}', '--help']))")
-    assert f"tiledseg.{command}" in found
+def test_help_loads_no_library() -> None:
+    found = loaded_by("import sys; from tiledseg.cli import main; sys.exit(main(['plan', '--help']))")
+    assert {"tiledseg.plan", "tiledseg.comm.launch"} <= found
     assert not HEAVY & found
     assert not {name for name in found if name.startswith("tiledseg.planning.answer")}, (
         "whoever asks waits for no planner"
     )
-
-
-def test_help_is_quick() -> None:
-    """Twenty times what it takes, for a busy machine: importing torch alone would be more."""
-    used = (
-        "import sys, time; from tiledseg.cli import main; main(['plan', '--help']); sys.exit(time.process_time() > 1.5)"
-    )
-    done = subprocess.run([sys.executable, "-c", used], capture_output=True, timeout=60, check=False, cwd=ROOT)
-    assert done.returncode == 0
 
 
 def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
-import numpy as np
 import pytest
 import torch
 
-from tests.comm.in_order import Board, Device, End, Operation, Order, in_order
+from tests.comm.in_order import Order, in_order
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, Work
+from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import CommunicationError
 
 SILENCE = 5.0  # seconds without a word from any rank, after which what must hang has hung
@@ -111,52 +107,3 @@ def test_a_message_waits_until_its_receiver_has_come_to_it(meshes: dict[str, Mes
             part.gather_objects(None)
             messages.start([], [Message(0, x)]).wait()
         part.close()
-
-
-class ComesMeanwhile:
-    """A peer's counter that is 0 when it is read once, and 2 from then on."""
-
-    reads = 0
-
-    def __getitem__(self, _index: object) -> int:
-        self.reads += 1
-        return 0 if self.reads == 1 else 2
-
-
-def test_two_messages_of_a_pair_start_in_order_where_the_peer_comes_to_both_between_two_looks() -> None:
-    started: list[int] = []
-    others = cast("np.ndarray", ComesMeanwhile())
-    ends = [End(np.zeros(1, np.int64), others, n, lambda n=n: started.append(n) or Work()) for n in (1, 2)]  # type: ignore[misc]
-    batch = Operation("messages", "two messages", ends)
-    while not batch.advance():
-        pass
-    assert started == [1, 2]
-
-
-@pytest.mark.parametrize("peer_speaks", [True, False])
-def test_the_limit_is_of_silence(peer_speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation that takes far longer than the limit, while its peer says every now and then what it is at."""
-    own, peer = (Board(tmp_path, rank, 2) for rank in range(2))
-    now = 0.0
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda _seconds: None)
-    monkeypatch.setattr("tests.comm.in_order.time", clock)
-
-    class Slow(Operation):
-        looks = 0
-
-        def advance(self) -> bool:
-            nonlocal now
-            self.looks, now = self.looks + 1, now + 8.0
-            if peer_speaks:
-                peer.say(f"look {self.looks}")
-            return self.looks > 9
-
-    slow, device = Slow("whole", "a sum", []), Device(own, Order.QUEUE, 10.0)
-    peer.say("sleeps")
-    if peer_speaks:
-        device.run(slow)
-    else:
-        with pytest.raises(CommunicationError, match=f"{HANGS}: rank 0: nothing; rank 1: sleeps"):
-            device.run(slow)
-        assert slow.looks < 5
-    device.close()

@@ -125,6 +125,7 @@ NETWORKS = (
 EVERY = [
     Case(PLAIN, schedule, recompute, sizes(PLAIN, count))
     for schedule, recompute, count in itertools.product(SCHEDULES, RECOMPUTE, (1, 7))
+    if count > 1 or recompute == "never"
 ]
 OTHERS = [
     Case(unet, SCHEDULES[i % 3], RECOMPUTE[(i + j) % 3], sizes(unet, 4))

@@ -92,22 +92,6 @@ def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
     assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
 
 
-def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
-    pipeline = chained((0, 1, 2), [(0, 2)])
-    made = program("1f1b", pipeline, 1)
-    *chain, skip = pipeline.routes
-    assert made[0][:3] == (ChunkPass(0, 0), MessageEnd(0, chain[0], 1), MessageEnd(0, skip, 2))
-    assert not any(isinstance(a, MessageEnd) and a.route == skip for a in made[1])
-    assert made[2] == (
-        MessageEnd(0, chain[1], 1, arrives=True),
-        MessageEnd(0, skip, 0, arrives=True),
-        ChunkPass(0, 2),
-        ChunkPass(0, 2, True),
-        MessageEnd(0, chain[1], 1, gradient=True),
-        MessageEnd(0, skip, 0, gradient=True),
-    )
-
-
 @law
 @given(st.sampled_from(SCHEDULES), st.sampled_from(RECOMPUTE), STAGES, MICRO_BATCHES, st.integers(1, 9))
 def test_what_recomputation_keeps(schedule: str, recompute: str, stages: int, micro_batches: int, inputs: int) -> None:

@@ -111,9 +111,9 @@ class ReadMode:
     def dealt(self, step: Sequence[TileReference]) -> tuple[tuple[Part, ...], ...]:
         """Return the parts of each rank; with stages, of each pipeline."""
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
-        if self.axes is not None:
-            return tuple(map(tuple, deal(tiles, self.axes.shape.replicas, lambda part: part.tile.context.area)))
-        each = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)
+        batches = _batches(tiles, self.batch, lambda part: part.tile.context.shape)
+        owners = self.mesh.size if self.axes is None else self.axes.shape.replicas
+        each = deal(batches, owners, lambda batch: sum(part.tile.context.area for part in batch))
         return tuple(tuple(part for batch in own for part in batch) for own in each)
 
     def _tile(self, reference: TileReference) -> Tile:
@@ -176,14 +176,6 @@ def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> 
     return [
         tuple(own[first : first + most]) for _, own in sorted(by_shape.items()) for first in range(0, len(own), most)
     ]
-
-
-def _shape(part: Part) -> tuple[int, int]:
-    return part.tile.context.shape
-
-
-def _area(batch: Sequence[Part]) -> int:
-    return sum(part.tile.context.area for part in batch)
 
 
 class ExchangeMode(ReadMode):
@@ -258,10 +250,8 @@ class LayerMode(ReadMode):
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
         """Return which of a step's images, or of this rank's `share`, run at once. All ranks of an image return the
         same, though blocks of two images may be of one shape on one rank and not on another."""
-        return _batches(parts, self.batch, lambda part: self._cut(part.image))
-
-    def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self._images[image].rows.edges, self._images[image].cols.edges
+        cuts = [(image.rows.edges, image.cols.edges) for image in self._images]
+        return _batches(parts, self.batch, lambda part: cuts[part.image])
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]

@@ -150,14 +150,12 @@ def choose_folded_balances(
         return ()
 
     levels = [[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]]
-    return list(map(_folded_counts, _paths(prices, levels, runs_of, tolerances, in_line=False)))
-
-
-def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
-    """Count the layers of each chunk: the way down, the innermost, the way up."""
-    down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
-    up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
-    return (*down, path[-2][1] - path[-2][0], *reversed(up))
+    found = []
+    for path in _paths(prices, levels, runs_of, tolerances, in_line=False):
+        ways = [(after[0] - before[0], before[1] - after[1]) for before, after in pairwise(path[:-1])]
+        down, up = [way[0] for way in ways], [way[1] for way in ways]
+        found.append((*down, path[-2][1] - path[-2][0], *reversed(up)))
+    return found
 
 
 def _paths(
