@@ -298,10 +298,10 @@ def _end(launch: Launch, code: int) -> int:
 def load_world(launch: Launch) -> MPI.Intracomm:
     """Return COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
 
-    Collective: all ranks call it at the start of a job.
+    Collective: all ranks call it at the start of a job. mpi4py asks for calls from several threads by itself.
     """
     try:
-        MPI = _import_mpi()  # noqa: N806
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({first_line(error)}): "
@@ -324,7 +324,7 @@ def ask_mpi() -> Launch:
     Collective over whatever COMM_WORLD turns out to be.
     """
     try:
-        MPI = _import_mpi()  # noqa: N806
+        from mpi4py import MPI
     except (ImportError, RuntimeError):
         return SERIAL
     world = MPI.COMM_WORLD
@@ -351,20 +351,6 @@ def check_threads(module: Any) -> None:
 
 def _library(module: Any) -> str:
     return str(module.Get_library_version()).split(",")[0].strip("\0\n ")
-
-
-def _import_mpi() -> Any:
-    """Import MPI for calls from several threads at once, and return its module.
-
-    The support that MPI provides is checked where it matters.
-    """
-    import mpi4py
-
-    mpi4py.rc.threads = True
-    mpi4py.rc.thread_level = "multiple"
-    from mpi4py import MPI
-
-    return MPI
 
 
 def initialised() -> Any | None:
