@@ -1,16 +1,12 @@
 """Messages between pairs of ranks: what a halo exchange is made of, whatever carries it.
 
 The rule: every send has its receive, of as many bytes, started by the peer, and the messages from one rank to another
-are started in the same order on both. Why nothing can deadlock under it: `start` posts all its receives and sends
-before anything is waited for, and waits for nothing itself. So once all ranks have started the same exchanges in the
-same order, every message has its two ends posted, and no rank waits for one whose sender is waiting for it. Exchanges
-may be in flight together, and may be waited for in any order on CPUs; on GPUs with NCCL they run in the order in which
-they were started.
+are started in the same order on both. Nothing can deadlock under it: `start` posts all its receives and sends before
+anything is waited for, so no rank waits for a message whose sender is waiting for it. Exchanges may be in flight
+together, and may be waited for in any order on CPUs; on GPUs with NCCL they run in the order in which they were started.
 
-A message of no bytes is not sent: both ends know its size. A rank sends nothing to itself.
-
-A transport that cannot read GPU memory gets host buffers: a tensor is copied out when its exchange starts and in when
-it is waited for. The buffers are pinned, which the GPU copies to fastest. torch keeps pinned memory for the next ones.
+A message of no bytes is not sent: both ends know its size. A transport that cannot read GPU memory gets pinned host
+buffers: a tensor is copied out when its exchange starts and in when it is waited for.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from tiledseg.execution.carrying import network_input
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
-from tiledseg.geometry.sharing.decomposition import Partition, context_exchange, decompose
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.layers.block import cropped, tile_places
@@ -181,25 +182,17 @@ def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> 
 class ExchangeMode(ReadMode):
     """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
 
-    def __init__(
-        self,
-        network: GraphNetwork,
-        mesh: Mesh,
-        axes: Axes,
-        tilings: tuple[Tiling, ...],
-        precision: str,
-        batch: int = 1,
-        compiled: CompiledNetwork | None = None,
-    ) -> None:
-        super().__init__(network, mesh, tilings, precision, batch=batch, compiled=compiled)
-        self._axes = axes
-        self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
+    axes: Axes
+
+    @cached_property
+    def _images(self) -> tuple[Decomposition, ...]:
+        return tuple(decompose(tiling, (self.axes.shape.rows, self.axes.shape.cols)) for tiling in self.tilings)
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        at = self._axes.position
+        at = self.axes.position
         if at is None:
             return ()
-        own = _images_of(step)[at.replica :: self._axes.shape.replicas]
+        own = _images_of(step)[at.replica :: self.axes.shape.replicas]
         return tuple(Part(i, self._images[i].block(at.row, at.col), draw) for i, draw in own)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
@@ -212,7 +205,7 @@ class ExchangeMode(ReadMode):
         rows, cols = image.context_windows()
         window = Box(rows[at[0]], cols[at[1]]).shift(image.whole.row.start, image.whole.col.start)
         with torch.no_grad():
-            window_BCHW = exchanged(x_BCHW, context_exchange(image, at), self._axes)
+            window_BCHW = exchanged(x_BCHW, context_exchange(image, at), self.axes)
         for tile in self._tiles(sample.image, at):
             slices = tile.context.relative_to(window).slices
             yield window_BCHW[:, :, *slices].contiguous(memory_format=torch.channels_last)

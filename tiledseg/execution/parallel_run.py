@@ -72,7 +72,13 @@ class ParallelRun:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
-            executor = _open_stage(pipeline, network, mesh, axes, precision)
+            from tiledseg.pipeline.executor import PipelineExecutor
+            from tiledseg.pipeline.partition import split_network
+
+            cast = autocast(precision, mesh.device) if precision in CAST_DTYPES else None
+            stage = None if axes.position is None else axes.position.stage  # outside the mesh a rank keeps no layer
+            split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
+            executor = None if stage is None else PipelineExecutor(split, axes)
         spatial = compiled = None
         if spread.shares_layers:
             from tiledseg.spatial.network import SpatialNetwork
@@ -124,18 +130,5 @@ class ParallelRun:
             axes = self.axes if self.pipeline else None
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch, self.compiled)
         if self.spatial is None:
-            return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
+            return ExchangeMode(self.network, self.mesh, tilings, self.precision, self.axes, batch, self.compiled)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
-
-
-def _open_stage(
-    pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
-) -> PipelineExecutor | None:
-    """Return this rank's stage; None on a rank outside the mesh, which keeps no layer."""
-    from tiledseg.pipeline.executor import PipelineExecutor
-    from tiledseg.pipeline.partition import split_network
-
-    cast = autocast(precision, mesh.device) if precision in CAST_DTYPES else None
-    stage = None if axes.position is None else axes.position.stage
-    split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
-    return None if stage is None else PipelineExecutor(split, axes)

@@ -200,14 +200,12 @@ class StepPasses(SerialPasses):
     """Serial passes, but for training: there all images of a step go through the network together, node by node.
 
     A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a
-    norm, a batch of one shape after the other. The norm takes all of them, with those of the other ranks, and they run
-    on. All are held until the backward pass, which is one. Which images make a batch follows from the step alone, and a
-    replica takes whole batches. Each batch has a use of the weights of its own, and a norm has its weights in float64:
-    so the gradients of batches are summed in float64, on any number of ranks alike.
+    norm, a batch of one shape after the other, which the step alone makes. The norm takes all of them, with those of
+    the other ranks, and they run on, until one backward pass. Each batch has a use of the weights of its own, summed in
+    float64, as the norm's are: gradients are alike on any number of ranks.
 
-    Deadlock cannot arise: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward
-    in the opposite one, in which autograd runs functions too: later made, earlier run. A rank without an image in a
-    step sums zeros at the same places. The sums of gradients, on the same communicator, start after the last of them.
+    Nothing can deadlock: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward
+    in the opposite one. A rank without an image sums zeros at the same places. The sums of gradients start after that.
     """
 
     mode: LayerMode

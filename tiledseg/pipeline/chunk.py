@@ -1,9 +1,8 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
 
-The graph of autograd ends where tensors come in and go out. A tensor enters it by `_Enter`, which costs no copy and
-keeps no tensor: one that no layer needs again is freed. One that the chunk's layers write over enters by
-`_EnterOverwritten`. An output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has
-been sent. The backward pass starts from the scalar, whatever gradients have come for the outputs.
+A tensor enters the graph of autograd by `_Enter`, which keeps no tensor: one that no layer needs again is freed. An
+output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has been sent. The backward
+pass starts from the scalar, whatever gradients have come for the outputs.
 
     forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
                                :                                       :
