@@ -68,7 +68,7 @@ def test_the_bubble_of_equal_stages(
     made = program(schedule, chained(chunk_ranks(schedule, stages)), micro_batches)
     line = simulate(made, [forward] * stages, [backward] * stages)
     assert line.makespan == (micro_batches + stages - 1) * (forward + backward)
-    assert line.bubble_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+    assert 1 - line.busy_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
 
 
 @law

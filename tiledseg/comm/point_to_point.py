@@ -3,7 +3,7 @@
 The rule: every send has its receive, of as many bytes, started by the peer, and the messages from one rank to another
 are started in the same order on both. Nothing can deadlock under it: `start` posts all its receives and sends before
 anything is waited for, so no rank waits for a message whose sender is waiting for it. Exchanges may be in flight
-together, and may be waited for in any order on CPUs; on GPUs with NCCL they run in the order in which they were started.
+together, and may be waited for in any order on CPUs; on GPUs with NCCL they run in the order of their starts.
 
 A message of no bytes is not sent: both ends know its size. A transport that cannot read GPU memory gets pinned host
 buffers: a tensor is copied out when its exchange starts and in when it is waited for.

@@ -67,11 +67,6 @@ class Timeline:
         """Computing time of all ranks / (ranks x makespan); 1 where nothing takes time."""
         return sum(self.busy) / (len(self.spans) * self.makespan) if self.makespan else 1.0
 
-    @property
-    def bubble_share(self) -> float:
-        """The rest, the share of the ranks' time in which they wait."""
-        return 1 - self.busy_share
-
 
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
     """Return the most micro-batches that each chunk has gone forward with and not yet backward."""
