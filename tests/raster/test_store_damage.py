@@ -80,7 +80,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 def test_a_flipped_bit_is_found_or_without_effect(store: Path, whole: Path) -> None:
     expected, data = everything(whole), whole.read_bytes()
     generator = np.random.default_rng(4)
-    places = [*range(0, 48), *generator.integers(0, len(data), 60).tolist(), *range(len(data) - 20, len(data))]
+    places = [*range(0, 48), *generator.integers(0, len(data), 40).tolist(), *range(len(data) - 20, len(data))]
     refused = 0
     for at in places:
         damaged = bytearray(data)
