@@ -117,11 +117,6 @@ def test_blocks_that_were_asked_for_keep_to_the_budget() -> None:
         plan_run(replace(asked, memory=needed - 1))
 
 
-def test_without_blocks_a_plan_is_as_before() -> None:
-    plan = plan_run(replace(question(8 << 30), blocks=None))
-    assert plan.blocks is None
-
-
 MIB = 1 << 20
 CPU = Store(2e9, 1e9, Machine(6e10, memory_bandwidth=1e10))
 NORMED = UNet(3, base_channels=8, norm="instance")

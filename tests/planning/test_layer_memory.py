@@ -115,15 +115,3 @@ def test_one_rank_needs_what_a_context_does(padding: str, norm: str, value_bytes
     memory = memory_of(walk)
     assert memory == training_memory(layers, unet.bands, (size, size), value_bytes)
     assert walk.besides == 0
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_frozen_one_rank_needs_what_a_context_does(norm: str) -> None:
-    layers = UNet(3, base_channels=4, norm=norm).graph()
-    frozen = layers.with_frozen([name for name in layers.names if name.startswith(("encoder", "bottom"))])
-    (steps,) = rank_steps(frozen, Partition((0, 64)))
-    memory = memory_of(rank_walk(frozen, 4, steps, steps, 1, 4))
-    assert memory == training_memory(frozen, 4, (64, 64), 4)
-    assert memory.total < memory_of(rank_walk(layers, 4, steps, steps, 1, 4)).total
-    shared, all_trained = (memory_of(rank_walk(graph, 4, steps, steps, 2, 4)) for graph in (frozen, layers))
-    assert shared.activations < all_trained.activations

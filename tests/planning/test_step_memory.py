@@ -33,7 +33,6 @@ from tiledseg.models.network import build_modules, build_network
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.backward_walk import loss_bytes
 from tiledseg.planning.step.cost import LayerCost, layer_costs, unfolded_bytes
-from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.training.choose_objective import choose_objective
 
@@ -237,15 +236,6 @@ def test_float64_unfolds_what_is_counted(layer: Convolution | TransposedConvolut
     cost = LayerCost("", "", shape, (x_BCHW.nbytes,), y_BCHW.nbytes, 0, work)
     assert unfolded_bytes(layer, cost, 8) == pytest.approx(found, rel=0.01)
     assert unfolded_bytes(layer, cost, 4) == unfolded_bytes(layer, cost, 2) == 0
-
-
-@pytest.mark.parametrize(("norm", "width"), [*zip(NORMS, cycle((2, 4, 8)), strict=False)])
-def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> None:
-    unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
-    walk = walk_of(unet, width)
-    kept = price(walk, Greedy(walk).kept)
-    assert kept.peak == planned(unet.graph(), unet.bands, SAME, width)[1]
-    assert kept.seconds == 0
 
 
 @pytest.mark.parametrize(
