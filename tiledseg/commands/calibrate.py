@@ -50,7 +50,6 @@ from tiledseg.user_files.machine import machine_from
 from tiledseg.version import VERSION
 
 STEPS = 9  # of a training; the first one does not count
-_ON_A_GPU = 8  # times the side of a case
 _BANDS, _CLASSES = 4, 5
 _MOVED = 8 * TENSOR  # bytes to a store, twice, and back
 _ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
@@ -76,6 +75,12 @@ CASES = (
     *(Case(12, 192, norm="pixel"), Case(16, 160, norm="instance")),
     *(Case(20, 128, precision) for precision in ("bf16", "fp16", "fp64")),
 )
+# Of tens of channels, as networks on GPUs have: with fewer, float32 runs by kernels that nobody trains with.
+GPU_CASES = (
+    *(Case(32, 1024), Case(32, 512), Case(64, 1024), Case(64, 512), Case(64, 256), Case(128, 512)),
+    *(Case(48, 768, norm="pixel"), Case(64, 640, norm="instance")),
+    *(Case(64, 768, precision) for precision in ("bf16", "fp16", "fp64")),
+)
 
 
 def calibrate_to(path: str, store: str | None = None) -> int:
@@ -99,14 +104,14 @@ def write_profile(path: str, values: dict[str, Any]) -> None:
     answer(f"{path}: {machine.name}, {machine.flops / 1e9:.4g} Gflop/s in float32, measured on 1 rank")
 
 
-def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[Case] = CASES) -> dict[str, Any]:
+def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[Case] = ()) -> dict[str, Any]:
     """Measure this machine, and the disk of the folder `store`: a profile's values, those of rank 0. All ranks train at
     the same time, each by itself, so that the rates hold where the others of the host compute. Collective."""
     on_cpu = mesh.device.type == "cpu"
     seconds = {TINY: min(_trained(mesh, TINY), _trained(mesh, TINY))}  # twice: the first one loads libraries
     give_back_freed()
     base = resident_bytes()
-    for case in cases if on_cpu else [case._replace(side=_ON_A_GPU * case.side) for case in cases]:
+    for case in cases or (CASES if on_cpu else GPU_CASES):
         if not (on_cpu and case.precision == "fp16"):  # a CPU has no kernels of its own for it: minutes
             seconds[case] = _trained(mesh, case)
     hosts = mesh.communicator.gather_objects(mesh.host)

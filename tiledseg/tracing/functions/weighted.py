@@ -12,6 +12,7 @@ from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
+from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
@@ -124,8 +125,8 @@ def _with(module: nn.Module, **tensors: Given | None) -> Any:
 def right(module: nn.Module) -> nn.Module:
     """Return the module; for one of torch's whose gradients are not right everywhere, one of ours with its weights.
 
-    torch 2.13's instance norm, on a CPU, reads one image's gradient that comes channels last in the wrong order; of its
-    convolutions, see `models.layers.convolution.thinned`.
+    torch 2.13's instance norm, on a CPU, reads one image's gradient that comes channels last in the wrong order. Of its
+    convolutions see `models.layers.convolution.thinned`, of its average pooling `models.layers.pooling.average_pool`.
     """
     if type(module) not in RIGHT:
         return module
@@ -134,7 +135,10 @@ def right(module: nn.Module) -> nn.Module:
     return again
 
 
-RIGHT: dict[type[nn.Module], type[nn.Module]] = {nn.InstanceNorm2d: InstanceNorm, nn.Conv2d: TorchConvolution}
+RIGHT: dict[type[nn.Module], type[nn.Module]] = {
+    **{nn.InstanceNorm2d: InstanceNorm, nn.Conv2d: TorchConvolution},
+    nn.AvgPool2d: AveragePoolModule,
+}
 
 
 def _batch_norm(step: Step) -> list[Value]:
