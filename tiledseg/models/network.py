@@ -180,7 +180,15 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
+        if not self.memory.keeps_all:
+            run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
+            return
+        for k in range(first, stop):  # few frames from here to the kernel (tests/test_train.py counts them)
+            inputs = [tensors[source] for source in self.graph.sources[k]]
+            tensors[k + 1] = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
+            del inputs
+            for tensor in self.graph.released[k]:
+                del tensors[tensor]
 
 
 class _NoGradients(torch.autograd.Function):
