@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -109,40 +109,27 @@ MONAI, NNUNET, UNET = "monai.networks.nets", "dynamic_network_architectures.arch
 SIX = (4, 4, 8, 8, 8, 4)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What nnU-Net's networks are told, of three stages."""
-
-    norm: type[nn.Module] = nn.InstanceNorm2d
-    more: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, kind: Any, **also: Any) -> nn.Module:
-        made: nn.Module = kind(
-            input_channels=3,
-            n_stages=3,
-            features_per_stage=(4, 8, 8),
-            conv_op=nn.Conv2d,
-            kernel_sizes=3,
-            strides=(1, 2, 2),
-            num_classes=2,
-            conv_bias=True,
-            norm_op=self.norm,
-            norm_op_kwargs={"eps": 1e-5, "affine": True},
-            nonlin=nn.LeakyReLU,
-            nonlin_kwargs={"inplace": True},
-            **{"n_conv_per_stage_decoder": 1, **self.more, **also},
-        )
-        return made
+def made(where: str, expression: str, **more: Any) -> Foreign:
+    """The network that an expression makes, in the words of the module `where` and of this one."""
+    return Foreign(where.split(".")[0], where, lambda m: eval(expression, {**globals(), **vars(m)}), **more)
 
 
-def monai(name: str, *arguments: Any, **keywords: Any) -> Callable[[Any], nn.Module]:
-    """How to make that network of MONAI's."""
-    return lambda package: getattr(package, name)(*arguments, **keywords)
+def nnunet(kind: Any, norm: type[nn.Module] = nn.InstanceNorm2d, **more: Any) -> nn.Module:
+    """A network of nnU-Net's, of three stages."""
+    options = {"input_channels": 3, "n_stages": 3, "features_per_stage": (4, 8, 8), "conv_op": nn.Conv2d}
+    options |= {"kernel_sizes": 3, "strides": (1, 2, 2), "num_classes": 2, "conv_bias": True, "norm_op": norm}
+    options |= {"norm_op_kwargs": {"eps": 1e-5, "affine": True}, "nonlin": nn.LeakyReLU}
+    options |= {"nonlin_kwargs": {"inplace": True}, "n_conv_per_stage_decoder": 1}
+    network: nn.Module = kind(**options, **more)
+    return network
 
 
-def _unet(**keywords: Any) -> Callable[[Any], nn.Module]:
-    common = {"in_channels": 3, "out_classes": 2, "num_encoding_blocks": 3, "out_channels_first_layer": 4}
-    return lambda package: package.UNet2D(**common, **keywords)
+def unet2d(kind: Any, **more: Any) -> nn.Module:
+    """A network of the package unet."""
+    network: nn.Module = kind(
+        in_channels=3, out_classes=2, num_encoding_blocks=3, out_channels_first_layer=4, upsampling_type="conv", **more
+    )
+    return network
 
 
 class Features(nn.Module):
@@ -157,88 +144,55 @@ class Features(nn.Module):
         return nn.functional.interpolate(y, size=x.shape[2:], mode="nearest")
 
 
-def _efficient(package: Any) -> nn.Module:
-    kind = package.EfficientNet
+def efficient(kind: Any, utilities: Any) -> nn.Module:
+    """The features of a small EfficientNet."""
     parts = ["r1_k3_s11_e1_i32_o16_se0.25", "r2_k3_s22_e6_i16_o24_se0.25", "r1_k5_s22_e6_i24_o40_se0.25"]
-    utilities = importlib.import_module("efficientnet_pytorch.utils")
     options = utilities.GlobalParams(*(0.25, 1.0, None, 0.0, 2, 0.99, 1e-3, 0.0, 8, 4, True))
-    made = kind(utilities.BlockDecoder.decode(parts), options)
-    made.set_swish(memory_efficient=False)  # the other has a backward pass of its own
-    return Features(made, made._conv_head.out_channels)
+    network = kind(utilities.BlockDecoder.decode(parts), options)
+    network.set_swish(memory_efficient=False)  # the other has a backward pass of its own
+    return Features(network, network._conv_head.out_channels)
 
 
+DROPS = {"dropout_op": nn.Dropout2d, "dropout_op_kwargs": {"p": 0.1}}
+_DYN = "DynUNet(2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True)"
+_RES = "SegResNet(2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1))"
+_RES_DS = "SegResNetDS(2, 4, 3, 2, blocks_down=(1, 1, 1), norm='batch')"
+_FLEXIBLE = "FlexibleUNet(3, 2, 'resnet18', spatial_dims=2, decoder_channels=(16, 8, 8, 4, 4))"
+_UNET = "UNet(2, 3, 2, (4, 8, 8), (2, 2), num_res_units="
 NETWORKS: dict[str, Foreign] = {
-    "MONAI UNet": Foreign("monai", MONAI, monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=1), large=True),
-    "MONAI UNet, batch norm": Foreign(
-        "monai", MONAI, monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=2, norm="batch", dropout=0.1)
+    "MONAI UNet": made(MONAI, f"{_UNET}1)", large=True),
+    "MONAI UNet, batch norm": made(MONAI, f"{_UNET}2, norm='batch', dropout=0.1)"),
+    "MONAI BasicUNet": made(MONAI, "BasicUNet(2, 3, 2, SIX)", large=True),
+    "MONAI BasicUNet, pixel shuffle": made(
+        MONAI, "BasicUNet(2, 3, 2, SIX, norm='batch', upsample='pixelshuffle')", large=True
     ),
-    "MONAI BasicUNet": Foreign("monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX), large=True),
-    "MONAI BasicUNet, pixel shuffle": Foreign(
-        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle"), large=True
+    "MONAI BasicUNet, interpolation": made(MONAI, "BasicUNet(2, 3, 2, SIX, upsample='nontrainable')"),
+    "MONAI BasicUNetPlusPlus": made(MONAI, "BasicUNetPlusPlus(2, 3, 2, SIX, norm='batch')", large=True),
+    "MONAI AttentionUnet": made(MONAI, "AttentionUnet(2, 3, 2, (4, 8, 8), (2, 2))", large=True),
+    "MONAI SegResNet": made(MONAI, _RES, large=True),
+    "MONAI SegResNetDS": made(MONAI, _RES_DS),
+    "MONAI VNet": made(MONAI, "VNet(2, 4, 4)", bands=4, refused="drops other things"),
+    "MONAI DynUNet": made(MONAI, _DYN, large=True),
+    "MONAI HighResNet": made(MONAI, "HighResNet(2, 3, 2)", large=True),
+    "MONAI RegUNet": made(MONAI, "RegUNet(2, 3, 4, 2, out_channels=2)"),
+    "MONAI FlexibleUNet, ResNet-18": made(MONAI, _FLEXIBLE, large=True),
+    "MONAI DenseNet": made(MONAI, "DenseNet121(2, 3, 2)", refused="returns"),
+    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", refused="at every size"),
+    "nnU-Net PlainConvUNet": made(NNUNET, "nnunet(PlainConvUNet, n_conv_per_stage=2)"),
+    "nnU-Net PlainConvUNet, batch norm, dropout": made(
+        NNUNET, "nnunet(PlainConvUNet, nn.BatchNorm2d, n_conv_per_stage=1, **DROPS)"
     ),
-    "MONAI BasicUNet, interpolation": Foreign(
-        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable")
+    "nnU-Net PlainConvUNet, deep supervision": made(
+        NNUNET, "nnunet(PlainConvUNet, deep_supervision=True, n_conv_per_stage=1)", outputs=(0,)
     ),
-    "MONAI BasicUNetPlusPlus": Foreign(
-        "monai", MONAI, monai("BasicUNetPlusPlus", 2, 3, 2, SIX, norm="batch"), large=True
-    ),
-    "MONAI AttentionUnet": Foreign("monai", MONAI, monai("AttentionUnet", 2, 3, 2, (4, 8, 8), (2, 2)), large=True),
-    "MONAI SegResNet": Foreign(
-        "monai", MONAI, monai("SegResNet", 2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1)), large=True
-    ),
-    "MONAI SegResNetDS": Foreign("monai", MONAI, monai("SegResNetDS", 2, 4, 3, 2, blocks_down=(1, 1, 1), norm="batch")),
-    "MONAI VNet": Foreign("monai", MONAI, monai("VNet", 2, 4, 4), bands=4, refused="drops other things"),
-    "MONAI DynUNet": Foreign(
-        "monai",
-        MONAI,
-        monai("DynUNet", 2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True),
-        large=True,
-    ),
-    "MONAI HighResNet": Foreign("monai", MONAI, monai("HighResNet", 2, 3, 2), large=True),
-    "MONAI RegUNet": Foreign("monai", MONAI, monai("RegUNet", 2, 3, 4, 2, out_channels=2)),
-    "MONAI FlexibleUNet, ResNet-18": Foreign(
-        "monai",
-        MONAI,
-        monai("FlexibleUNet", 3, 2, "resnet18", spatial_dims=2, decoder_channels=(16, 8, 8, 4, 4)),
-        large=True,
-    ),
-    "MONAI DenseNet": Foreign("monai", MONAI, monai("DenseNet121", 2, 3, 2), refused="returns"),
-    "MONAI SwinUNETR": Foreign(
-        "monai", MONAI, monai("SwinUNETR", 3, 2, feature_size=12, spatial_dims=2), refused="at every size"
-    ),
-    "nnU-Net PlainConvUNet": Foreign(
-        NNUNET.split(".")[0], NNUNET, lambda m: _Options()(m.PlainConvUNet, n_conv_per_stage=2)
-    ),
-    "nnU-Net PlainConvUNet, batch norm, dropout": Foreign(
-        NNUNET.split(".")[0],
-        NNUNET,
-        lambda m: _Options(nn.BatchNorm2d, {"dropout_op": nn.Dropout2d, "dropout_op_kwargs": {"p": 0.1}})(
-            m.PlainConvUNet, n_conv_per_stage=1
-        ),
-    ),
-    "nnU-Net PlainConvUNet, deep supervision": Foreign(
-        NNUNET.split(".")[0],
-        NNUNET,
-        lambda m: _Options(more={"deep_supervision": True})(m.PlainConvUNet, n_conv_per_stage=1),
-        outputs=(0,),
-    ),
-    "nnU-Net ResidualEncoderUNet": Foreign(
-        NNUNET.split(".")[0], NNUNET, lambda m: _Options()(m.ResidualEncoderUNet, n_blocks_per_stage=1)
-    ),
-    "nnU-Net ResidualUNet": Foreign(
-        NNUNET.split(".")[0], NNUNET, lambda m: _Options(nn.BatchNorm2d)(m.ResidualUNet, n_blocks_per_stage=1)
-    ),
-    "unet UNet2D": Foreign(
-        UNET, UNET, _unet(padding=1, normalization="batch", upsampling_type="conv", dropout=0.1), large=True
-    ),
-    "unet UNet2D, residual": Foreign(UNET, UNET, _unet(padding=1, residual=True, upsampling_type="conv")),
-    "unet UNet2D, without padding": Foreign(UNET, UNET, _unet(upsampling_type="conv"), large=True),
-    "EfficientNet features": Foreign("efficientnet_pytorch", "efficientnet_pytorch", _efficient),
-    "kornia DexiNed": Foreign(
-        "kornia",
-        "kornia.models.dexined",
-        lambda m: nn.Sequential(m.DexiNed(pretrained=False), nn.Conv2d(1, 2, 1)),
-        large=True,
+    "nnU-Net ResidualEncoderUNet": made(NNUNET, "nnunet(ResidualEncoderUNet, n_blocks_per_stage=1)"),
+    "nnU-Net ResidualUNet": made(NNUNET, "nnunet(ResidualUNet, nn.BatchNorm2d, n_blocks_per_stage=1)"),
+    "unet UNet2D": made(UNET, "unet2d(UNet2D, padding=1, normalization='batch', dropout=0.1)", large=True),
+    "unet UNet2D, residual": made(UNET, "unet2d(UNet2D, padding=1, residual=True)"),
+    "unet UNet2D, without padding": made(UNET, "unet2d(UNet2D)", large=True),
+    "EfficientNet features": made("efficientnet_pytorch", "efficient(EfficientNet, utils)"),
+    "kornia DexiNed": made(
+        "kornia.models.dexined", "nn.Sequential(DexiNed(pretrained=False), nn.Conv2d(1, 2, 1))", large=True
     ),
 }
 
@@ -258,9 +212,7 @@ def smp(decoder: str, encoder: str) -> Foreign:
     """A decoder on an encoder. Its own encoders ResNet, MobileNet and DenseNet are torchvision's: timm's stand here."""
     refused = "multiplies tensors that both depend on the input" if encoder == "mit_b0" or decoder == "MAnet" else None
     maps = decoder in OF_FEW_MEANS or encoder == "efficientnet-b0"  # which drops whole layers in training
-    return Foreign(
-        SMP, SMP, lambda m: getattr(m, decoder)(encoder, encoder_weights=None, classes=2), refused=refused, maps=maps
-    )
+    return made(SMP, f"{decoder}('{encoder}', encoder_weights=None, classes=2)", refused=refused, maps=maps)
 
 
 class Levels(nn.Module):
@@ -281,7 +233,7 @@ class Levels(nn.Module):
 
 def timm(name: str, **more: Any) -> Foreign:
     """The features of that backbone of timm's."""
-    return Foreign("timm", "timm", lambda m: Levels(m.create_model(name, features_only=True)), **more)
+    return made("timm", f"Levels(create_model('{name}', features_only=True))", **more)
 
 
 # Smallest of a family each. `EXACT` are in training too, `MAPS` drop whole layers there or norm few means of an image.
@@ -306,15 +258,13 @@ MANY: dict[str, Foreign] = {f"smp {d}, {e}": smp(d, e) for d in DECODERS for e i
 MANY |= {f"timm {name}": timm(name, maps=True) for name in MAPS}
 MANY |= {f"timm {name}": timm(name, refused=why) for name, why in REFUSED.items()}
 MANY |= {
-    "MONAI AutoEncoder": Foreign("monai", MONAI, monai("AutoEncoder", 2, 3, 2, (4, 8, 8), (2, 2, 1))),
-    "MONAI MedNeXt": Foreign("monai", MONAI, monai("MedNeXt", 2, 8, 3, 2, (1, 1, 1, 1), blocks_up=(1, 1, 1, 1))),
-    "MONAI SegResNetVAE": Foreign(
-        "monai", MONAI, monai("SegResNetVAE", (64, 96), spatial_dims=2, in_channels=3, out_channels=2), maps=True
+    "MONAI AutoEncoder": made(MONAI, "AutoEncoder(2, 3, 2, (4, 8, 8), (2, 2, 1))"),
+    "MONAI MedNeXt": made(MONAI, "MedNeXt(2, 8, 3, 2, (1, 1, 1, 1), blocks_up=(1, 1, 1, 1))"),
+    "MONAI SegResNetVAE": made(
+        MONAI, "SegResNetVAE((64, 96), spatial_dims=2, in_channels=3, out_channels=2)", maps=True
     ),
-    "MONAI Quicknat": Foreign("monai", MONAI, monai("Quicknat", 2, 3, 8)),
-    "MONAI UNETR": Foreign(
-        "monai", MONAI, monai("UNETR", 3, 2, (96, 96), 8, 24, 48, 4, spatial_dims=2), refused="a size is fixed in it"
-    ),
+    "MONAI Quicknat": made(MONAI, "Quicknat(2, 3, 8)"),
+    "MONAI UNETR": made(MONAI, "UNETR(3, 2, (96, 96), 8, 24, 48, 4, spatial_dims=2)", refused="a size is fixed in it"),
 }
 
 NETWORKS["timm MobileNet v3"] = timm("mobilenetv3_small_050", large=True)

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.law.cases import Case, as_batch, relative
 from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters, tensor_shapes, total_stride
 from tiledseg.models.network import build_modules
 
@@ -55,24 +53,3 @@ def test_the_gradient_of_a_plane_is_its_slope() -> None:
     filters = torch.tensor(GRADIENTS, dtype=torch.float64)[:, None]
     found_BCHW = torch.nn.functional.conv2d(plane_BCHW, filters)
     assert torch.allclose(found_BCHW[0, :, 1, 1], torch.tensor([5.0, 2.0], dtype=torch.float64))
-
-
-def test_contexts_give_the_undivided_outputs() -> None:
-    """All three, with the label margin's neighbour: gradients of probabilities are exact at tiles' borders."""
-    case = Case(GatedSCNN("resnet18", 8, "pixel", image_mean=False, bands=2, classes=3), (3, 2))
-    network = case.network().eval()
-    with torch.no_grad():
-        whole = network(as_batch(case.dataset((1, 1)).load(0, 0).x_CHW))
-        dataset = case.dataset()
-        for tile in dataset.tilings[0].tiles:
-            outputs = network(as_batch(dataset.load(0, tile).x_CHW))
-            for expected, found in zip(whole, outputs, strict=True):
-                core_BCHW = found[(..., *tile.core_in_output.slices)]
-                assert relative(core_BCHW, expected[(..., *tile.core.slices)]) < 1e-12
-
-
-def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.base_channels is 12; give a multiple of 8 for gated_scnn"):
-        GatedSCNN(base_channels=12)
-    with pytest.raises(ConfigError, match=r"model.edge_band is true, but the image has 1 band"):
-        GatedSCNN(bands=1, edge_band=True)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.law.cases import Case, relative, tiled_logits, undivided
+from tests.law.cases import relative
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.resnet import BLOCKS, ResNet
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters, total_stride
 from tiledseg.models.network import build_network
@@ -72,16 +71,3 @@ def reference_resnet(state: dict[str, torch.Tensor], encoder: str, stride: int, 
                 shortcut = unit(x, f"{name}.downsample.0", f"{name}.downsample.1", s)
             x = (y + shortcut).relu()
     return x
-
-
-@pytest.mark.parametrize(("encoder", "upsampling"), [("resnet18", "nearest"), ("resnet50", "bilinear")])
-def test_contexts_give_the_undivided_output(encoder: str, upsampling: str) -> None:
-    case = Case(ResidualUNet(encoder, 4, "none", upsampling, bands=2, classes=3), (4, 2))
-    assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12
-
-
-def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.encoder is 'resnet101'; give one of resnet18, resnet34, resnet50"):
-        ResidualUNet("resnet101")
-    with pytest.raises(ConfigError, match=r"decoder1 has 6 channels, which do not divide into 6 groups|12 channels"):
-        ResidualUNet(base_channels=12, norm="group")

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.law.cases import Case, relative, tiled_logits, undivided
 from tiledseg.architecture.segnet import SegNet
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes, total_stride
 from tiledseg.models.network import build_modules
@@ -39,15 +37,3 @@ def test_the_output_is_as_large_as_the_image(depth: int) -> None:
     module = build_modules(network, seed=0).eval()
     assert module(torch.randn(1, 3, 96, 64)).shape == (1, 5, 96, 64)
     assert sum(p.numel() for p in module.parameters()) == count_parameters(graph, 3)
-
-
-@pytest.mark.parametrize("depth", [0, 6])
-def test_a_depth_that_vgg_16_has_not_is_refused(depth: int) -> None:
-    with pytest.raises(ConfigError, match=rf"model.levels is {depth}; give (1 to 5|a whole number, at least 1)"):
-        SegNet(depth)
-
-
-@pytest.mark.parametrize("depth", [3])
-def test_contexts_give_the_undivided_output(depth: int) -> None:
-    case = Case(SegNet(depth, base_channels=2, norm="none", bands=2, classes=3), (3, 2))
-    assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledseg.architecture.gated_scnn import GatedSCNN
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
@@ -45,28 +48,29 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("make", "words"),
     [
-        ({"levels": 0}, "model.levels is 0"),
-        ({"levels": 13}, "model.levels is 13"),
-        ({"convs_per_level": 0}, "model.convs_per_level is 0"),
-        ({"kernel": 4}, "model.kernel is 4"),
-        ({"kernel": 0}, "model.kernel is 0"),
-        ({"base_channels": 0}, "model.base_channels is 0"),
-        ({"padding": "reflect"}, "model.padding is 'reflect'; give one of same, valid"),
-        ({"norm": "layer"}, "model.norm is 'layer'"),
-        ({"upsampling": "cubic"}, "model.upsampling is 'cubic'"),
-        ({"dropout": 1.0}, "model.dropout is 1.0"),
-        ({"bands": 0}, "model.bands is 0"),
-        ({"classes": 1}, "data.classes is 1"),
-        ({"norm": "group", "base_channels": 6}, "level 1 has 12 channels, which do not divide into 8 groups"),
-        ({"norm": "group", "base_channels": 12}, "level 0 has 12 channels, which do not divide into 8 groups"),
-        ({"norm": "group", "base_channels": 3}, "level 2 has 12 channels, which do not divide into 8 groups"),
+        (lambda: UNet(0), "model.levels is 0"),
+        (lambda: UNet(13), "model.levels is 13"),
+        (lambda: UNet(convs_per_level=0), "model.convs_per_level is 0"),
+        (lambda: UNet(kernel=4), "model.kernel is 4"),
+        (lambda: UNet(base_channels=0), "model.base_channels is 0"),
+        (lambda: UNet(padding="reflect"), "model.padding is 'reflect'; give one of same, valid"),
+        (lambda: UNet(dropout=1.0), "model.dropout is 1.0"),
+        (lambda: UNet(bands=0), "model.bands is 0"),
+        (lambda: UNet(classes=1), "data.classes is 1"),
+        (lambda: UNet(norm="group", base_channels=6), "level 1 has 12 channels, which do not divide into 8 groups"),
+        (lambda: SegNet(0), "model.levels is 0; give a whole number, at least 1"),
+        (lambda: SegNet(6), "model.levels is 6; give 1 to 5"),
+        (lambda: ResidualUNet("resnet101"), "model.encoder is 'resnet101'; give one of resnet18, resnet34, resnet50"),
+        (lambda: ResidualUNet(base_channels=12, norm="group"), "12 channels"),
+        (lambda: GatedSCNN(base_channels=12), "model.base_channels is 12; give a multiple of 8 for gated_scnn"),
+        (lambda: GatedSCNN(bands=1, edge_band=True), "model.edge_band is true, but the image has 1 band"),
     ],
 )
-def test_impossible_options_name_the_key_and_the_value(change: dict[str, object], words: str) -> None:
+def test_impossible_options_name_the_key_and_the_value(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(UNet(), **change)
+        make()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

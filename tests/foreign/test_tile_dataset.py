@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ from tiledseg.models.network import build_modules
 from tiledseg.raster.samples.sampling import Sampler
 
 SIDES = ((50, 37), (44, 52))
+_UP = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+ALIGNED = tiledseg.halo(nn.Sequential(nn.AvgPool2d(2), _UP), bands=2)
 
 
 @pytest.fixture(scope="module")
@@ -127,31 +128,44 @@ def test_a_sampler_deals_one_order(files: tuple[list[str], list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("labelled", "options", "words"),
     [
-        ({"grid": (2, 2, 7)}, "grid is"),
-        ({"grid": 2.0}, "grid is 2.0"),
-        ({"halo": 2.5}, "halo is 2.5"),
-        ({"halo": "3"}, "halo is 3"),
-        ({"warp": True}, "warp is True, but labels are not given"),
-        ({"label_layer": "x"}, "label_layer is x, but labels are not given"),
-        ({"classes": 3}, "classes is 3, but labels are not given"),
-        ({"ignore_index": 7}, "ignore_index is 7, but labels are not given"),
+        (False, {"grid": (2, 2, 7)}, "grid is"),
+        (False, {"grid": 2.0}, "grid is 2.0"),
+        (False, {"halo": 2.5}, "halo is 2.5"),
+        (False, {"halo": "3"}, "halo is 3"),
+        (False, {"warp": True}, "warp is True, but labels are not given"),
+        (False, {"classes": 3}, "classes is 3, but labels are not given"),
+        (False, {"images": "/no.tif"}, "does not exist"),
+        (True, {"grid": 0}, "tiling.grid is 0"),
+        (True, {"grid": None}, "is no tile store"),
+        (True, {"halo": -1}, "halo is -1"),
+        (True, {"bands": [3]}, "band"),
+        (True, {"normalize": ([1], [1])}, "1 means and 1 deviations for 2 bands"),
+        (True, {"normalize": ([1, 1], [1, 0])}, "deviations above 0"),
+        (True, {"classes": 1}, "1 classes"),
+        (True, {"halo": ALIGNED}, "align_corners"),  # its author calls it on a tile, which says no place
     ],
 )
-def test_what_would_be_ignored_or_misread_is_refused(
-    files: tuple[list[str], list[str]], more: dict[str, Any], words: str
+def test_what_cannot_be_or_would_be_ignored_is_refused(
+    files: tuple[list[str], list[str]], labelled: bool, options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        tiledseg.TileDataset(files[0], **{"halo": 4, "grid": 2, **more})
+    given = {"images": files[0], "labels": files[1] if labelled else None, "halo": 4, "grid": 2, **options}
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        tiledseg.TileDataset(**given)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_grid_may_be_a_list_and_a_seed_is_a_whole_number(files: tuple[list[str], list[str]]) -> None:
+def test_samplers_of_no_rank_or_seed_are_refused(files: tuple[list[str], list[str]]) -> None:
     data = tiledseg.TileDataset(files[0], halo=4, grid=[2, 3])
     assert [tiling.grid for tiling in data.tilings] == [(2, 3)] * len(files[0])
-    for seed in (1.5, "1", True):
-        with pytest.raises(ConfigError, match="give a whole number"):
-            tiledseg.TileSampler(data, seed=seed)
+    for options, words in (
+        ({"seed": 1.5}, "whole number"),
+        ({"seed": True}, "whole number"),
+        ({"rank": 2, "size": 2}, "2 of 2"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tiledseg.TileSampler(data, **options)
 
 
 def test_uneven_shares(files: tuple[list[str], list[str]]) -> None:
@@ -161,38 +175,6 @@ def test_uneven_shares(files: tuple[list[str], list[str]]) -> None:
     assert sorted(index for share in shares["differ"] for index in share) == list(range(18))
     with pytest.raises(ConfigError, match="18 tiles are dealt to 4 ranks, 2 of which"):
         tiledseg.TileSampler(data, 1, 0, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"grid": 0}, "tiling.grid is 0"),
-        ({}, "is no tile store"),
-        ({"grid": 2, "halo": -1}, "halo is -1"),
-        ({"grid": 2, "bands": [3]}, "band"),
-        ({"grid": 2, "normalize": ([1], [1])}, "1 means and 1 deviations for 2 bands"),
-        ({"grid": 2, "normalize": ([1, 1], [1, 0])}, "deviations above 0"),
-        ({"grid": 2, "classes": 1}, "1 classes"),
-    ],
-)
-def test_what_cannot_be_is_refused(files: tuple[list[str], list[str]], options: dict, words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
-        tiledseg.TileDataset(*files, **{"halo": 2, **options})
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_rank_that_is_none(files: tuple[list[str], list[str]], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        tiledseg.TileDataset(tmp_path / "no.tif", halo=0, grid=1)
-    with pytest.raises(ConfigError, match="rank is 2 of 2"):
-        tiledseg.TileSampler(tiledseg.TileDataset(files[0], halo=0, grid=1), 0, 2, 2)
-
-
-def test_networks_that_must_know_where_a_tile_lies_are_refused(files: tuple[list[str], list[str]]) -> None:
-    """Their author calls them on a tile, which does not say so: the result would be another one, without a word."""
-    network = nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True))
-    with pytest.raises(ConfigError, match="align_corners"):
-        tiledseg.TileDataset(*files, halo=tiledseg.halo(network, bands=2), grid=2)
 
 
 class Squeezed(nn.Module):

@@ -35,7 +35,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiledseg.architecture.network import check_groups, check_options
+from tiledseg.architecture.network import check_groups, check_options, unit
 from tiledseg.architecture.resnet import ResNet, WideResNet, file_names
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
@@ -136,13 +136,7 @@ class GatedSCNN:
     def _unit(self, name: str, channels: int, kernel: int, dilation: int = 1, source: str = "") -> list[Node]:
         """Return a convolution, its norm and its activation."""
         padding, bias = dilation * (kernel // 2), self.norm == "none"
-        return [
-            Node(
-                f"{name}.conv", Convolution(channels, kernel, 1, padding, dilation, bias), (source,) if source else ()
-            ),
-            Node(f"{name}.norm", Norm(self.norm, groups=min(8, channels))),
-            Node(f"{name}.act", Activation(0.0)),
-        ]
+        return unit(name, "", Convolution(channels, kernel, 1, padding, dilation, bias), self.norm, source)
 
     def _shape_stream(self, nodes: list[Node]) -> None:
         m1, _, *gating = (self.trunk.output(tap) for tap in self.taps)

@@ -8,7 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 from tiledseg.config.checks import Range, check_value, one_of
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.pixelwise import Activation, Norm
 
 
 class Network(Protocol):
@@ -62,6 +64,16 @@ def check_options(network: Any) -> None:
 def groups_of(channels: int) -> int:
     """Return the number of groups of a group norm."""
     return min(8, channels)
+
+
+def unit(name: str, number: int | str, layer: Convolution, norm: str, source: str = "") -> list[Node]:
+    """Return a convolution, its norm and its activation."""
+    groups = groups_of(layer.out_channels)
+    return [
+        Node(f"{name}.conv{number}", layer, (source,) if source else ()),
+        Node(f"{name}.norm{number}", Norm(norm, groups=groups)),
+        Node(f"{name}.act{number}", Activation(0.0)),
+    ]
 
 
 def check_groups(norm: str, widths: list[tuple[str, int]], base_channels: int) -> None:

@@ -54,50 +54,30 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     Raises ConfigError for an unknown name, for a key that the network does not have and the configuration sets, or for
     one that a preset fixes and the configuration sets otherwise.
     """
-    if model.build is not None:
-        return _foreign(model, model.build, bands, classes)
-    kind = network_kind(model.name)
-    own = {field.name for field in fields(kind)}
-    _check_keys(model, own)
+    preset, default = PRESETS.get(model.name), ModelConfig()
+    kind = None if model.build else network_kind(model.name)
+    own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "verify"}
+    for field in fields(ModelConfig):
+        key, value = field.name, getattr(model, field.name)
+        if value == getattr(default, key) or key in OF_TRAINING or (kind and key == "name"):
+            continue
+        what = f"model.{key} is {value}, but "
+        if kind is None and key not in own:
+            raise ConfigError(f"{what}{model.build} builds the network; leave it out, or say it in model.arguments")
+        if key == "pretrained" and not hasattr(kind, "file_names"):
+            raise ConfigError(f"{what}no encoder of {model.name} is published; leave it out")
+        if key not in own and key != "pretrained":
+            raise ConfigError(f"{what}{model.name} has no such choice; leave the key out")
+        if kind and value != getattr(preset, key, value):
+            has = f"the preset {model.name} has {getattr(preset, key)}"
+            raise ConfigError(f"{what}{has}; leave the key out, or set model.name to unet")
+    if kind is None:
+        return ForeignNetwork.of(str(model.build), model.arguments, bands, classes)
     options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO}
-    preset = PRESETS.get(model.name)
     if preset is not None:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
     network: Network = kind(**options, bands=bands, classes=classes)
     return network
-
-
-def _foreign(model: ModelConfig, build: str, bands: int, classes: int) -> Network:
-    default = ModelConfig()
-    for field in fields(ModelConfig):
-        value = getattr(model, field.name)
-        if field.name not in ("build", "arguments", "verify", *OF_TRAINING) and value != getattr(default, field.name):
-            raise ConfigError(
-                f"model.{field.name} is {value}, but {build} builds the network; leave it out, or say it in "
-                "model.arguments"
-            )
-    return ForeignNetwork.of(build, model.arguments, bands, classes)
-
-
-def _check_keys(model: ModelConfig, own: set[str]) -> None:
-    """Refuse a key that the network does not have, or that a preset fixes otherwise."""
-    preset, default = PRESETS.get(model.name), ModelConfig()
-    for field in fields(ModelConfig):
-        key, value = field.name, getattr(model, field.name)
-        if value == getattr(default, key) or key == "name" or key in OF_TRAINING:
-            continue
-        if key == "pretrained":
-            if not hasattr(network_kind(model.name), "file_names"):
-                raise ConfigError(
-                    f"model.pretrained is {value}, but no encoder of {model.name} is published; leave it out"
-                )
-        elif key not in own:
-            raise ConfigError(f"model.{key} is {value}, but {model.name} has no such choice; leave the key out")
-        if value != getattr(preset, key, value):
-            raise ConfigError(
-                f"model.{key} is {value}, but the preset {model.name} has {getattr(preset, key)}; leave the key out, "
-                "or set model.name to unet"
-            )
 
 
 def described(network: Network) -> dict[str, Any]:

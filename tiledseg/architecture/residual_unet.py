@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiledseg.architecture.network import check_groups, check_options
+from tiledseg.architecture.network import check_groups, check_options, unit
 from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
 from tiledseg.config.checks import one_of
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.pixelwise import Activation
 from tiledseg.geometry.layers.resampling import Upsample
 
 STEPS = 5
@@ -76,9 +75,7 @@ class ResidualUNet:
         if step:
             yield Node(f"{name}.join", Concatenate(), (self.resnet.output(step - 1), f"{name}.up"))
         for i in range(2):
-            yield Node(f"{name}.conv{i}", Convolution(channels, 3, padding=1, bias=self.resnet.has_bias))
-            yield self.resnet.normed(f"{name}.norm{i}", channels)
-            yield Node(f"{name}.act{i}", Activation(0.0))
+            yield from unit(name, i, Convolution(channels, 3, padding=1, bias=self.resnet.has_bias), self.norm)
 
     def _upsample(self, channels: int) -> Layer:
         return TransposedConvolution(channels) if self.upsampling == "transposed" else Upsample(self.upsampling)

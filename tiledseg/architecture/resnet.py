@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tiledseg.architecture.network import groups_of
 from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add
@@ -66,7 +67,7 @@ class ResNet:
         return self.norm == "none"
 
     def normed(self, name: str, channels: int) -> Node:
-        return Node(name, Norm(self.norm, groups=min(8, channels)))
+        return Node(name, Norm(self.norm, groups=groups_of(channels)))
 
     def _steps(self, layer: int) -> tuple[int, int]:
         """Return stride and dilation of a layer."""
@@ -147,7 +148,7 @@ class WideResNet:
 
     def normed(self, name: str, channels: int) -> list[Node]:
         return [
-            Node(f"{name}.0", Norm(self.norm, groups=min(8, channels))),
+            Node(f"{name}.0", Norm(self.norm, groups=groups_of(channels))),
             Node(f"{name}.1", Activation(0.0)),
         ]
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.architecture.network import check_groups, check_options, groups_of
+from tiledseg.architecture.network import check_groups, check_options, unit
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.pixelwise import Activation, Norm
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 
 CONVOLUTIONS = (2, 2, 3, 3, 3)  # of VGG-16, by level
@@ -81,12 +80,5 @@ class SegNet:
         return names
 
     def _units(self, prefix: str, widths: list[int]) -> list[Node]:
-        return [
-            node
-            for i, width in enumerate(widths)
-            for node in (
-                Node(f"{prefix}.conv{i}", Convolution(width, 3, padding=1)),
-                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=groups_of(width))),
-                Node(f"{prefix}.act{i}", Activation(0.0)),
-            )
-        ]
+        layers = [Convolution(width, 3, padding=1) for width in widths]
+        return [node for i, layer in enumerate(layers) for node in unit(prefix, i, layer, self.norm)]

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layers.layer import Layer, Measured
+from tiledseg.geometry.layers.layer import Layer
 
 INPUT = "input"
 Value = TypeVar("Value")
@@ -57,8 +57,7 @@ class Node:
 
     `inputs`: the names of the tensors that it takes; by default the output of the node before it. `cols`: the layer
     along columns, where its geometry differs there (a kernel that is no square). `frozen`: no weight of it is trained.
-    `measured`: the measured memory that autograd keeps, in place of the layer's own figures. `loss`: the memory of the
-    first output's loss beyond the usual one.
+    `loss`: the memory of the first output's loss beyond the usual one.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Node:
     inputs: tuple[str, ...] = ()
     cols: Layer | None = None
     frozen: bool = False
-    measured: Measured | None = None
     loss: LossBytes = USUAL_LOSS
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
@@ -213,16 +214,7 @@ class OutputPlace:
 
 def filled(form: Any, outputs: Sequence[torch.Tensor]) -> Any:
     """Return lists, tuples and dicts with the outputs in their places."""
-    match form:
-        case OutputPlace(index):
-            return outputs[index]
-        case dict():
-            return {key: filled(each, outputs) for key, each in form.items()}
-        case list():
-            return [filled(each, outputs) for each in form]
-        case tuple():
-            return tuple(filled(each, outputs) for each in form)
-    return form
+    return tree_map(lambda leaf: outputs[leaf.index] if isinstance(leaf, OutputPlace) else leaf, form)
 
 
 class _Unnamed(nn.ModuleList):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 _HERE = __file__.rsplit("/", 1)[0]
 _FIRST = ("input", "self", "tensor", "x", "a", "x1")
@@ -52,8 +53,6 @@ class Call:
     keywords: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]  # of the result
     is_method: bool  # of a tensor
-    training: bool  # the module's mode
-    widest: int  # values of the largest tensor that kernels made
 
 
 @dataclass
@@ -75,19 +74,12 @@ class Record:
 
 def tensors_of(value: object) -> list[torch.Tensor]:
     """Return the tensors of a module's output: in a list, tuple or dict of any depth."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    each = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in each for tensor in tensors_of(part)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def values_in(value: Any) -> Iterator[Made | Given]:
-    """Yield the tensors of the record in a result, or among arguments."""
-    if isinstance(value, Made | Given):
-        yield value
-    elif isinstance(value, tuple | list | Mapping):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from values_in(each)
+def values_in(value: Any) -> list[Made | Given]:
+    """Return the tensors of the record in a result, or among arguments."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Made | Given)]
 
 
 def function_name(func: Any) -> str:

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import ConfigError
-from tiledseg.tracing.calls import calling_line
+from tiledseg.tracing.calls import calling_line, tensors_of
 from tiledseg.tracing.functions.names import ALL_PIXELS
 
-WIDEST = 2048  # values a pixel: a run with values ends where a kernel makes more
+WIDEST = 2048  # values a pixel: a run ends where a kernel makes more of the input
 
 
 class PairsError(ConfigError):
@@ -30,7 +29,6 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
-        self.widest = 0  # values of the largest tensor that was made since last asked
         self._most = WIDEST * x_BCHW[:, :1].numel()
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
         self.older: set[int | None] = set()  # addresses of what was there before: weights, constants
@@ -41,7 +39,7 @@ class Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            taken = _tensors((args, kwargs))
+            taken = tensors_of((args, kwargs))
             reads = func is torch.ops.aten._local_scalar_dense.default
             if reads and isinstance(args[0], FakeTensor):
                 return torch.ones((), dtype=args[0].dtype).item()
@@ -53,13 +51,12 @@ class Kernels(TorchDispatchMode):
             self.reads |= depends and reads
             for place, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    written = _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+                    written = tensors_of(args[place] if place < len(args) else kwargs.get(argument.name))
                     self.written += [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
                     for tensor in written if depends else ():
                         self._meet(tensor, True)
-            for tensor in _tensors(result):
+            for tensor in tensors_of(result):
                 self._meet(tensor, depends)
-                self.widest = max(self.widest, tensor.numel())
                 if depends and tensor.numel() > self._most:
                     raise PairsError(
                         f"the module cannot be computed exactly on tiles: at {calling_line()} it {ALL_PIXELS}"
@@ -79,12 +76,10 @@ class Kernels(TorchDispatchMode):
 
 
 def address(tensor: torch.Tensor) -> int | None:
-    """Return where the tensor's storage begins, 0 for an empty one; None where it has none (of `torch.vmap`, fakes)."""
+    """Return where the tensor's storage begins, 0 for an empty one, a number of its own for one without values; None
+    where it has none (of `torch.vmap`)."""
     try:
-        return None if isinstance(tensor, FakeTensor) else tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
     except (NotImplementedError, RuntimeError):
         return None
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -6,8 +6,8 @@ Tensors are tensors and sizes numbers; what depends on them is found by a second
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import OutputPlace
@@ -55,6 +56,7 @@ class Recorder(TorchFunctionMode):
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
         self._watch = watch
         self._paths = {module: name for name, module in root.named_modules()}
+        self._modes = {module: module.training for module in root.modules()}
         self._owners = [""]
         self._inside = 0  # units
         self._values: dict[int, Made | Given] = {}  # by the tensor's id
@@ -129,11 +131,13 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, torch.Tensor) and not result.numel():  # of no channels: nothing of the input in it
             self._note(result, Given(result))
             return result
-        values = list(values_in((placed, named)))
+        values = values_in((placed, named))
         constants = [value for value in values if isinstance(value, Given)]
         depends, from_weights = len(constants) < len(values), any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
+        elif module.training != self._modes[module] or (module.training and not self._in_training):
+            self._fault(f"{name} is set to another mode by forward, or is in training in evaluation too")
         if module is not None or name == "batch_norm":
             self._measured |= {id(value.tensor) for value in constants}
             self._measured |= {id(buffer) for buffer in (module.buffers(recurse=False) if module else ())}
@@ -146,10 +150,8 @@ class Recorder(TorchFunctionMode):
             for number, part in enumerate(parts):
                 self._note(part, Made(len(self.record.calls), number))
             what = placed, named, tuple(tuple(part.shape) for part in parts)
-            training = module is not None and module.training
             place = self._owners[-1], calling_line()
-            widest, self.kernels.widest = self.kernels.widest, 0
-            self.record.calls.append(Call(name, module, *place, *what, is_method, training, widest))
+            self.record.calls.append(Call(name, module, *place, *what, is_method))
             if self._watch is not None:
                 self._inside += 1
                 self._watch(self.record.calls, parts)
@@ -222,7 +224,7 @@ class Recorder(TorchFunctionMode):
             self.record.faults.append(what)
         self.record.kept = changes.kept
         self.record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
-        self.record.returned, self.record.form = self._placed(returned), _form(returned, count())
+        self.record.returned, self.record.form = self._placed(returned), _form(returned)
         return self.record
 
 
@@ -239,7 +241,8 @@ def record(
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(call, module, *args, **kwargs)
 
-    with torch.set_grad_enabled(bool(gradients)), _noted_draws(recorder.record), kept_state(root) as changes:
+    with torch.set_grad_enabled(bool(gradients)), drawn_from(0), kept_state(root) as changes:
+        before = _generators()
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())
@@ -249,27 +252,13 @@ def record(
                 returned = root(x_BCHW)
         finally:
             nn.Module.__call__ = call  # type: ignore[method-assign]
+        recorder.record.drew = tuple(name for name, state in _generators().items() if state != before[name])
     return recorder.finish(returned, changes)
 
 
-def _form(value: Any, numbers: Iterator[int]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return OutputPlace(next(numbers))
-    if isinstance(value, Mapping):
-        return {key: _form(each, numbers) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        made = [_form(each, numbers) for each in value]
-        return made if isinstance(value, list) else tuple(made)
-    return value
-
-
-@contextmanager
-def _noted_draws(noted: Record) -> Iterator[None]:
-    """Note the generators that draw, and set them back."""
-    with drawn_from(0):
-        before = _generators()
-        yield
-        noted.drew = tuple(name for name, state in _generators().items() if state != before[name])
+def _form(returned: Any) -> Any:
+    numbers = count()
+    return tree_map(lambda leaf: OutputPlace(next(numbers)) if isinstance(leaf, torch.Tensor) else leaf, returned)
 
 
 def _generators() -> dict[str, Any]:

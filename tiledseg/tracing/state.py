@@ -24,6 +24,7 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
 DEPTH = 4  # of attributes of attributes that are looked at
+HELD = (int, float, list, dict, set, deque, np.ndarray)  # what a function may count in, of its module's globals
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -209,5 +210,7 @@ def _picture(value: Any, depth: int) -> Any:
             return [_picture(each, depth - 1) for each in value]
         case FunctionType() if depth:
             inside = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            return [value, _picture([inside, value.__defaults__, vars(value)], depth - 1)]
+            named = (value.__globals__.get(name) for name in value.__code__.co_names)
+            held = [*inside, *(each for each in named if isinstance(each, HELD)), value.__defaults__, vars(value)]
+            return [value, *(_picture(each, depth - 1) for each in held)]
     return [value, _picture(vars(value), depth - 1)] if depth and hasattr(value, "__dict__") else value

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Any
 
 import torch
@@ -21,13 +20,12 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.network import GraphNetwork
-from tiledseg.tracing.calls import Call, Made, Record, differing, values_in, where
+from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.kernels import PairsError
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
-from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
@@ -39,7 +37,6 @@ SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 89
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
 # Batches and least sizes far from these, both ways: thresholds lie between.
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
-PAIRS = 1 << 24  # values of a tensor: smaller ones may grow as they like
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 
@@ -114,16 +111,13 @@ class ModuleRuns:
             raise OtherSizeError(f"{what}: {type(error).__name__}: {said}") from error
 
     def check_pairs(self, sizes: tuple[Size, Size]) -> None:
-        """Raise ConfigError, by runs without values, where a tensor grows much faster than the image."""
+        """Raise ConfigError, by runs without values, where a tensor holds every pixel with every other."""
         try:
             one, other = (self.run(batch, size, fake=True) for batch, size in zip((2, 3), sizes, strict=True))
         except OtherSizeError:  # it needs values
             return
-        growth = prod(sizes[1]) / prod(sizes[0])
-        for call, again in zip(one.calls, other.calls, strict=False):
-            most = _pairs(again, 3)
-            if most > PAIRS and most > 1.5 * growth**1.25 * _pairs(call, 2):
-                raise _refused([f"{where(call)} {ALL_PIXELS}"])
+        if pairs := [call for call in one.calls if call.function in ATTENTION]:  # which makes no tensor of pairs
+            raise _refused([f"{where(pairs[0])} {ALL_PIXELS}"])
         if different := differing(one, other):
             raise _unsteady(different)
 
@@ -149,11 +143,6 @@ class ModuleRuns:
                 yield self.run(batch, (rows or size[0], cols or size[1]), fake=True)
 
 
-def _pairs(call: Call, batch: int) -> int:
-    """Return the values of a call's largest tensor; of attention that makes none, of the pairs that it looks at."""
-    return batch * (prod(call.shapes[0][:-1]) // batch) ** 2 if call.function in ATTENTION else call.widest
-
-
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module, own = source.module, own_gradients(source.module)
     source.check_pairs(sizes)
@@ -163,7 +152,8 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     of_training, untrained = None, None
     try:
         trained = [source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other)]
-        of_training, untrained = trained[0], _why_untrained(module, (one, other), trained)
+        reasons = (differing(run, again, "in training") for run, again in zip((one, other), trained, strict=True))
+        of_training, untrained = trained[0], next(filter(None, reasons), None)
     except OtherSizeError as error:
         untrained = str(error).replace("the module", "it", 1)
     lowering = Lowering(one, other, of_training, still)
@@ -191,7 +181,6 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
         raise ConfigError(f"{what}; set that off, or trace module.eval() to map with it")
-    graph = graph if untrained else with_measured_memory(graph, source.bands, modules)
     network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
@@ -211,7 +200,6 @@ def _unsteady(different: str) -> ConfigError:
 def _check_evaluation(lowering: Lowering, one: Record) -> None:
     """Raise ConfigError for all calls that no graph makes, and for what the module does besides in evaluation."""
     faults = lowering.faults
-    faults += [f"{where(call)} is in training in evaluation too" for call in one.calls if call.training]
     if one.moved:
         faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not faults:
@@ -243,22 +231,9 @@ def _refused(faults: list[str]) -> ConfigError:
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
-def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[Record]) -> str | None:
-    """Return why the module does in training what the graph of its evaluation does not; None where it does not."""
-    with in_mode(module, True):
-        modes = {each: each.training for each in module.modules()}
-    for one, again in zip(runs, trained, strict=True):
-        if reason := differing(one, again, "in training"):
-            return reason
-        for call in again.calls:
-            if call.module is not None and call.training != modes[call.module]:
-                return f"{where(call)} is set to another mode by forward"
-    return None
-
-
 def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> list[Value]:
     """Return the values that the module returns; what no network can return is a fault."""
-    returned, faults = list(values_in(one.returned)), lowering.faults
+    returned, faults = values_in(one.returned), lowering.faults
     if not returned or max(indices or (), default=0) >= len(returned):
         faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
         return []

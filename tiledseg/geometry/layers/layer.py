@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 from tiledseg.geometry.box import Interval
-from tiledseg.units import SINGLE_BYTES
 
 Shape = tuple[int, int, int]  # (channels, height, width)
 
@@ -216,25 +214,3 @@ class Layer:
     def output_width(self, at_hand: int, width: int) -> int:
         """Return the bytes of a value of its output."""
         return at_hand
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Bytes a pixel that autograd keeps and allocates for a node, measured in float32.
-
-    `kept_inputs` and `keeps_output`: the tensors that autograd keeps; `besides`: others. `view_of`: the input whose
-    memory the output shares. `flat`: all pixels of the output are one in memory. `gradients`: of each input; None where
-    it shares the memory of the output's, or there is none. `transient`: allocated besides, while they are made.
-    """
-
-    kept_inputs: tuple[int, ...] = ()
-    keeps_output: bool = False
-    besides: float = 0.0
-    view_of: int | None = None
-    flat: bool = False
-    gradients: Sequence[float | None] = ()
-    transient: float = 0.0
-
-    def bytes_of(self, each: float, shape: Shape, width: int) -> int:
-        """Return the measured bytes, so many a pixel, on `shape` and for values of `width` bytes."""
-        return round(each * prod(shape[1:])) * width // SINGLE_BYTES

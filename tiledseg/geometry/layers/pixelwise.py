@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tiledseg.geometry.layers.layer import Layer, Shape
@@ -13,6 +14,8 @@ TRUTHS = frozenset(
     ["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor"]
 )
 CONSTANT = TRUTHS | {"detach"}
+# Functions that keep tensors besides their inputs.
+COMPOSED = frozenset("softmax log_softmax softmin normalize layer_norm glu sigmoid tanh exp sqrt rsqrt".split())
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class Pixelwise(Layer):
     def kept_inputs(self) -> tuple[int, ...]:
         return tuple(range(self.arity))
 
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return width * math.prod(shape) * (self._name in COMPOSED)
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        return max(inputs)
+
     @property
     def is_cheap(self) -> bool:
         return not self.weights
@@ -116,6 +125,7 @@ class OfOnePixel(Layer):
 
     protects_output = True
     is_flat = True
+    kept_inputs = (0,)
 
     def output_channels(self, channels: int, *others: int) -> int:
         return self.out_channels
@@ -130,6 +140,9 @@ class ZeroAtZero(Layer):
 
     keeps_zero = True
     kept_inputs = (0,)
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        return max(inputs)  # PReLU's gradient of its slope, before it is summed
 
 
 @dataclass(frozen=True)

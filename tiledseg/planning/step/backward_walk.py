@@ -106,25 +106,19 @@ class _BackwardWalk:
         return self.costs[tensor - 1].output_bytes
 
     def _transient(self, k: int) -> int:
-        cost, layer, measured = self.costs[k], self.graph.layers[k], self.graph.nodes[k].measured
+        cost, layer = self.costs[k], self.graph.layers[k]
         unfolded = unfolded_bytes(layer, cost, self.bytes_per_value) if self.graph.wants_gradient[k + 1] else 0
-        if measured is not None:
-            return measured.bytes_of(measured.transient, cost.shape, self.bytes_per_value) + unfolded
         return layer.transient_bytes(cost.input_bytes, cost.shape) + unfolded
 
     def _gradients(self, k: int, gradient: int) -> Iterator[_Made]:
         """Yield those of a node's inputs, made of that of its output. One that shares the output's memory holds it,
         which counts for the tensor that is needed longest."""
-        layer, cost, measured = self.graph.layers[k], self.costs[k], self.graph.nodes[k].measured
+        layer, cost = self.graph.layers[k], self.costs[k]
         for index, tensor in sorted(enumerate(self.graph.sources[k]), key=lambda entry: entry[1]):
             if not self.graph.wants_gradient[tensor]:
                 continue
             size = cost.input_bytes[index]
-            each = measured.gradients[index] if measured is not None else None
-            if measured is not None and each is not None:
-                held = measured.bytes_of(each, cost.shape, self.bytes_per_value)
-                yield _Made(tensor, held, held)
-            elif measured is None and layer.gradient == "new":
+            if layer.gradient == "new":
                 yield _Made(tensor, self._allocated(k, index, gradient), layer.held_bytes(size, cost.shape))
             elif layer.crop(index):
                 yield _Made(tensor, size, size)

@@ -79,14 +79,12 @@ class LayerCost:
 
 @dataclass
 class Tensor:
-    """A tensor of a forward walk. `stored`: values in memory, where they are fewer than it shows; `view_of`: the tensor
-    whose memory it shares; `home`: its number in the graph (`memory_policy.homes`), None for a copy that one node
-    reads."""
+    """A tensor of a forward walk. `stored`: values in memory, where they are fewer than it shows; `home`: its number in
+    the graph (`memory_policy.homes`), None for a copy that one node reads."""
 
     values: int
     value_bytes: int
     stored: int | None = None
-    view_of: Tensor | None = None
     home: int | None = None
 
     @property
@@ -96,11 +94,6 @@ class Tensor:
     @property
     def memory(self) -> int:
         return self.value_bytes * (self.values if self.stored is None else self.stored)
-
-    @property
-    def root(self) -> Tensor:
-        """The tensor that owns the memory."""
-        return self if self.view_of is None else self.view_of.root
 
 
 class KeptData(NamedTuple):
@@ -262,9 +255,9 @@ class ForwardWalk:
         """Return the bytes that autograd keeps for a node besides the tensors that it keeps already."""
         total = kept.copies + kept.besides
         for tensor in (*(brought[index] for index in kept.inputs), *([made] if kept.output else [])):
-            if id(tensor.root) not in self._seen:
-                self._seen.add(id(tensor.root))
-                total += tensor.root.memory
+            if id(tensor) not in self._seen:
+                self._seen.add(id(tensor))
+                total += tensor.memory
         return total
 
     def _bring(self, k: int, index: int, row: InputStep, col: InputStep) -> _Present:
@@ -345,12 +338,9 @@ def kept_data(
     graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
 ) -> KeptData:
     """Return the data that autograd keeps for node `k`."""
-    layer, measured = graph.layers[k], graph.nodes[k].measured
+    layer = graph.layers[k]
     if layer.hands_on or not graph.wants_gradient[k + 1]:
         return KeptData()
-    if measured is not None and not over_ranks:
-        besides = measured.bytes_of(measured.besides, shape, width)
-        return KeptData(measured.kept_inputs, measured.keeps_output, 0, besides)
     if graph.overwrites[k]:
         return KeptData((0,))
     inputs, copies = [], 0
@@ -368,13 +358,11 @@ def made_tensor(
     graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
 ) -> Tensor:
     """Return the tensor that node `k` makes, or hands on."""
-    layer, measured = graph.layers[k], graph.nodes[k].measured
-    if layer.hands_on or (graph.overwrites[k] and graph.wants_gradient[k + 1] and measured is None):
+    layer = graph.layers[k]
+    if layer.hands_on or (graph.overwrites[k] and graph.wants_gradient[k + 1]):
         return given[0]
-    is_flat = layer.is_flat if measured is None else measured.flat
-    view = None if measured is None or measured.view_of is None else given[measured.view_of]
-    values = shape[0] if is_flat and not over_ranks else None
-    return Tensor(math.prod(shape), layer.output_width(given[0].value_bytes, width), values, view)
+    values = shape[0] if layer.is_flat and not over_ranks else None
+    return Tensor(math.prod(shape), layer.output_width(given[0].value_bytes, width), values)
 
 
 def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:

@@ -156,8 +156,8 @@ class _Uses:
         used, windows = list[int](), 0
         for index in kept.inputs:
             tensor = ran.brought[index]
-            if tensor.root.home is None:
-                windows += tensor.root.memory
+            if tensor.home is None:
+                windows += tensor.memory
             else:
                 used.append(self._home(tensor, self.is_stage and self.graph.sources[k][index] <= self.first))
         used += [self._home(ran.made)] if kept.output else []
@@ -175,7 +175,7 @@ class _Uses:
 
     def _home(self, tensor: Tensor, has_entered: bool = False) -> int:
         """Return the home of a tensor, noting its bytes: one that has entered a stage has memory of its own."""
-        owner = tensor if has_entered else tensor.root
+        owner = tensor if has_entered else tensor
         assert owner.home is not None, "a tensor of the network"
         self.sizes[owner.home] = tensor.bytes if has_entered else owner.memory
         return owner.home
