@@ -24,9 +24,8 @@ from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
-from tiledseg.tracing.kernels import PairsError
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
-from tiledseg.tracing.record import record
+from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
 Size = tuple[int, int]

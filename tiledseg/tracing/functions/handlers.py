@@ -16,7 +16,6 @@ from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
-from tiledseg.tracing.functions.resizing import RESIZING
 from tiledseg.tracing.functions.views import VIEWS
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, mirroring, of_size, right
 from tiledseg.tracing.functions.windows import WINDOWS
@@ -166,7 +165,6 @@ _DROPOUTS = "dropout dropout2d feature_dropout dropout1d dropout3d alpha_dropout
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(SAME, _same),
     **dict.fromkeys((*ELEMENTWISE, *REVERSED), _elementwise),
-    **RESIZING,
     **WINDOWS,
     **WEIGHTED,
     **VIEWS,
