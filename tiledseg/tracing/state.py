@@ -190,21 +190,9 @@ def _picture(value: Any, depth: int) -> Any:
     """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
     as it is."""
     match value:
-        case None | int() | float() | str() | bytes():
+        case None | int() | float() | str() | bytes() | torch.Tensor() | nn.Module() | type() | ModuleType():
             return value
-        case np.ndarray():
-            return value.shape, value.tobytes()
-        case torch.Generator():
-            return value.get_state().numpy().tobytes()
-        case random.Random() | np.random.Generator() | np.random.RandomState():
-            return pickle.dumps(value)
-        case Iterator():
-            return object()  # another one each time: nobody can tell whether it has moved
-        case partial():
-            return _picture([value.func, value.args, value.keywords], depth)
-        case torch.Tensor() | nn.Module() | type() | ModuleType() | MethodType() | torch.dtype() | torch.Size():
-            return value
-        case Mapping() if depth:
+        case dict() | Mapping() if depth:
             return {key: _picture(each, depth - 1) for key, each in value.items()}
         case list() | tuple() | set() | frozenset() | deque() if depth:
             return [_picture(each, depth - 1) for each in value]
@@ -213,4 +201,16 @@ def _picture(value: Any, depth: int) -> Any:
             named = (value.__globals__.get(name) for name in value.__code__.co_names)
             held = [*inside, *(each for each in named if isinstance(each, HELD)), value.__defaults__, vars(value)]
             return [value, *(_picture(each, depth - 1) for each in held)]
+        case MethodType() | torch.dtype() | torch.Size():
+            return value
+        case partial():
+            return _picture([value.func, value.args, value.keywords], depth)
+        case np.ndarray():
+            return value.shape, value.tobytes()
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
+        case random.Random() | np.random.Generator() | np.random.RandomState():
+            return pickle.dumps(value)
+        case Iterator():
+            return object()  # another one each time: nobody can tell whether it has moved
     return [value, _picture(vars(value), depth - 1)] if depth and hasattr(value, "__dict__") else value
