@@ -16,7 +16,8 @@ TRUTHS = frozenset(
 CONSTANT = TRUTHS | {"detach"}
 # Memory of functions, by a rule that plans 0 to 30 % too much for published networks: those of which autograd keeps
 # nothing, those of several steps, which keep a tensor more; all others keep their inputs.
-KEEPS_NOTHING = CONSTANT | frozenset("add sub rsub neg cat contiguous pad expand mean sum type_as".split())
+_KEEPS_NOTHING = "add sub rsub neg cat contiguous pad expand mean sum type_as"
+KEEPS_NOTHING = CONSTANT | frozenset(_KEEPS_NOTHING.split())
 COMPOSED = frozenset(("softmin", "normalize", "layer_norm", "glu"))
 
 

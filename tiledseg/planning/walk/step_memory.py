@@ -175,10 +175,9 @@ class _Uses:
 
     def _home(self, tensor: Tensor, has_entered: bool = False) -> int:
         """Return the home of a tensor, noting its bytes: one that has entered a stage has memory of its own."""
-        owner = tensor if has_entered else tensor
-        assert owner.home is not None, "a tensor of the network"
-        self.sizes[owner.home] = tensor.bytes if has_entered else owner.memory
-        return owner.home
+        assert tensor.home is not None, "a tensor of the network"
+        self.sizes[tensor.home] = tensor.bytes if has_entered else tensor.memory
+        return tensor.home
 
     def all_kept(self) -> tuple[int, int]:
         """Return the bytes that are kept from the forward to the backward pass, where all are, and the peak."""
