@@ -35,7 +35,7 @@ networks = st.builds(
     bands=st.integers(1, 8),
     classes=st.integers(2, 9),
 )
-law = settings(derandomize=True, max_examples=80, deadline=None)
+law = settings(derandomize=True, max_examples=30, deadline=None)
 
 
 def test_a_norm_takes_the_place_of_the_bias() -> None:

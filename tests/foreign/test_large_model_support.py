@@ -63,32 +63,25 @@ def test_a_loop_ends_with_the_same_weights(tmp_path: Path, precision: str) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+WITHOUT_PARTS = ("Mixed", "ChannelNorm", "Functions")  # layers and nothing between them and the whole
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_networks_as_others_write_them(tmp_path: Path, name: str) -> None:
+    """Offloaded; and parts of them recomputed, with the rest offloaded."""
     network = NETWORKS[name].module()
-    again = copy.deepcopy(network)
+    again, third = copy.deepcopy(network), copy.deepcopy(network)
     x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
     plain = steps(network, x, 2)
     with offload(tmp_path, 100_000, FileStore, least=1024) as moving:
         found = steps(again, x, 2)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert moving.figures.bytes_out > 0
-
-
-WITHOUT_PARTS = ("Mixed", "ChannelNorm", "Functions")  # layers and nothing between them and the whole
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_parts_of_them_computed_once_more(tmp_path: Path, name: str) -> None:
-    network = NETWORKS[name].module()
-    again = copy.deepcopy(network)
     if name in WITHOUT_PARTS:
         with pytest.raises(ConfigError, match="has no parts of several layers"):
-            tiledseg.large_model_support(again, store=tmp_path)
+            tiledseg.large_model_support(third, store=tmp_path)
         return
-    x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
-    plain = steps(network, x, 2)
-    with Recomputing(again, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
-        found = steps(again, x, 2)
+    with Recomputing(third, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
+        found = steps(third, x, 2)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert support.again_bytes > 0

@@ -232,6 +232,13 @@ def test_dropout_is_drawn_for_each_call_and_image(mesh: Mesh) -> None:
         made.append(whole(x_BCHW).detach())
         assert relative(spread(x_BCHW[cut]), made[call][out]) < BOUND
     assert not torch.equal(*made)
+    assert list(spread.state_dict()) == list(dropping().state_dict())
+    again = tiledseg.parallelize(dropping(), (mesh.size, 1), seed=7)  # a loop that goes on
+    again.load_state_dict(spread.state_dict())
+    assert relative(again(x_BCHW[cut]), made[0][out]) < BOUND, "without its calls, what it dropped first"
+    again.calls = spread.calls - 1
+    assert relative(again(x_BCHW[cut]), made[1][out]) < BOUND
+    again.close()
     assert torch.equal(spread.eval()(x_BCHW[cut]), spread(x_BCHW[cut]))
     spread.close()
     if mesh.size > 1:
@@ -277,28 +284,3 @@ def test_too_few_ranks_or_stages(mesh: Mesh) -> None:
     if mesh.size > 1:
         with pytest.raises(ConfigError, match="balance"):
             tiledseg.Pipeline(module(), mesh.size, [1] * mesh.size)
-
-
-def test_a_loop_that_goes_on_drops_what_it_would_have_dropped(mesh: Mesh) -> None:
-    """With `calls` beside the weights, which hold no more than the module's; without it, what it dropped first."""
-    torch.manual_seed(3)
-    whole = nn.Sequential(nn.Conv2d(2, 16, 1), nn.Dropout2d(0.5), nn.Conv2d(16, 3, 1)).double()
-    x_BCHW = images(1)[0]
-
-    def gone_on(spread: nn.Module) -> torch.Tensor:
-        cut = spread.block(*SIDES).slices
-        return spread.train()(x_BCHW[(..., *cut)]).detach()
-
-    first = tiledseg.parallelize(copy.deepcopy(whole), (mesh.size, 1), seed=7)
-    drawn = [gone_on(first) for _ in range(3)]
-    weights, calls = first.state_dict(), first.calls
-    first.close()
-    assert list(weights) == list(whole.state_dict())
-    assert calls == 3
-    again = tiledseg.parallelize(copy.deepcopy(whole), (mesh.size, 1), seed=7)
-    again.load_state_dict(weights)
-    assert torch.equal(gone_on(again), drawn[0]), "the first call once more"
-    again.calls = 2
-    assert torch.equal(gone_on(again), drawn[2])
-    assert not torch.equal(drawn[2], drawn[0])
-    again.close()
