@@ -86,7 +86,7 @@ ROWS: dict[str, Row] = {
     ),
     "float32": Row((4,), {"train.precision": "fp32", "train.epochs": 12}, ({},), bound=1e-5),
     "exchange": Row(
-        (4,), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
+        (2, 4), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
     ),
     "polygons": Row((2,), {**POLYGONS, "train.tiles_per_step": 4}, ({},)),
     "polygons in layer": Row((4,), {**POLYGONS, **CONSTANT}, (halo("layer"), halo("exchange") | {"tiling.halo": 24})),
