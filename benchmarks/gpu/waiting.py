@@ -122,7 +122,9 @@ def synchronisations(part: Part, unet: UNet, side: int, mode: str) -> dict[str, 
                 torch.cuda.set_sync_debug_mode("default")
     finally:
         step.close()
-    places = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchroniz" in str(w.message))
+    places = Counter(
+        f"{Path(w.filename).name}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message)
+    )
     return {"count": sum(places.values()), "places": dict(places)}
 
 

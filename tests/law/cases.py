@@ -216,7 +216,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """The relative difference of all tensors together."""
     assert found.keys() == expected.keys()
-    flat = [torch.cat([values[key].double().reshape(-1) for key in expected]) for values in (found, expected)]
+    flat = [torch.cat([values[key].cpu().double().reshape(-1) for key in expected]) for values in (found, expected)]
     return relative(*flat)
 
 

@@ -37,7 +37,7 @@ CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, class
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")
 # Of a whole gradient, relative. float32 keeps 24 bits, TF32 and fp16 11, bfloat16 8; each layer rounds once or twice.
-BOUNDS = {"fp32": 1e-5, "tf32": 2e-2, "bf16": 0.2}
+BOUNDS = {"fp32": 1e-5, "tf32": 3e-2, "bf16": 0.2}
 STEP_BOUNDS = {"fp64": 1e-11, "fp32": 1e-4, "bf16": 0.03, "fp16": 0.004}
 
 
@@ -61,7 +61,7 @@ def test_a_step_over_tiles_is_that_of_the_whole(device: torch.device, precision:
     else:
         expected = step_gradients(CASE, mesh, precision, (1, 1))
     assert loss == pytest.approx(expected[0], rel=bound)
-    assert difference({name: gradient.cpu() for name, gradient in found.items()}, expected[1]) < bound
+    assert difference(found, expected[1]) < bound
 
 
 def kind(norm: str, upsampling: str) -> UNet:
@@ -115,8 +115,7 @@ def test_a_network_of_each_kind(
     bound = BOUNDS["tf32" if precision == "fp32" and not deterministic and device.type == "cuda" else precision]
     for found in results:
         assert found.loss == pytest.approx(reference.loss, rel=bound)
-        gradients = {name: found.gradients[name].cpu() for name in reference.gradients}
-        assert difference(gradients, reference.gradients) < bound
+        assert difference({name: found.gradients[name] for name in reference.gradients}, reference.gradients) < bound
     if deterministic:
         again = computed(unet, device, precision, "never")
         for other in (results[1], again):

@@ -71,8 +71,8 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
-    """Beside what the budget counts: `x`, the expected gradient, one on its way, and four of the running operation:
-    what it has saved, its gradients in and out, a factor."""
+    """Beside what the budget counts: `x`, the expected gradient, four of the running operation (what it has saved, its
+    gradients in and out, a factor), and some on their way: 7 to 8 in all on an H100, as copies lag behind."""
     budget, x = 96 * MIB, torch.randn(4 * MIB, device="cuda", requires_grad=True)
     expected = torch.autograd.grad(chain(x), x)[0]
     torch.cuda.empty_cache()
@@ -83,7 +83,7 @@ def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
                 torch.cuda.reset_peak_memory_stats()
             assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected)
             reserved.append(torch.cuda.memory_reserved())
-    assert torch.cuda.max_memory_allocated() <= budget + 7 * x.nbytes
+    assert torch.cuda.max_memory_allocated() <= budget + 9 * x.nbytes
     assert reserved[-1] == reserved[10]
     assert reserved[-1] <= 1.1 * torch.cuda.max_memory_allocated() + 20 * MIB
 

@@ -71,7 +71,10 @@ def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mes
     named = list(own_state(network).items())
     for entries in optimizer.state.values():
         named += [(f"the optimizer's {name}", value) for name, value in entries.items() if torch.is_tensor(value)]
-    wrong = next((name for name, tensor in named if not tensor.isfinite().all()), None)
+    # The sums of all take a sixteenth of the time of looking at each, and one wait for a GPU. A sum may overflow alone.
+    devices = [[t.sum().double() for _, t in named if t.device == device] for device in {t.device for _, t in named}]
+    finite = all(bool(torch.stack(sums).isfinite().all()) for sums in devices)
+    wrong = None if finite else next((name for name, tensor in named if not tensor.isfinite().all()), None)
     found = [name for name in mesh.communicator.gather_objects(wrong) if name is not None]
     if found:
         raise TiledsegError(
