@@ -13,7 +13,7 @@ import yaml
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.commands.calibrate import CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
+from tiledseg.commands.calibrate import CASES, GPU_CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.user_files.machine import find_machine, machine_from
@@ -31,6 +31,16 @@ def test_a_fit_gives_back_the_steps_of_a_machine(disturbed: float) -> None:
     for case in cases:
         rel = 0.02 if disturbed == 1 else 0.1
         assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=rel)
+
+
+def test_a_fit_on_a_gpu_keeps_the_bandwidth_that_was_measured() -> None:
+    machine = Machine(2e13, name="some", memory_bandwidth=3e12, launch=2e-5, rates={"fp32": 2e13, "bf16": 3e14})
+    cases = [case for case in (TINY, *GPU_CASES) if case.precision in machine.rates]
+    steps = {case: predicted(machine.computing(case.precision), case) for case in cases}
+    fitted = fit_all(steps, 3e12)
+    assert fitted.memory_bandwidth == 3e12
+    for case in cases:
+        assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=0.02)
 
 
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,8 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     host: dict[str, Any] = {"ranks": max(ranks, cores // threads) if on_cpu else ranks, "threads": threads}
     host |= {"cores": cores} if on_cpu else {"memory": torch.cuda.get_device_properties(mesh.device).total_memory}
     turns = max(1.0, ranks * threads / cores) if on_cpu else 1.0
-    machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}))
+    bandwidth = None if on_cpu else _copied(mesh.device)
+    machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}, bandwidth))
     figures = {
         "flops": _rounded(machine.rates),
         "lanes": machine.lanes,
@@ -133,11 +134,12 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     return {"name": name, "measured": measured, "host": host | {"base": base}, "figures": figures}
 
 
-def fit_all(seconds: dict[Case, float]) -> Machine:
-    """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions."""
+def fit_all(seconds: dict[Case, float], bandwidth: float | None = None) -> Machine:
+    """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions. A GPU's
+    `bandwidth` is given: in float32 its kernels are so far from it that a fit would find a tenth."""
     single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
-    begin = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5)
-    names = "flops", "memory_bandwidth", "launch"
+    begin = Machine(1e12, name="fitted", memory_bandwidth=bandwidth or 1e11, launch=1e-5)
+    names = ("flops", "launch") if bandwidth else ("flops", "memory_bandwidth", "launch")
     fitted = (_fit(replace(begin, lanes=lanes), single, names) for lanes in (1, 4, 8, 16, 32))
     machine = min(fitted, key=lambda each: _error(each, single))
     rates = {"fp32": machine.flops}
@@ -236,6 +238,13 @@ def _reading() -> float:
     side = 1024
     with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), side)[0]) as file:
         return least(torch.device("cpu"), file.read) / (_BANDS * side**2)
+
+
+def _copied(device: torch.device) -> float:
+    """Return the bytes a second that a copy within a GPU's memory reads and writes."""
+    source = torch.ones(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / least(device, lambda: target.copy_(source))
 
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:

@@ -92,7 +92,7 @@ class Preparation:
 
     @property
     def compiles(self) -> bool:
-        """True if the passes with gradients are compiled. `auto` compiles nowhere, since no GPU has measured it."""
+        """True if the passes with gradients are compiled. `auto` compiles nowhere: it takes half a minute a shape."""
         return self.config.train.compiles() == "on"
 
     @property
