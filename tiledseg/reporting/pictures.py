@@ -66,26 +66,28 @@ def draw_panel(
     from PIL import Image, ImageDraw, ImageFont  # here: an extra
 
     widths = [max(row[column].shape[1] for row in rows) for column in range(len(titles))]
+    text = max(_TEXT, sum(widths) // 120)  # a wide picture is looked at as wide as a screen
+    key = _KEY * text // _TEXT
     lefts = [_GAP + sum(widths[:column]) + column * _GAP for column in range(len(titles))]
-    tops, y = [], 2 * _GAP + _TEXT
+    tops, y = [], 2 * _GAP + text
     for row in rows:
         tops.append(y)
         y += max(picture.shape[0] for picture in row) + _GAP
-    width = max(lefts[-1] + widths[-1] + _GAP, _KEY + 2 * _GAP)
-    columns = max(1, (width - _GAP) // _KEY)
-    height = y + -(-len(legend) // columns) * (_TEXT + _GAP) + _GAP
+    width = max(lefts[-1] + widths[-1] + _GAP, key + 2 * _GAP)
+    columns = max(1, (width - _GAP) // key)
+    height = y + -(-len(legend) // columns) * (text + _GAP) + _GAP
     image = Image.new("RGB", (width, height), _PAPER)
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default(_TEXT)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(text)
     for title, left in zip(titles, lefts, strict=True):
         draw.text((left, _GAP), title, _INK, font)
     for row, top in zip(rows, tops, strict=True):
         for left, picture in zip(lefts, row, strict=True):
             image.paste(Image.fromarray(np.ascontiguousarray(picture)), (left, top))
     for k, (name, colour) in enumerate(legend):
-        x, top = _GAP + k % columns * _KEY, y + k // columns * (_TEXT + _GAP)
-        draw.rectangle((x, top + 2, x + _TEXT, top + 2 + _TEXT), colour, _INK)
+        x, top = _GAP + k % columns * key, y + k // columns * (text + _GAP)
+        draw.rectangle((x, top + 2, x + text, top + 2 + text), colour, _INK)
         words = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 3]}..."
-        draw.text((x + _TEXT + 6, top + 1), words, _INK, font)
+        draw.text((x + text + 6, top + 1), words, _INK, font)
     return np.asarray(image)
 
 
