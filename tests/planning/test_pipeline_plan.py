@@ -78,7 +78,7 @@ def test_memory_moves_the_cuts_and_then_refuses() -> None:
         memory for memory in range(1 << 20, 64 << 20, 1 << 18) if not refused(memory, stages=3, balance="modelled")
     )
     assert plan(tight, stages=3, balance="modelled").balance != free.balance
-    with pytest.raises(ConfigError, match=r"stage \d needs at least \d+ bytes, but the memory of a stage is"):
+    with pytest.raises(ConfigError, match=r"stage \d needs at least [\d.]+ \w+, but the memory of a stage is"):
         plan(tight // 4, stages=3, balance="modelled")
     with pytest.raises(ConfigError, match=r"stage \d of parallel.balance .* needs about .* GiB, but .* are to be had"):
         plan(tight // 4, stages=3, balance=list(free.balance))

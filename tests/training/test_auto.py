@@ -47,7 +47,7 @@ def test_nothing_that_fits_and_no_machine_are_one_line(material: Material, capfd
     folder = material.root / "refused"
     assert train(material, folder, *AUTO, "--memory.budget", "9KiB") == 2
     told = capfd.readouterr().err
-    assert "settings for 1 ranks of 9216 bytes can be" in told
+    assert "settings for 1 ranks of 9.00 KiB can be" in told
     assert "the nearest, " in told
     assert told.count("\n") == 1
     assert not folder.exists()
