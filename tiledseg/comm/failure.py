@@ -120,9 +120,8 @@ def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
     """Report an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
 
-    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. They
-    leave with the error's code, not with the signal's: srun returns the largest. Where the largest code counts, rank 0
-    leaves a little later: TERM would give 143 to ranks that still import.
+    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. Where
+    the largest code counts, rank 0 leaves a little later: TERM would give 143 to ranks that still import.
     """
     code = exit_code(error)
     ending(code)
@@ -132,11 +131,16 @@ def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
             wait_until_read()
             time.sleep(_IMPORT_SECONDS if largest_code_counts() else 0.0)
         return
+    _wait_to_be_ended(code)
+    if not isinstance(error, (KeyboardInterrupt, Stopped)):
+        report(error, f"rank {launch.rank} on {host}")
+
+
+def _wait_to_be_ended(code: int) -> None:
+    """Wait for the launcher's signal and leave with `code`, not with the signal's: srun returns the largest code."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(GRACE_SECONDS + _IMPORT_SECONDS)
-    if not isinstance(error, (KeyboardInterrupt, Stopped)):
-        report(error, f"rank {launch.rank} on {host}")
 
 
 def wait_until_read(seconds: float = 3.0) -> None:
