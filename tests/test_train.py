@@ -10,12 +10,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from torch.nn import functional
 
 from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
-from tests.small_files import tree
+from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
@@ -236,3 +237,19 @@ def test_a_class_file_is_kept_by_the_run(material: Material) -> None:
     grouped = {"name": "field", "colour": "#9ebc5e", "values": ["0", "1"]}
     assert classes == [grouped, {"name": "road", "colour": "#46464a", "values": ["2"]}]
     assert train(material, folder, "--data.classes", json.dumps(classes), *epochs) == 0
+
+
+def test_a_class_that_no_label_has_is_named_where_labels_count_nowhere(
+    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mask of 0 and 255, where 255 is no class unless `data.classes` says so."""
+    masks = [str(tmp_path / f"mask-{number}.tif") for number in (1, 2)]
+    for mask in masks:
+        write_raster(Path(mask), np.kron(np.eye(8, dtype=np.uint8), np.full((8, 8), 255, np.uint8))[None])
+    labels = ("--data.labels", json.dumps(masks), "--train.epochs", "1", "--run.verbosity", "1", *FP32)
+    words = "no label has class 1, 2, and 1,024 label pixels count nowhere, as they are 255 or without data"
+    assert train(material, tmp_path / "run", *labels) == 0
+    assert words in capsys.readouterr().err
+    named = ("--data.classes", "[{name: ground, value: 0}, {name: tree, value: 255}]", "--data.val_images", "[]")
+    assert train(material, tmp_path / "named", *labels, *named, "--data.val_labels", "[]") == 0
+    assert "count nowhere" not in capsys.readouterr().err

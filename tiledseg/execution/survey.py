@@ -22,12 +22,13 @@ from tiledseg.raster.statistics import Normalization, Sums, finish, measure, sta
 
 
 class Survey(NamedTuple):
-    """The counts of labels: valid pixels of each class in each image, None where not asked. `labelled`: some have a
-    class."""
+    """The counts of labels: valid pixels of each class in each image, None where not asked. `labels`: pixels of each
+    class, whatever the images hold there; `unlabelled`: those of none."""
 
     normalization: Normalization
     counts: NDArray[np.int64] | None
-    labelled: bool
+    labels: NDArray[np.int64]
+    unlabelled: int
 
 
 def survey(
@@ -47,11 +48,11 @@ def survey(
     """
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
 
-    def look_at_labels() -> bool:
-        """Return True if a pixel of this rank's share of the blocks is of a class; count those that are valid."""
+    def look_at_labels() -> NDArray[np.int64]:
+        """Count the label pixels of this rank's share of the blocks by their number, and those that are valid."""
         maps = [label_map.resolve(reader.info) for reader in labels]
         current: list[RasterReader] = []
-        labelled = False
+        numbers = np.zeros(256, np.int64)
         blocks = statistics_blocks([reader.info for reader in labels], mesh.rank, mesh.size)
         for block in ticking(shown(blocks, len(blocks), "looking at every label")):
             readers = [labels[block.image], images[block.image]][: 1 + count]
@@ -60,29 +61,29 @@ def survey(
                     reader.release()  # blocks come file by file: no more than one of each kind is held open
             current = readers
             classes_HW = read_labels(labels[block.image], maps[block.image], block.box)
-            known_HW = classes_HW != label_map.ignore_index
-            labelled = labelled or bool(known_HW.any())
+            numbers += np.bincount(classes_HW.ravel(), minlength=256)
             if counts is not None:
-                valid_HW = images[block.image].read(block.box)[1] & known_HW
+                valid_HW = images[block.image].read(block.box)[1] & (classes_HW != label_map.ignore_index)
                 counts[block.image] += count_classes(classes_HW, valid_HW, label_map.count)
-        return labelled
+        return numbers
 
-    def look() -> tuple[bool, Sums | None]:
+    def look() -> tuple[NDArray[np.int64], Sums | None]:
         with doing("looking at every label"):
-            labelled = look_at_labels()
+            numbers = look_at_labels()
         if not normalize:
-            return labelled, None
+            return numbers, None
         blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
         with doing("taking the statistics of the bands"):
-            return labelled, measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
+            return numbers, measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
 
-    labelled, sums = mesh.on_all(look)
+    numbers, sums = mesh.on_all(look)
     counts = sum(mesh.communicator.gather_objects(counts)) if count else None
-    labelled = any(mesh.communicator.gather_objects(labelled))
+    numbers = sum(mesh.communicator.gather_objects(numbers), start=np.zeros(256, np.int64))
+    seen = numbers[: label_map.count], int(numbers[label_map.count :].sum())
     if not normalize:
-        return Survey(Normalization.identity(images[0].info.bands), counts, labelled)
+        return Survey(Normalization.identity(images[0].info.bands), counts, *seen)
     parts = mesh.communicator.gather_objects(sums)
-    return Survey(mesh.on_root(lambda: finish(np.concatenate(parts))), counts, labelled)
+    return Survey(mesh.on_root(lambda: finish(np.concatenate(parts))), counts, *seen)
 
 
 def survey_content(

@@ -63,7 +63,7 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
                 shown = stack.enter_context(closing(StepProgress(0, 0, preparation.config.run.verbosity))).part
             measures = normalize is not False and checkpoint is None
             found = survey(mesh, images, labels, preparation.label_map, measures, count, shown)
-        if checkpoint is None and not found.labelled:
+        if checkpoint is None and not found.labels.any():
             raise mark_agreed(
                 LabelError(
                     "no pixel of data.labels is of a class: all are data.ignore_index "
@@ -71,6 +71,15 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
                     "data.labels, data.classes and data.area"
                 )
             )
+        absent = [str(k) for k, pixels in enumerate(found.labels.tolist()) if not pixels]
+        if checkpoint is None and absent and found.unlabelled:
+            number = preparation.label_map.ignore_index
+            note = (
+                f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels count nowhere, as they "
+                f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
+                "(docs/how-to/own-data.md)"
+            )
+            preparation = replace(preparation, warnings=(*preparation.warnings, note))
         if found.counts is not None:
             absent = [str(k) for k, pixels in enumerate(found.counts.sum(axis=0).tolist()) if not pixels]
             note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"

@@ -17,8 +17,9 @@ if [[ -n "${TILEDSEG_SWEEP:-}" ]]; then
 fi
 
 signalled=0 stopped=0 cancelled=0 child=
+# After TERM the ranks get the same signal: mpirun passes it on, but ends its ranks at once where it gets TERM itself.
 trap 'signalled=1 stopped=1; [[ -z "$child" ]] || kill -s "$signal" "$child" || true' "$signal"
-trap 'signalled=1 stopped=1 cancelled=1; [[ -z "$child" ]] || kill -s TERM "$child" || true' TERM
+trap 'signalled=1 stopped=1 cancelled=1; [[ -z "$child" ]] || kill -s "$signal" "$child" || true' TERM
 run() {
     ((!stopped)) || return 75
     "${launch[@]}" "$@" &
