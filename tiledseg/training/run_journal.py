@@ -82,7 +82,10 @@ class Journal:
             with writing(self._folder / EVENTS):
                 self._events.add_image("val/panel", panel, step, dataformats="HWC")
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
-        self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
+        each = zip(scores.get("iou", ()), self._started.get("classes", ()), strict=False)
+        scored = [(iou, of["name"]) for iou, of in each if iou is not None]
+        weakest = "weakest {1} {0:.4f}".format(*min(scored)) if len(scored) > 1 else ""
+        self._progress.say(f"epoch {epoch}: validation mean IoU {score}{', ' if weakest else ''}{weakest}")
 
     def _write(self, line: dict[str, Any], numbers: Mapping[str, float]) -> None:
         """Write a line, and its numbers as events. Raises WriteError where the disk refuses it, or the file was moved
