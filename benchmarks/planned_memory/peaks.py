@@ -22,13 +22,13 @@ from torch.nn.functional import cross_entropy
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS, Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import MemoryPolicy
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import tile_walk
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.step_memory import network_walk
-from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96
 LARGE = 256, 256

@@ -34,6 +34,7 @@ from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.planning.memory.greedy import Greedy
 from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
@@ -41,7 +42,6 @@ from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.mode_cost import settled
 from tiledseg.planning.walk.step_memory import network_walk
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.tracing.allocations import AllocationMeter
 
 RASTER = 128, 192
 SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2)}  # of the mesh, by ranks

@@ -16,10 +16,10 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import minimum_halo
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import count_parameters, required_input, tensor_shapes
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.tracing.allocations import AllocationMeter
 
 
 def test_the_network_has_every_layer() -> None:

@@ -20,10 +20,10 @@ from tests.memory import zoo
 from tests.memory.test_zoo import same
 from tests.memory.zoo import ZOO, Tensors
 from tiledseg.errors import ConfigError
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Mover
 from tiledseg.memory.recomputing import Recomputing
-from tiledseg.tracing.allocations import AllocationMeter
 
 ALL, NONE = 0, 1 << 62  # budgets under which everything is computed once more, and nothing
 

@@ -15,12 +15,12 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.layers import resampling as module
 from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.layers.joins import WholeImageMax
 from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, Interpolated, Reflected, upsample
-from tiledseg.tracing.allocations import AllocationMeter
 
 
 @pytest.mark.parametrize("even", [False, True])

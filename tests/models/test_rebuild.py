@@ -21,11 +21,11 @@ from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
 from tiledseg.geometry.memory_policy import can_rebuild, compaction, held, homes, keep_all, recomputation, spread
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.planning.step.cost import layer_costs
-from tiledseg.tracing.allocations import AllocationMeter
 
 
 def drawn(graph: Graph, seed: int) -> MemoryPolicy:

@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tiledseg.geometry.graph import Graph
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.tracing.allocations import AllocationMeter
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 

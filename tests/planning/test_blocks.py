@@ -14,6 +14,7 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory import shelf
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost_model.machine import Machine
@@ -27,7 +28,6 @@ from tiledseg.planning.walk.segment_memory import BlockedStep
 from tiledseg.spatial.block_network import BlockNetwork
 from tiledseg.spatial.block_pass import BlockPass, Image
 from tiledseg.spatial.block_statistics import Together
-from tiledseg.tracing.allocations import AllocationMeter
 
 NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
 SIDE = 256

@@ -13,6 +13,7 @@ from tests.memory.stores import ROOM, offload
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.memory_policy import keep_all
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.models.network import build_modules
@@ -24,7 +25,6 @@ from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk.step_memory import fixed_memory
-from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.offloading import hooks_of
 
 SIDE = 256

@@ -15,6 +15,7 @@ from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all, named_policy
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
@@ -24,7 +25,6 @@ from tiledseg.planning.staged_pipeline import StagePrices
 from tiledseg.planning.step.cost import layer_costs, tile_walk
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import training_memory
-from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
 CONTEXTS = {"same": (48, 64), "valid": (44, 52)}

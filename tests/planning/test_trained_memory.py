@@ -19,6 +19,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.plan import step_cost
@@ -27,7 +28,6 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.preparation import loss_bytes_of, objective_of
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.units import ACTIVATION_BYTES

@@ -19,7 +19,7 @@ from torch.nn import functional
 from tests.tracing.networks import Outer
 from tests.tracing.styles import Parsing
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.tracing.allocations import AllocationMeter
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[torch.Tensor], torch.Tensor]

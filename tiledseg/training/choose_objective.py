@@ -134,7 +134,7 @@ def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objecti
 def _measured(objective: Objective, channels: Sequence[int], dtype: torch.dtype) -> LossBytes:
     """Measure the bytes of a pixel that are kept after its sums, and their peak until its gradients are computed, these
     included. An output counts while the loss keeps it; labels as they are read do not count."""
-    from tiledseg.tracing.allocations import AllocationMeter  # runs with the usual loss need nothing of it
+    from tiledseg.memory.allocations import AllocationMeter  # runs with the usual loss need nothing of it
 
     margin, pixels = objective.margin, _SIDE * _SIDE
     side = _SIDE + 2 * margin
