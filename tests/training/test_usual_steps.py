@@ -106,7 +106,11 @@ def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
     assert said[-1] == (f"wrote checkpoint {where}, best {where} (mean_iou {best['value']:.4f})")
     assert not [line for line in said if "nothing to do" in line]
     assert [line for line in said if line.startswith("warning: the run has 3 steps in all")]
+    resolved = (folder / "config.yaml").read_bytes()
+    config.optimizer.lr *= 3
     assert run(config) == 0
+    assert (folder / "config.yaml").read_bytes() == resolved, "no step ran with the other rate"
+    assert json.loads((folder / "summary.json").read_text())["resumed"] == []
     said = capfd.readouterr().err.splitlines()
     assert [line for line in said if "nothing" in line] == [
         "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output"

@@ -36,6 +36,7 @@ from tiledseg.system.writing import write_whole, writing
 from tiledseg.training.auto import in_words
 from tiledseg.training.ending import end_of_job
 from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
+from tiledseg.training.optimizer import Course
 from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
 from tiledseg.training.run_check import check_lines, check_none_lost, check_run_folder, check_unchanged
@@ -69,6 +70,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 
     def look_back() -> tuple[int | None, Beginning, str | None]:
         newest, beginning = newest_step(folder / CHECKPOINTS), begin(early or _checkpoint_of(config), preparation)
+        if over := _own_end(beginning, preparation):  # no step runs with other values
+            beginning = replace(beginning, resumed=over.saved.resumed)
         return newest, beginning, _check_metrics(folder, beginning.checkpoint, lines, config.train.checkpoint_every)
 
     newest, beginning, lost = mesh.on_root(look_back)
@@ -79,7 +82,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     preparation = count_by_place(preparation, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
-        mesh.on_root(lambda: _claim(folder, text, beginning, newest))
+        keeps = _own_end(beginning, preparation) and (folder / CONFIG).exists()
+        mesh.on_root(lambda: _claim(folder, None if keeps else text, beginning, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
         note = spread_note(preparation.plan.spread.mesh, hosts)
         notes = [warning for warning in (lost, note, idle_ranks(preparation, mesh.size), unlocked) if warning]
@@ -167,12 +171,22 @@ def _check_metrics(
     return check_lines(folder / METRICS, checkpoint.saved.step, lines)
 
 
-def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:
+def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | None:
+    """Return the checkpoint that the run goes on from where it is the run's own and no step is left, else None."""
+    course, checkpoint = Course(preparation.epochs, preparation.sampler.steps_per_epoch), beginning.checkpoint
+    if checkpoint is None or course.left(checkpoint.saved.position):
+        return None
+    own = Path(preparation.config.run.output) / CHECKPOINTS
+    return checkpoint if checkpoint.path.parent.resolve() == own.resolve() else None
+
+
+def _claim(folder: Path, text: str | None, beginning: Beginning, newest: int | None) -> None:
     """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it."""
     checkpoint = beginning.checkpoint
     check_unchanged(folder, newest)
     clean_leftovers(folder / CHECKPOINTS)
-    write_whole(folder / CONFIG, text)
+    if text is not None:
+        write_whole(folder / CONFIG, text)
     drop_validations(folder, checkpoint.saved.step if checkpoint is not None else 0)
     with writing(folder):
         if checkpoint is None:
