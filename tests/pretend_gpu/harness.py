@@ -74,7 +74,7 @@ class Ran:
 
     @property
     def report(self) -> dict:
-        """What rank 0 did on its GPU; skips the test on a real one."""
+        """Return what rank 0 did on its GPU; skip the test on a real one."""
         if self.real:
             pytest.skip("a real GPU reports no waits and contexts")
         return self.reports[0]

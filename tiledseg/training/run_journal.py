@@ -84,8 +84,10 @@ class Journal:
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
         each = zip(scores.get("iou", ()), self._started.get("classes", ()), strict=False)
         scored = [(iou, of["name"]) for iou, of in each if iou is not None]
-        weakest = "weakest {1} {0:.4f}".format(*min(scored)) if len(scored) > 1 else ""
-        self._progress.say(f"epoch {epoch}: validation mean IoU {score}{', ' if weakest else ''}{weakest}")
+        if len(scored) > 1:
+            iou, name = min(scored)
+            score += f", weakest {name} {iou:.4f}"
+        self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def _write(self, line: dict[str, Any], numbers: Mapping[str, float]) -> None:
         """Write a line, and its numbers as events. Raises WriteError where the disk refuses it, or the file was moved

@@ -82,8 +82,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     preparation = count_by_place(preparation, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
-        keeps = _own_end(beginning, preparation) and (folder / CONFIG).exists()
-        mesh.on_root(lambda: _claim(folder, None if keeps else text, beginning, newest))
+        over = _own_end(beginning, preparation) is not None
+        mesh.on_root(lambda: _claim(folder, text, beginning, newest, over))
         hosts = mesh.communicator.gather_objects(mesh.host)
         note = spread_note(preparation.plan.spread.mesh, hosts)
         notes = [warning for warning in (lost, note, idle_ranks(preparation, mesh.size), unlocked) if warning]
@@ -180,12 +180,13 @@ def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | Non
     return checkpoint if checkpoint.path.parent.resolve() == own.resolve() else None
 
 
-def _claim(folder: Path, text: str | None, beginning: Beginning, newest: int | None) -> None:
-    """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it."""
+def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, over: bool) -> None:
+    """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it; a
+    run that is `over` keeps its own."""
     checkpoint = beginning.checkpoint
     check_unchanged(folder, newest)
     clean_leftovers(folder / CHECKPOINTS)
-    if text is not None:
+    if not (over and (folder / CONFIG).exists()):
         write_whole(folder / CONFIG, text)
     drop_validations(folder, checkpoint.saved.step if checkpoint is not None else 0)
     with writing(folder):

@@ -121,7 +121,7 @@ class Content:
 
 
 MOST_BLOCKS = 4096
-"""Of an image, along rows and along columns."""
+"""The most blocks of an image, along rows and along columns."""
 
 
 @dataclass(frozen=True)
