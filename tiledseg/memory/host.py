@@ -84,12 +84,10 @@ class GpuLanes:
         self.look()
         over = event.query()  # no time is lost then; torch's sanitizer wants the order said all the same
         for stream in self._computing.values():
-            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begun.record(stream)
+            begun = None if over else stream.record_event(torch.cuda.Event(enable_timing=True))
             stream.wait_event(event)
-            ended.record(stream)
-            if not over:
-                self._stalls.append((begun, ended))
+            if begun is not None:
+                self._stalls.append((begun, stream.record_event(torch.cuda.Event(enable_timing=True))))
         if len(self._stalls) > _MOST_NOTED:
             self._add_up()
 
