@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tiledseg.commands.parser import Parser, run
-from tiledseg.synthetic.land import CLASSES, IGNORED
+from tiledseg.synthetic.scene import CLASSES, IGNORED
 from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.system.console import answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 import warnings
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -181,7 +182,7 @@ def test_large_files_are_bigtiff() -> None:
     assert not PLAIN.is_big(narrow)
 
 
-@pytest.mark.parametrize("fails", ["copy", "kept"])
+@pytest.mark.parametrize("fails", ["copy", "kept", "disk"])
 def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     (tmp_path / "map.tif").write_bytes(b"old")
     layout = lay_out(tmp_path / "map.tif", Info(40, 50), 1, "uint8", packing=Packing())
@@ -192,9 +193,16 @@ def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: 
 
     if fails == "copy":
         monkeypatch.setattr(tiff_files.rasterio.shutil, "copy", broken)
-    else:
+    elif fails == "kept":
         monkeypatch.setattr(tiff_files, "meaning", lambda dataset: {"CRS": id(dataset)})
-    with pytest.raises(WriteError, match=r"No space left" if fails == "copy" else r"not kept the CRS"):
-        pack_layout(layout)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = {"copy": "No space left", "kept": "not kept the CRS", "disk": r"cannot write .*map.tif: "}[fails]
+    try:
+        if fails == "disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
+        with pytest.raises(WriteError, match=words):
+            pack_layout(layout)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert (tmp_path / "map.tif").read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"map.tif", ".map.tif.part"}

@@ -11,9 +11,7 @@ by which QGIS shows the map.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,11 @@ import numpy as np
 import rasterio
 import rasterio.shutil
 from numpy.typing import NDArray
-from rasterio.errors import RasterioError
 
 from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.raster.info import RasterInfo, placement
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
-from tiledseg.system.console import flush as flush_console
-from tiledseg.system.console import say
 from tiledseg.system.writing import flush, write_error, writing
 
 _CACHE_BYTES = 256 << 20
@@ -39,7 +34,6 @@ _SHARES_LEVEL = 1
 
 _LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
 _LOOK_SECONDS = 0.5
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
@@ -151,7 +145,7 @@ def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Call
             flush(packed_name(plain))
     except BaseException as error:
         remove(packing_names(plain))
-        if isinstance(error, RasterioError):
+        if isinstance(error, Exception) and type(error).__module__.startswith("rasterio"):  # not all are RasterioErrors
             raise write_error(path, error) from error
         raise
 
@@ -209,33 +203,6 @@ def meaning(dataset: Any) -> dict[str, Any]:
         "ground control points": (crs_of_points, [(p.row, p.col, p.x, p.y, p.z) for p in points]),
         "rational polynomial coefficients": dataset.rpcs and dataset.rpcs.to_dict(),
     }
-
-
-@contextlib.contextmanager
-def libtiff_errors() -> Iterator[None]:
-    """Raise an OSError for a system's refusal that libtiff prints on standard error inside the block: GDAL makes no
-    error of one at a file's closing. Other words follow at the end."""
-    flush_console()
-    shown, words = os.dup(2), os.memfd_create("libtiff")
-    try:
-        os.dup2(words, 2)
-        try:
-            yield
-        finally:
-            flush_console()
-            os.dup2(shown, 2)
-            _judge(os.pread(words, 2**16, 0).decode(errors="replace"))
-    finally:
-        os.close(words)
-        os.close(shown)
-
-
-def _judge(text: str) -> None:
-    for number in _REFUSALS:
-        if os.strerror(number) in text:
-            raise OSError(number, os.strerror(number))
-    for line in text.splitlines():
-        say(line)
 
 
 _COLUMNS = (("Value", 0, 5), ("Class", 2, 2), ("Red", 0, 6), ("Green", 0, 7), ("Blue", 0, 8))

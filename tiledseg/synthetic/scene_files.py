@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import rasterio
 from affine import Affine
-from numpy.typing import NDArray
-from rasterio.windows import Window
+from rasterio.crs import CRS
 
 from tiledseg.config.checks import checked
-from tiledseg.config.map_formats import BLOCK
+from tiledseg.config.map_formats import BLOCK, Packing
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.tiff_files import libtiff_errors
-from tiledseg.synthetic.land import CLASS_COLOURS, CLASSES, IGNORED, METRES
-from tiledseg.synthetic.scene import BANDS, NODATA, Scene
-from tiledseg.system.outputs import check_outputs, whole
-from tiledseg.system.writing import replacing, write_error
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.map_writer import RasterWriter, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.mirrored_reader import prefetch
+from tiledseg.synthetic.scene import BANDS, CLASS_COLOURS, CLASSES, IGNORED, METRES, NODATA, Scene
+from tiledseg.system.outputs import check_outputs
+from tiledseg.system.run_lock import claimed
 
 WINDOW = (BLOCK, BLOCK)
 """Pixels that a thread makes at a time: whole blocks of the file."""
 
-CRS = "EPSG:32632"
-TRANSFORM = Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
+_CRS, _TRANSFORM = "EPSG:32632", Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
+_PACKING = Packing("gtiff", "zstd")
 _MAX_SIDE = 2_000_000
 _MAX_WORKERS = 256
 
@@ -56,48 +53,29 @@ def write_scene(
             f"{_MAX_WORKERS}"
         )
     scene = Scene(seed, size, bands)  # its errors before any work
-    pixels = size[0] * size[1]  # compressed to a half of its bytes or so, and surely not to these
-    check_outputs([whole("--image", image, pixels * bands // 8), whole("--labels", labels, pixels // 1000)])
-    with replacing(image) as image_part, replacing(labels) as labels_part:
-        try:
-            _write((image_part, labels_part), scene, workers, progress)
-        except (rasterio.errors.RasterioError, OSError) as error:
-            raise write_error(f"{image} and {labels}", error) from error
+    info = RasterInfo("the scene", *size, bands, "uint8", CRS.from_string(_CRS), _TRANSFORM)
+    legend = [ClassRecord(name, colour) for name, colour in zip(CLASSES, CLASS_COLOURS, strict=True)]
+    outputs = [raster_output("--image", image, info, bands, "uint8", _PACKING)]
+    check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", _PACKING, legend=True)])
+    with ExitStack() as stack:
+        image_layout = lay_out(image, info, bands, "uint8", NODATA, (), BANDS[bands], _PACKING)
+        stack.callback(image_layout.discard)
+        label_layout = lay_out(labels, info, 1, "uint8", IGNORED, legend, packing=_PACKING)
+        stack.callback(label_layout.discard)
+        layouts = image_layout, label_layout
+        for layout in layouts:
+            stack.enter_context(claimed(layout.temporary, layout.path))
+        with RasterWriter(image_layout) as image_file, RasterWriter(label_layout) as label_file:
 
+            def write(box: Box) -> int:
+                image_CHW, class_HW = scene.render(box)
+                image_file.write(box, image_CHW)
+                label_file.write(box, class_HW[None])
+                return box.area
 
-def _write(paths: tuple[Path, Path], scene: Scene, workers: int, progress: Callable[[int], None]) -> None:
-    profile = {"driver": "GTiff", "height": scene.size[0], "width": scene.size[1], "dtype": "uint8", "crs": CRS}
-    profile |= {"transform": TRANSFORM, "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK}
-    profile |= {"compress": "zstd", "bigtiff": "if_safer"}
-    colours = {"photometric": "rgb", "alpha": "no"} if scene.bands >= 3 else {}
-    bands = {"count": scene.bands, "nodata": NODATA, "predictor": 2, "interleave": "pixel", **colours}
-    # A small cache of blocks, in a fixed order: bounded memory, and the same bytes everywhere.
-    with rasterio.Env(GDAL_CACHEMAX=64, GDAL_NUM_THREADS="1"), ExitStack() as files:
-        image = rasterio.open(paths[0], "w", **profile, **bands)
-        files.callback(_close, image)
-        labels = rasterio.open(paths[1], "w", **profile, count=1, nodata=IGNORED)
-        files.callback(_close, labels)
-        image.descriptions = BANDS[scene.bands]
-        labels.write_colormap(1, dict(enumerate(CLASS_COLOURS)))
-        labels.update_tags(1, **{f"CLASS_{number}": name for number, name in enumerate(CLASSES)})
-        for box, image_CHW, class_HW in _windows(scene, workers):
-            window = Window(box.col.start, box.row.start, box.width, box.height)
-            with libtiff_errors():
-                image.write(image_CHW, window=window)
-                labels.write(class_HW, 1, window=window)
-            progress(box.area)
-
-
-def _close(dataset: Any) -> None:
-    with libtiff_errors():  # it writes what the file holds back
-        dataset.close()
-
-
-def _windows(scene: Scene, workers: int) -> Iterator[tuple[Box, NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Yield all windows in order, as many at a time as there are threads."""
-    boxes = list(Box.of_shape(scene.size).blocks(*WINDOW))
-    with ThreadPoolExecutor(workers) as pool:
-        for start in range(0, len(boxes), workers):
-            part = boxes[start : start + workers]
-            for box, (image_CHW, class_HW) in zip(part, pool.map(scene.render, part), strict=True):
-                yield box, image_CHW, class_HW
+            for area in prefetch(Box.of_shape(size).blocks(*WINDOW), write, workers, 2 * workers):
+                progress(area)
+        for layout in layouts:
+            pack_layout(layout, workers)
+        for layout in layouts:
+            publish(layout)
