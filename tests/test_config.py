@@ -185,7 +185,7 @@ def test_the_record_of_a_run_says_the_same_again(tmp_path: Path) -> None:
         ),
         ("--parallel auto --memory.blocks 2", "memory.blocks is 2 beside parallel.auto: the search"),
         ("--parallel auto --config=", "config"),
-        ("--parallel auto --parallel.fusion 2", "parallel.fusion is 2, but parallel.halo is read; leave fusion out"),
+        ("--parallel auto --parallel.fusion 2", "parallel.fusion is 2, but parallel.halo is read; leave it out"),
         ("--parallel auto --parallel.schedule gpipe", "schedule is gpipe, but parallel.stages is 1"),
     ],
 )

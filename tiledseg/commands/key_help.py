@@ -6,14 +6,14 @@ import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
 import yaml
 
-from tiledseg.config.checks import range_of, shown
+from tiledseg.config.checks import default_of, range_of, shown
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 
@@ -70,8 +70,7 @@ def meaning(key: str) -> str:
 
 def default(field: Field[Any]) -> str:
     """Return the default of a key as YAML writes it."""
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
-    return as_yaml(value)
+    return as_yaml(default_of(field))
 
 
 def takes(field: Field[Any]) -> str:

@@ -1,5 +1,5 @@
-"""Checks of single values: a range, or a list of words, stands beside each field of a group; and kinds of values, as
-type hints name them, of YAML's values and of the arguments of a Python program.
+"""Checks of values: a range, a list of words, or a need of another key stands beside each field of a group; and kinds
+of values, as type hints name them, of YAML's values and of the arguments of a Python program.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiledseg.errors import ConfigError
 
@@ -76,24 +76,72 @@ def _plain(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
-def number(default: Any, least: float, most: float, **ends: Any) -> Any:
-    """Return a field with the range of its number, or of the numbers in its list. `ends`: other fields of `Range`."""
-    metadata = {"range": Range(least, most, **ends)}
+class Need(NamedTuple):
+    """A condition of a key that is given: `key` of the same group, the words for its value, and a function that says of
+    the group whether the condition holds."""
+
+    key: str
+    words: str
+    holds: Callable[[Any], object]
+
+
+def number(
+    default: Any,
+    least: float,
+    most: float,
+    *,
+    texts: tuple[str, ...] = (),
+    pair: bool = False,
+    need: Need | None = None,
+    **ends: Any,
+) -> Any:
+    """Return a field with the range of its number, or of the numbers in its list. `texts`: what it may be instead;
+    `pair`: a list has two numbers. `ends`: other fields of `Range`."""
+    return conditional(default, need, range=Range(least, most, **ends), texts=texts, pair=pair)
+
+
+def word(default: Any, *known: str, removed: Mapping[str, str] | None = None, need: Need | None = None) -> Any:
+    """Return a field that holds one of the `known` words, or a list of them. `removed`: old words, each with its
+    successor."""
+    return conditional(default, need, words=known, removed=removed)
+
+
+def conditional(default: Any, need: Need | None, **metadata: Any) -> Any:
+    """Return a field with its `need`."""
+    metadata["need"] = need
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def word(default: Any, *known: str, removed: Mapping[str, str] | None = None) -> Any:
-    """Return a field that holds one of the `known` words, or a list of them. `removed`: old words, each with its
-    successor."""
-    return field(default=default, metadata={"words": known, "removed": removed})
 
 
 def range_of(described: Field[Any]) -> Range | None:
     """Return the range that stands beside a field."""
     found = described.metadata.get("range")
     return found if isinstance(found, Range) else None
+
+
+class Group:
+    """A group of keys: the base of the configuration's dataclasses, whose names are GROUPConfig."""
+
+    def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
+        group = type(self).__name__.removesuffix("Config").lower()
+        check_values(group, self)
+        for described in fields(self):  # type: ignore[arg-type]
+            need, value = described.metadata.get("need"), getattr(self, described.name)
+            if need is not None and value != default_of(described) and not need.holds(self):
+                other = f"{group}.{need.key}"
+                is_other = f"{other} is {shown(getattr(self, need.key))}"
+                refuse(f"{group}.{described.name}", value, is_other, f"leave it out, or give {other} {need.words}")
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise ConfigError for the first values that do not go together."""
+
+
+def default_of(described: Field[Any]) -> Any:
+    """Return the default of a field."""
+    return described.default if described.default_factory is MISSING else described.default_factory()
 
 
 def check_values(group: str, values: Any) -> None:
@@ -108,14 +156,17 @@ def check_value(key: str, value: object, described: Field[Any]) -> None:
     kinds = set(re.findall(r"\w+", str(described.type)))
     if value is None and "None" not in kinds:
         raise ConfigError(f"{key} is null; give a value, or leave it out")
-    allowed, known = range_of(described), described.metadata.get("words")
+    allowed, extra = range_of(described), described.metadata
+    if extra.get("pair") and isinstance(value, list) and len(value) != 2:
+        raise ConfigError(f"{key} is {shown(value)}; give {allowed and allowed.remedy}")
     for part in _parts(value):
         if isinstance(part, str) and (allowed is None or {"str", "Literal"} & kinds):
             _check_text(key, part)
-            if "Literal" in kinds and part != AUTO:
-                raise ConfigError(f"{key} is '{shown(part)}'; give {AUTO} or a number from {allowed and allowed.least}")
-            if known is not None:
-                one_of(key, part, known, described.metadata["removed"])
+            if extra.get("texts") and part is value and part not in extra["texts"]:
+                words = allowed and (allowed.remedy or f"{', '.join(extra['texts'])} or {allowed.in_words}")
+                raise ConfigError(f"{key} is '{shown(part)}'; give {words}")
+            if "words" in extra:
+                one_of(key, part, extra["words"], extra["removed"])
         elif allowed is not None and part is not None and not isinstance(part, Mapping):  # a record is read elsewhere
             allowed.check(key, part, value)
 
@@ -171,12 +222,11 @@ def counts_of(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, words)) if all(re.fullmatch(r"\s*[+-]?\d{1,18}\s*", each) for each in words) else None
 
 
-def rows_cols(key: str, value: int | list[int] | str, remedy: str) -> tuple[int, int]:
-    """Return a number for both dims, or [rows, cols]. Raise ConfigError for anything else."""
-    values = value if isinstance(value, list) else [value, value]
-    if isinstance(value, str) or len(values) != 2:
-        raise ConfigError(f"{key} is {shown(value)}; give {remedy}")
-    return int(values[0]), int(values[1])
+def rows_cols(value: int | list[int] | str) -> tuple[int, int] | None:
+    """Return a number for both dims, or [rows, cols]; None for a word."""
+    if isinstance(value, str):
+        return None
+    return (value[0], value[1]) if isinstance(value, list) else (value, value)
 
 
 P = ParamSpec("P")

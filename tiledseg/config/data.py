@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, check_values, number, one_of, refuse, shown
+from tiledseg.config.checks import AUTO, LARGEST_HALO, Group, Need, number, shown, word
 from tiledseg.errors import ConfigError
 from tiledseg.units import Length, parse_length
 
@@ -16,10 +16,11 @@ CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV 
 
 SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
 GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
+_BLOCKS = Need("split", "its blocks", lambda data: data.split is not None)
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Group):
     """Rasters to learn from.
 
     Args:
@@ -68,21 +69,19 @@ class DataConfig:
     warp: bool = False
     warp_images: bool = False
     area: str | None = None
-    split: list[int] | str | None = number(None, 1, 4096, remedy=SPLIT)
-    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True)
-    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy=GAP)
-    split_seed: int = number(0, 0, 2**63 - 1)
+    split: list[int] | str | None = number(None, 1, 4096, pair=True, remedy=SPLIT)
+    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True, need=_BLOCKS)
+    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy=GAP, need=_BLOCKS)
+    split_seed: int = number(0, 0, 2**63 - 1, need=_BLOCKS)
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
     references: bool = False
-    normalize: bool | str = True
+    normalize: bool | str = word(True, "true", "false", IMAGENET)
     workers: int = number(2, 1, 256)
     prefetch: int = number(2, 1, 4096)
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("data", self)
+    def check_together(self) -> None:
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
         if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
@@ -94,25 +93,14 @@ class DataConfig:
             raise ConfigError(
                 "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
             )
-        self._check_split()
-        if isinstance(self.normalize, str):
-            one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
-
-    def _check_split(self) -> None:
-        gap = self.split_gap
+        gap, split = self.split_gap, self.split
         if isinstance(gap, str) and gap != AUTO and _within(gap) is None:
             raise ConfigError(f"data.split_gap is '{shown(gap)}'; give {GAP}")
-        if self.split is None:
-            for key in ("split_share", "split_gap", "split_seed"):
-                if getattr(self, key) != getattr(DataConfig, key):
-                    refuse(f"data.{key}", getattr(self, key), "data.split is null", "give its blocks")
-            return
-        side = _within(self.split) if isinstance(self.split, str) else None
-        if not (side and side.number if isinstance(self.split, str) else len(self.split) == 2):
-            raise ConfigError(f"data.split is {shown(self.split)}; give {SPLIT}")
-        if self.val_images:
+        if isinstance(split, str) and not ((side := _within(split)) and side.number):
+            raise ConfigError(f"data.split is {shown(split)}; give {SPLIT}")
+        if split is not None and self.val_images:
             raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
 
 

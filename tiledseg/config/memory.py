@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 
-from tiledseg.config.checks import AUTO, check_values, number, refuse, rows_cols, shown, word
+from tiledseg.config.checks import AUTO, Group, number, refuse, rows_cols, shown, word
 from tiledseg.config.words import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
 from tiledseg.units import MOST_BYTES, parse_bytes
@@ -21,7 +21,7 @@ BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
 
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(Group):
     """Measures against a lack of memory; none changes the result.
 
     Args:
@@ -42,14 +42,11 @@ class MemoryConfig:
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
     recompute: list[str] | str = word(AUTO, *RECOMPUTE, *MODES)
     offload: str = word(NONE, *OFFLOAD)
-    blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
+    blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, texts=(NONE, AUTO), pair=True, remedy=BLOCKS)
     store: str = HOST
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("memory", self)
+    def check_together(self) -> None:
         self.bytes()
-        self.blocks_shape()
         if not isinstance(self.recompute, str) or self.recompute in MODES:
             refuse("memory.recompute", self.recompute, "stages have a key of their own", "set parallel.recompute")
         blocks = f"memory.blocks is {shown(self.blocks)}"
@@ -120,4 +117,4 @@ class MemoryConfig:
 
     def blocks_shape(self) -> tuple[int, int] | None:
         """Return (rows, cols), or None for auto and none."""
-        return rows_cols("memory.blocks", self.blocks, BLOCKS) if self.in_blocks else None
+        return rows_cols(self.blocks)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, refuse, shown, word
+from tiledseg.config.checks import (
+    AUTO,
+    MOST,
+    TRANSPORTS,
+    Group,
+    Need,
+    conditional,
+    counts_of,
+    number,
+    rows_cols,
+    shown,
+    word,
+)
 from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 
@@ -16,10 +28,14 @@ BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
 SEARCHED = ("halo", "mesh", "fusion", "stages", "balance", "schedule", "micro_batches", "recompute")
 FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
 """Keys whose values the search for the least predicted time can choose."""
+_SHARED = Need("halo", "exchange or layer", lambda parallel: parallel.shares_images)
+_LAYER = Need("halo", "layer", lambda parallel: parallel.shares_layers)
+_IDLE = Need("halo", "exchange or layer", lambda each: each.shares_images or each.stages > 1 or each.auto)
+_STAGES = Need("stages", "2 or more", lambda parallel: parallel.stages > 1)
 
 
 @dataclass
-class ParallelConfig:
+class ParallelConfig(Group):
     """The spread of the work over ranks.
 
     Args:
@@ -50,15 +66,15 @@ class ParallelConfig:
 
     exact: bool = True
     halo: str = word("read", *HALO_MODES, removed=REMOVED_MODES)
-    mesh: list[int] | str = number("auto", 1, MOST, remedy=MESH)
-    fusion: int | str = number(1, 1, MOST, remedy=FUSION)
-    overlap: bool = False
+    mesh: list[int] | str = number(AUTO, 1, MOST, texts=(AUTO,), pair=True, need=_SHARED, remedy=MESH)
+    fusion: int | str = number(1, 1, MOST, texts=(AUTO, "whole"), need=_LAYER, remedy=FUSION)
+    overlap: bool = conditional(False, _LAYER)
     stages: int = number(1, 1, 4096)
-    balance: list[int] | str = number("auto", 1, MOST, remedy=BALANCE)
-    schedule: str = word("1f1b", *SCHEDULES, removed=REMOVED_SCHEDULES)
-    micro_batches: int | None = number(None, 1, MOST)
-    recompute: list[str] | str = word(NEVER, *RECOMPUTE)
-    idle_ranks: bool = False
+    balance: list[int] | str = number(AUTO, 1, MOST, need=_STAGES, remedy=BALANCE)
+    schedule: str = word("1f1b", *SCHEDULES, removed=REMOVED_SCHEDULES, need=_STAGES)
+    micro_batches: int | None = number(None, 1, MOST, need=_STAGES)
+    recompute: list[str] | str = word(NEVER, *RECOMPUTE, need=_STAGES)
+    idle_ranks: bool = conditional(False, _IDLE)
     transport: str = word("auto", *TRANSPORTS)
     deadline: float | None = number(None, 1.0, 30 * 86400.0)
     machine: str | None = None
@@ -74,14 +90,7 @@ class ParallelConfig:
         """Return True if the ranks of an image compute each layer together."""
         return self.halo == "layer"
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("parallel", self)
-        self._check_auto()
-        self._check_halo()
-        self._check_pipeline()
-
-    def _check_auto(self) -> None:
+    def check_together(self) -> None:
         for name in self.auto:
             if name not in FOUND:
                 raise ConfigError(f"parallel.auto names '{shown(name)}'; give some of {', '.join(FOUND)}")
@@ -92,26 +101,7 @@ class ParallelConfig:
                     f"parallel.auto names {name}, which is given as {shown(value)}; leave one of them out"
                 )
 
-    def _check_halo(self) -> None:
-        mode = f"parallel.halo is {self.halo}"
-        layer = "set parallel.halo to layer"
-        if self.mesh_rows_cols() is not None and not self.shares_images:
-            alone = "with parallel.halo read every rank works alone"
-            refuse("parallel.mesh", self.mesh, alone, "leave mesh out, or set parallel.halo to exchange or layer")
-        if self.fusion_depth() != 1 and not self.shares_layers:
-            refuse("parallel.fusion", self.fusion, mode, f"leave fusion out, or {layer}")
-        if self.overlap and not self.shares_layers:
-            refuse("parallel.overlap", True, f"{mode}, which has nothing to overlap", f"leave overlap out, or {layer}")
-        if self.idle_ranks and not (self.shares_images or self.stages > 1 or self.auto):
-            alone = "with parallel.halo read and one stage there is no mesh to be outside of"
-            refuse("parallel.idle_ranks", True, alone, "leave idle_ranks out")
-
-    def _check_pipeline(self) -> None:
         self.recompute_modes()
-        for key in ("balance", "schedule", "micro_batches", "recompute") if self.stages == 1 else ():
-            if getattr(self, key) != getattr(ParallelConfig, key):
-                alone, remedy = "parallel.stages is 1, which is no pipeline", "or set parallel.stages to 2 or more"
-                refuse(f"parallel.{key}", getattr(self, key), alone, f"leave {key} out, {remedy}")
         counts = self.layer_counts()
         chunks = len(chunk_ranks(self.schedule, self.stages))
         if counts is not None and len(counts) != chunks:
@@ -143,16 +133,10 @@ class ParallelConfig:
 
     def mesh_rows_cols(self) -> tuple[int, int] | None:
         """Return (rows, cols) of ranks an image, or None for auto."""
-        if self.mesh == "auto":
-            return None
-        if isinstance(self.mesh, str) or len(self.mesh) != 2:
-            raise ConfigError(f"parallel.mesh is {shown(self.mesh)}; give {MESH}")
-        return self.mesh[0], self.mesh[1]
+        return rows_cols(self.mesh)
 
     def fusion_depth(self) -> int | None:
         """Return the layers an exchange, or None for auto; whole: more than any network has."""
-        if self.fusion in ("auto", "whole"):
-            return None if self.fusion == "auto" else MOST
         if isinstance(self.fusion, str):
-            raise ConfigError(f"parallel.fusion is {shown(self.fusion)}; give {FUSION}")
+            return None if self.fusion == AUTO else MOST
         return self.fusion

@@ -10,7 +10,19 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, refuse, rows_cols, shown, word
+from tiledseg.config.checks import (
+    AUTO,
+    LARGEST_HALO,
+    MOST,
+    Group,
+    Need,
+    conditional,
+    number,
+    refuse,
+    rows_cols,
+    shown,
+    word,
+)
 from tiledseg.config.data import DataConfig
 from tiledseg.config.memory import ALL, MemoryConfig
 from tiledseg.config.parallel import ParallelConfig
@@ -23,7 +35,7 @@ LARGEST_GRID = 2**20  # tiles along a side
 
 
 @dataclass
-class TilingConfig:
+class TilingConfig(Group):
     """Tiles of rasters.
 
     Args:
@@ -31,32 +43,20 @@ class TilingConfig:
         halo: pixels around a core, or auto (the smallest exact one)
     """
 
-    grid: int | list[int] | str = number("auto", 1, LARGEST_GRID, remedy=GRID)
-    halo: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
-
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("tiling", self)
-        self.grid_shape()
-        self.halo_width()
+    grid: int | list[int] | str = number(AUTO, 1, LARGEST_GRID, texts=(AUTO,), pair=True, remedy=GRID)
+    halo: int | str = number(AUTO, 0, LARGEST_HALO, texts=(AUTO,), remedy="auto or a number of pixels from 0 on")
 
     def grid_shape(self) -> tuple[int, int] | None:
         """Return (rows, cols), or None for auto."""
-        if self.grid == "auto":
-            return None
-        return rows_cols("tiling.grid", self.grid, GRID)
+        return rows_cols(self.grid)
 
     def halo_width(self) -> int | None:
         """Return pixels, or None for auto."""
-        if self.halo == "auto":
-            return None
-        if isinstance(self.halo, str):
-            raise ConfigError(f"tiling.halo is '{shown(self.halo)}'; give auto or a number of pixels from 0 on")
-        return self.halo
+        return None if isinstance(self.halo, str) else self.halo
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Group):
     """The network.
 
     Args:
@@ -97,20 +97,12 @@ class ModelConfig:
     image_mean: bool = True
     edge_band: bool = False
     build: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = conditional({}, Need("build", "a function", lambda model: model.build))
     verify: bool = True
-
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("model", self)
-        if self.arguments and self.build is None:
-            raise ConfigError(
-                f"model.arguments is {shown(self.arguments)}, but model.build names no function; name one"
-            )
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Group):
     """The optimizer and its learning-rate policy.
 
     Args:
@@ -132,27 +124,19 @@ class OptimizerConfig:
     lr: float = number(1e-3, 0.0, 1e6, above=True)
     scale_lr: str = word("none", "none", "linear")
     lr_factors: dict[str, float] = number({}, 0.0, 1e6)
-    momentum: float = number(0.9, 0.0, 1.0, below=True)
+    momentum: float = number(0.9, 0.0, 1.0, below=True, need=Need("name", "sgd", lambda each: each.name == "sgd"))
     weight_decay: float = number(0.0, 0.0, 1e6)
-    decay_norms: bool = True
+    decay_norms: bool = conditional(True, Need("weight_decay", "above 0", lambda each: each.weight_decay > 0))
     policy: str | dict[str, Any] = CONSTANT
     warmup_steps: int = number(0, 0, MOST)
     clip_norm: float = number(0.0, 0.0, 1e15)
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("optimizer", self)
+    def check_together(self) -> None:
         read_policy(self.policy)
-        if self.momentum != OptimizerConfig.momentum and self.name != "sgd":
-            other = f"optimizer.name is {self.name}"
-            refuse("optimizer.momentum", self.momentum, other, "leave it out, or give optimizer.name sgd")
-        if not self.decay_norms and self.weight_decay == 0:
-            nothing = "optimizer.weight_decay is 0, so nothing decays"
-            refuse("optimizer.decay_norms", False, nothing, "leave it out, or give optimizer.weight_decay")
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Group):
     """Folder and messages of the run.
 
     Args:
@@ -165,9 +149,7 @@ class RunConfig:
     verbosity: int = number(1, 0, 2, remedy="0, 1 or 2")
     panels: int = number(4, 0, 64)
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("run", self)
+    def check_together(self) -> None:
         if not self.output:
             raise ConfigError("run.output is empty; give a folder")
 
@@ -199,7 +181,7 @@ class Config:
     def check(self) -> None:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
         for name, group in vars(self).items():
-            if not hasattr(group, "check"):
+            if not isinstance(group, Group):
                 raise ConfigError(f"{name} is {shown(group)}; give a {name.capitalize()}Config, or leave it out")
             group.check()
         self._check_windows()

@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, refuse, word
-from tiledseg.config.words import augmentation, check_best, read_loss
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, Group, Need, conditional, number, refuse, word
+from tiledseg.config.words import SCORE_WORDS, augmentation, check_best, read_loss
 from tiledseg.errors import ConfigError
 from tiledseg.units import ACTIVATION_BYTES
 
 MEDIAN_FREQUENCY = "median_frequency"
+_WINDOWS = Need("sampling", "windows", lambda train: train.sampling == "windows")
+_TILES = Need("sampling", "tiles", lambda train: train.sampling == "tiles" or train.tiles_per_step is None)
+_IMAGES = Need("sampling", "tiles", lambda train: train.sampling == "tiles")
+_FEW = Need(
+    "tiles_per_step",
+    "a number, or train.sampling windows",
+    lambda train: train.sampling == "windows" or train.given_tiles is not None,
+)
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(Group):
     """The training loop.
 
     Args:
@@ -55,17 +63,21 @@ class TrainConfig:
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
     """
 
-    epochs: int | Literal["auto"] = number(AUTO, 1, MOST)
-    tiles_per_step: int | Literal["auto"] | None = number(AUTO, 1, MOST)
-    images_per_step: int = number(1, 1, MOST)
+    epochs: int | Literal["auto"] = number(AUTO, 1, MOST, texts=(AUTO,))
+    tiles_per_step: int | Literal["auto"] | None = number(AUTO, 1, MOST, texts=(AUTO,), need=_TILES)
+    images_per_step: int = number(1, 1, MOST, need=_IMAGES)
     loss: str | dict[str, Any] = "cross_entropy"
     ema: float = number(0.0, 0.0, 1.0, below=True)
     best: str = "none"
-    early_stop: int | None = number(None, 1, MOST)
+    early_stop: int | None = number(None, 1, MOST, need=Need("best", SCORE_WORDS, lambda train: train.best != "none"))
     largest_loss: float | None = number(None, 0.0, 1e15, above=True)
-    class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
-    tiles_per_batch: int | Literal["auto"] = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
-    compile: bool | str = AUTO
+    class_weights: str | list[float] | dict[str | int, float] = number(
+        "none", 0.0, 1e6, texts=("none", MEDIAN_FREQUENCY)
+    )
+    tiles_per_batch: int | Literal["auto"] = number(
+        AUTO, 1, MOST, texts=(AUTO,), remedy="auto or a number of tiles from 1 on"
+    )
+    compile: bool | str = word(AUTO, AUTO, "on", "off")
     precision: str = word("fp32", *ACTIVATION_BYTES)
     seed: int = number(0, 0, 2**63 - 1)
     checkpoint_every: int = number(100, 1, MOST)
@@ -74,27 +86,25 @@ class TrainConfig:
     resume: str = "auto"
     deterministic: bool = True
     sampling: str = word("tiles", "tiles", "windows")
-    window: int | None = number(None, 1, LARGEST_HALO)
-    windows_per_step: int | None = number(None, 1, MOST)
-    window_halo: str = word("exact", "exact", "none")
-    skip_empty: bool = False
-    balance_classes: float = number(0.0, 0.0, 1.0)
+    window: int | None = number(None, 1, LARGEST_HALO, need=_WINDOWS)
+    windows_per_step: int | None = number(None, 1, MOST, need=_WINDOWS)
+    window_halo: str = word("exact", "exact", "none", need=_WINDOWS)
+    skip_empty: bool = conditional(False, _FEW)
+    balance_classes: float = number(0.0, 0.0, 1.0, need=_FEW)
     augment: list[str | dict[str, Any]] = field(default_factory=list)
-    augment_each: str = word("image", "image", "tile")
+    augment_each: str = word("image", "image", "tile", need=Need("augment", "a change", lambda train: train.augment))
 
-    def check(self) -> None:
-        """Raise ConfigError for the first value that cannot be, or that contradicts another."""
-        check_values("train", self)
+    def check_together(self) -> None:
         augmentation(self.augment)
         read_loss(self.loss)
         self.check_best()
-        self._check_windows()
-        if self.augment_each != "image" and not self.augment:
-            empty = "train.augment is empty: nothing is drawn"
-            refuse("train.augment_each", self.augment_each, empty, "leave it out, or give train.augment")
-        if isinstance(self.class_weights, str):
-            one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
-        one_of("train.compile", self.compiles(), (AUTO, "on", "off"))
+        if self.sampling == "windows":
+            for key in ("window", "windows_per_step"):
+                if getattr(self, key) is None:
+                    raise ConfigError(f"train.sampling is windows and train.{key} not given; give train.{key}")
+            if self.augment_each != "image":
+                own = "train.sampling is windows, each of which has a draw of its own"
+                refuse("train.augment_each", self.augment_each, own, "leave it out")
         if self.given_tiles is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
@@ -108,7 +118,7 @@ class TrainConfig:
     def check_best(self) -> None:
         """Raise ConfigError for a score that no validation computes; as long as the epochs are auto any number may
         be."""
-        check_best(self.best, self.early_stop, MOST if self.epochs == AUTO else int(self.epochs), self.validate_every)
+        check_best(self.best, MOST if self.epochs == AUTO else int(self.epochs), self.validate_every)
 
     @property
     def given_tiles(self) -> int | None:
@@ -118,22 +128,3 @@ class TrainConfig:
     def batch(self) -> int | None:
         """Return the tiles of a batch, or None for auto."""
         return self.tiles_per_batch if isinstance(self.tiles_per_batch, int) else None
-
-    def _check_windows(self) -> None:
-        drawn = self.sampling == "windows"
-        if (self.skip_empty or self.balance_classes) and self.given_tiles is None and not drawn:
-            key = "skip_empty" if self.skip_empty else "balance_classes"
-            remedy = "give train.tiles_per_step, or train.sampling windows"
-            refuse(f"train.{key}", getattr(self, key), "a step takes whole images", remedy)
-        for key in ("window", "windows_per_step"):
-            value = getattr(self, key)
-            if drawn != (value is not None):
-                remedy = f"give train.{key}" if drawn else "leave it out, or give train.sampling windows"
-                raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
-        if not drawn and self.window_halo != "exact":
-            raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
-        others = {"tiles_per_step": (AUTO, None), "images_per_step": (1,), "augment_each": ("image",)}
-        for key, defaults in others.items() if drawn else ():
-            if getattr(self, key) not in defaults:
-                own = "train.sampling is windows, which have windows_per_step, and a draw each"
-                refuse(f"train.{key}", getattr(self, key), own, "leave it out")

@@ -123,7 +123,7 @@ def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 LOSS = "loss"
 SCORES = ("mean_iou", "mean_f1", "accuracy", LOSS)
 _OF_CLASS = "iou."
-_KNOWN_SCORES = f"{', '.join(SCORES)}, {_OF_CLASS}CLASS"
+SCORE_WORDS = f"one of {', '.join(SCORES)}, {_OF_CLASS}CLASS"
 
 
 def class_of(score: str) -> str | None:
@@ -131,16 +131,12 @@ def class_of(score: str) -> str | None:
     return score.removeprefix(_OF_CLASS) if score.startswith(_OF_CLASS) else None
 
 
-def check_best(score: str, early_stop: int | None, epochs: int, validate_every: int) -> None:
-    """Raise ConfigError for an unknown score, a score that no epoch computes, or an early stop without one."""
+def check_best(score: str, epochs: int, validate_every: int) -> None:
+    """Raise ConfigError for an unknown score, or a score that no epoch computes."""
     if score == "none":
-        if early_stop is not None:
-            raise ConfigError(
-                f"train.early_stop is {early_stop}, but train.best names no score; give one of {_KNOWN_SCORES}"
-            )
         return
     if score not in SCORES and not class_of(score):
-        raise ConfigError(f"train.best is '{shown(score)}'; give none or one of {_KNOWN_SCORES}")
+        raise ConfigError(f"train.best is '{shown(score)}'; give none or {SCORE_WORDS}")
     if validate_every > epochs:
         raise ConfigError(
             f"train.best is {score}, but train.validate_every is {validate_every} and train.epochs {epochs}: nothing "
@@ -208,10 +204,17 @@ class Augmentation:
 
 
 NOTHING = Augmentation()
-_AMOUNTS = {"rotate": (180, False), "brightness": (1e6, False), "contrast": (1, True), "noise": (1e6, False)}
-_AMOUNTS["drop_bands"] = 1, True
-"""The largest value of each, and whether it is excluded."""
-_NAMES = ("reflect", "turn", "translate", "scale", *_AMOUNTS)
+_SHARE = Range(0.0, 1.0, above=True, below=True)
+_AMOUNTS = {
+    "translate": Range(1, LARGEST_SHIFT, remedy=f"a number of pixels from 1 to {LARGEST_SHIFT}"),
+    "scale": Range(0.5, 2.0, remedy="[least, largest] factor, from 0.5 to 2, such as [0.8, 1.25]"),
+    "rotate": Range(0.0, 180.0, above=True),
+    "brightness": Range(0.0, 1e6, above=True),
+    "contrast": _SHARE,
+    "noise": Range(0.0, 1e6, above=True),
+    "drop_bands": _SHARE,
+}
+_NAMES = ("reflect", "turn", *_AMOUNTS)
 
 
 def augmentation(entries: Sequence[Any]) -> Augmentation:
@@ -231,32 +234,23 @@ def augmentation(entries: Sequence[Any]) -> Augmentation:
 
 def _read(name: str, value: Any) -> Any:
     """Return the field of an augmentation. Raise ConfigError for a value that it cannot have."""
+    key = f"train.augment: {name}"
     if name == "reflect":
         dims = ["row", "col"] if value is None else value if isinstance(value, list) else [value]
-        if dims and all(dim in ("row", "col") for dim in dims) and len(set(dims)) == len(dims):
-            return "row" in dims, "col" in dims
-        remedy = "row, col or [row, col]"
-    elif name == "turn":
-        if value is None or (value in (90, 180) and not isinstance(value, bool)):
-            return int(value or 90)
-        remedy = "90 (quarter turns) or 180 (half turns)"
-    elif name == "translate":
-        if type(value) is int and 1 <= value <= LARGEST_SHIFT:
-            return value
-        remedy = f"a number of pixels from 1 to {LARGEST_SHIFT}"
-    elif name == "scale":
-        pair = value if isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) else [0, 0]
-        if 0.5 <= pair[0] <= pair[1] <= 2:
-            return float(pair[0]), float(pair[1])
-        remedy = "[least, largest] factor, from 0.5 to 2, such as [0.8, 1.25]"
-    else:
-        most, below = _AMOUNTS[name]
-        if _is_number(value) and 0 < value <= most and not (below and value == most):
-            return float(value)
-        remedy = f"a number above 0, {'below' if below else 'at most'} {most:g}"
-    given = "no value" if value is None else shown(value)
-    raise ConfigError(f"train.augment has {name} with {given}; give {remedy}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if dims not in (["row"], ["col"], ["row", "col"], ["col", "row"]):
+            raise ConfigError(f"{key} is {shown(value)}; give row, col or [row, col]")
+        return "row" in dims, "col" in dims
+    if name == "turn":
+        if value not in (None, 90, 180):
+            raise ConfigError(f"{key} is {shown(value)}; give 90 (quarter turns) or 180 (half turns)")
+        return int(value or 90)
+    allowed = _AMOUNTS[name]
+    if name != "scale":
+        allowed.check(key, value)
+        return value if allowed.whole else float(value)
+    pair: list[Any] = value if isinstance(value, list) and len(value) == 2 else [None]
+    for factor in pair:
+        allowed.check(key, factor, value)
+    if pair[0] > pair[1]:
+        allowed.check(key, None, value)
+    return float(pair[0]), float(pair[1])
