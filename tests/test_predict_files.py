@@ -20,7 +20,7 @@ from rasterio.features import geometry_mask, shapes
 from rasterio.windows import Window
 
 from tests.crash.runs import Material
-from tests.raster.referring import meaning
+from tests.raster.referring import category_names
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError, install
 from tiledseg.inference import mapping, trained
@@ -65,7 +65,7 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
         np.testing.assert_array_equal(made.read(1), plain)
         assert made.profile["compress"] == "zstd"
         assert probabilities.descriptions[2] == "probability of roof"
-    assert meaning(tmp_path / "map.tif")[0] == list(CLASSES)
+    assert category_names(tmp_path / "map.tif") == list(CLASSES)
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
 
 

@@ -213,7 +213,6 @@ def test_a_map_that_does_not_go_up_is_kept(
 
     monkeypatch.setattr("tiledseg.inference.staging._check_writable", too_late)
     monkeypatch.setattr(remote, "_WRITING_RETRIES", 0)
-    monkeypatch.setattr(remote, "_ASKING_RETRIES", 0)
     image = str(material.root / "held-out.tif")
     files = ["--checkpoint", str(material.root / "run"), "--image", image, "--output", f"{HOME}/kept/map.tif"]
     assert predict([*files, "--verbosity", "0"]) == 1

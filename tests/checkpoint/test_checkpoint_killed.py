@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoint.saved import make_network, save
+from tests.checkpoint.saved import make_network, save, state_of, train
 from tiledseg.checkpoint import folder as module
 from tiledseg.checkpoint.folder import (
     clean_leftovers,
+    contents_of,
     find_checkpoint,
     newest_checkpoint,
+    save_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network
+from tiledseg.config.run import OptimizerConfig
+from tiledseg.training.optimizer import build_optimizer
 
 
 @pytest.mark.parametrize(("keep", "before"), [(1, (1,)), (2, (1, 2))], ids=["a-new-step", "a-step-that-is-there"])
@@ -35,10 +40,15 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple
         save(template, step, keep=9)
     if 2 in before:
         (template / "step-000002" / "model.safetensors").write_bytes(b"damaged")
+    network = make_network()
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    train(network, optimizer, 2)
+    contents = contents_of(network, optimizer)
     outcomes = []
     for count in range(1, 200):
         folder = Path(shutil.copytree(template, tmp_path / "run"))
-        got_through = survives(count, folder, lambda folder=folder: save(folder, 2, keep))
+        again = functools.partial(save_checkpoint, folder, 2, contents, state_of(2), keep)
+        got_through = survives(count, folder, again)
         found = newest_checkpoint(folder)
         assert found is not None, f"operation {count} left no whole checkpoint"
         load_network(found, make_network())
@@ -46,7 +56,7 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple
         check_nothing_half_named(folder, damaged=2 in before)
         assert find_checkpoint(folder).state["step"] == 1 if outcomes[-1] == 1 and 2 not in before else True
         clean_leftovers(folder)
-        save(folder, 2, keep)
+        again()
         assert find_checkpoint(folder).state["step"] == 2
         wanted = ["latest", "step-000002"] if keep == 1 else ["latest", "step-000001", "step-000002"]
         assert sorted(path.name for path in folder.iterdir()) == wanted

@@ -263,8 +263,8 @@ FAULTS = (
     Fault(
         "every epoch has the order of the first",
         "raster/samples/sampling.py",
-        'hashlib.sha256(f"tiledseg.sampling {seed} {epoch}".encode())',
-        'hashlib.sha256(f"tiledseg.sampling {seed}".encode())',
+        'drawn_number(f"tiledseg.sampling {self.seed}", str(epoch))',
+        'drawn_number(f"tiledseg.sampling {self.seed}", "")',
         "tests/raster/test_sampling.py",
     ),
     Fault(

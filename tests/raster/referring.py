@@ -47,11 +47,10 @@ def overview_elsewhere(url: str) -> str:
     )
 
 
-def meaning(path: Path) -> tuple[list[str | None], list[list[str | None]]]:
-    """(names of the categories, rows of the attribute table) of the first band, as GDAL copies them into a VRT."""
+def category_names(path: Path) -> list[str | None]:
+    """The names of the categories of the first band, as GDAL copies them into a VRT."""
     copy = path.with_name("meaning.vrt")
     rasterio.shutil.copy(path, copy, driver="VRT")
     root = Xml.parse(copy).getroot()
     copy.unlink()
-    rows = [[field.text for field in row] for row in root.iter("Row")]
-    return [name.text for name in root.iter("Category")], rows
+    return [name.text for name in root.iter("Category")]

@@ -170,7 +170,7 @@ def _presence(pattern: str, key: str) -> Callable[[str], bool]:
     """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
     if parse_s3(pattern) is None or not pattern.endswith(".*"):
         return os.path.isfile
-    return frozenset(_objects_in(_folder_of(pattern[: pattern.index("{")]), key, deep=True)).__contains__
+    return frozenset(_objects_in(os.path.dirname(pattern[: pattern.index("{")]) + "/", key, deep=True)).__contains__
 
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
@@ -278,15 +278,10 @@ def _objects_in(folder: str, key: str, deep: bool = False) -> list[str]:
     return list_folder(name, deep)
 
 
-def _folder_of(url: str) -> str:
-    """Return the URL up to its last slash."""
-    return url[: url.rindex("/") + 1]
-
-
 def _matching_objects(pattern: str, key: str) -> list[str]:
     """Return the URLs that a glob means, sorted, by the rules of `glob`: `*` stays within a folder, `**/` is any
     folders, and names that begin with a dot are hidden. An object whose own name is the pattern is the only one."""
-    folder = _folder_of(pattern[: next(at for at in range(len(pattern)) if glob.has_magic(pattern[at]))])
+    folder = os.path.dirname(pattern[: next(at for at in range(len(pattern)) if glob.has_magic(pattern[at]))]) + "/"
     urls = _objects_in(folder, key, deep="/" in pattern[len(folder) :] or "**" in pattern)
     if pattern in urls:
         return [pattern]

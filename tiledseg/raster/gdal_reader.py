@@ -53,9 +53,7 @@ class GdalReader(RasterReader):
         nodata: float | None = None,
         references: bool = False,
     ) -> None:
-        self._handles: HandlePool[Any] = HandlePool(
-            path, lambda: open_dataset(path, references), lambda dataset: dataset.close()
-        )
+        self._handles = HandlePool(path, lambda: open_dataset(path, references))
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
             _check_header(path, dataset)

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -41,6 +41,7 @@ _STYLE_COLUMNS = (
     "styleName TEXT(30), styleQML TEXT, styleSLD TEXT, useAsDefault BOOLEAN, description TEXT, owner TEXT(30), "
     "ui TEXT(30), update_time DATETIME DEFAULT CURRENT_TIMESTAMP"
 )
+_STYLED = "f_table_catalog, f_table_schema, f_table_name, f_geometry_column, styleName, styleQML, useAsDefault"
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
@@ -106,6 +107,7 @@ def write_polygons(
     Polygons are placed as the raster `info`; without a transform they are in its pixels, without a CRS. Raises
     WriteError.
     """
+    import pyogrio
     import shapely
 
     a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
@@ -127,7 +129,15 @@ def write_polygons(
         wkb, numbers, pixels = (np.concatenate(column) for column in zip(*batches, strict=True))
         fields = {"class": numbers, "name": np.array([one.name for one in legend], object)[numbers], "pixels": pixels}
         file.check_ours()
-        file.temporary.write_bytes(_encode(file.path, wkb, fields, crs))
+        data = io.BytesIO()  # made in memory: SQLite needs locks, which not each file system has
+        options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a CRS may be missing
+            try:
+                pyogrio.raw.write(data, wkb, list(fields.values()), list(fields), **options)
+            except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
+                raise write_error(file.path, error) from error
+        file.temporary.write_bytes(data.getvalue())
         _add_style(file, legend, sorted(classes))
 
 
@@ -143,21 +153,6 @@ def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
     return shapely.polygons(lines, indices=np.repeat(np.arange(len(coordinates)), [len(one) for one in coordinates]))
 
 
-def _encode(path: Path, wkb: NDArray[Any], fields: Mapping[str, NDArray[Any]], crs: str | None) -> bytes:
-    """Return a GeoPackage of one layer. It is made in memory: SQLite needs locks, which not each file system has."""
-    import pyogrio
-
-    data = io.BytesIO()
-    options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a CRS may be missing
-        try:
-            pyogrio.raw.write(data, wkb, list(fields.values()), list(fields), **options)
-        except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
-            raise write_error(path, error) from error
-    return data.getvalue()
-
-
 def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequence[int]) -> None:
     """Add the table by which QGIS shows the layer in the classes' colours, as QGIS itself writes it."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
@@ -170,19 +165,12 @@ def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequen
         layer = Xml.SubElement(symbol, "layer", {"class": "SimpleFill", "enabled": "1", "pass": "0"})
         for key, value in (("color", colour), ("style", "solid"), ("outline_style", "no")):
             Xml.SubElement(layer, "prop", k=key, v=value)
-    row: dict[str, Any] = {
-        "f_table_catalog": "",
-        "f_table_schema": "",
-        "f_table_name": LAYER,
-        "f_geometry_column": "geom",
-    }
-    row |= {"styleName": LAYER, "styleQML": Xml.tostring(root, encoding="unicode"), "useAsDefault": 1}
+    row = ("", "", LAYER, "geom", LAYER, Xml.tostring(root, encoding="unicode"), 1)
     try:  # no locks, no journal: the file is nobody else's yet
         with closing(sqlite3.connect(f"{file.temporary.absolute().as_uri()}?vfs=unix-none", uri=True)) as base, base:
             base.execute("PRAGMA journal_mode = OFF")
             base.execute(f"CREATE TABLE {STYLES} (id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, {_STYLE_COLUMNS})")
-            places = ", ".join("?" * len(row))
-            base.execute(f"INSERT INTO {STYLES} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
+            base.execute(f"INSERT INTO {STYLES} ({_STYLED}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             contents = "INSERT INTO gpkg_contents (table_name, data_type, identifier) VALUES (?, 'attributes', ?)"
             base.execute(contents, (STYLES, STYLES))
     except sqlite3.Error as error:

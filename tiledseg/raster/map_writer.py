@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import rasterio
@@ -26,13 +25,11 @@ from rasterio.errors import NotGeoreferencedWarning
 from tiledseg.config.map_formats import BLOCK, PLAIN, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo, lost
+from tiledseg.raster.info import RasterInfo, lost, placement
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.tiff_files import (
     add_names,
-    block_offsets,
     bytes_of,
-    create_plain,
     pack,
     packed_name,
     packing_names,
@@ -102,23 +99,65 @@ def lay_out(
     path = Path(path)
     part = temporary(path)
     check_unclaimed(part, path)
+    big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
+    profile = {
+        "driver": "GTiff",
+        "height": info.height,
+        "width": info.width,
+        "count": bands,
+        "dtype": dtype,
+        **placement(info),
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "interleave": "band",
+        "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
+        "compress": "none",
+        "endianness": "little",
+        "bigtiff": "yes" if big else "no",
+    }
     try:
         remove(_working_names(part))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
-            big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
-            create_plain(part, info, bands, dtype, legend, descriptions, nodata, scale, big)
-            offsets = block_offsets(part, bands)
-            with rasterio.open(part, driver="GTiff") as dataset:
+            with rasterio.open(part, "w", **profile) as dataset:
+                if legend:
+                    dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
+                    dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
+                for band, description in enumerate(descriptions, start=1):
+                    dataset.set_band_description(band, description)
+            with rasterio.open(part, "r+", driver="GTiff") as dataset:
+                if nodata is not None:  # set above, it would fill the file with itself
+                    dataset.nodata = nodata
+                if scale is not None:
+                    dataset.scales, dataset.offsets = [scale] * bands, [0.0] * bands
                 notes = lost(info, dataset)
+            offsets = block_offsets(part, bands)
         inode = part.stat().st_ino
     except BaseException as error:
         remove(_working_names(part))
         if isinstance(error, (OSError, rasterio.errors.RasterioError)):
             raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
         raise
-    places = bands, info.height, info.width, dtype, offsets, notes
-    return RasterLayout(path, part, inode, *places, packing, tuple(legend))
+    return RasterLayout(path, part, inode, bands, *info.shape, dtype, offsets, notes, packing, tuple(legend))
+
+
+def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
+    """Return the offsets of all blocks (bands, block rows, block cols) as the plain file states them. Raises
+    OutputError unless blocks are whole, distinct and inside the file."""
+    with rasterio.open(path, driver="GTiff") as dataset:
+        expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
+        shape = bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)
+        offsets, sizes = (np.zeros(shape, np.int64) for _ in range(2))
+        for band, row, col in np.ndindex(shape):
+            for what, numbers in (("OFFSET", offsets), ("SIZE", sizes)):
+                tag = dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1)
+                numbers[band, row, col] = int(tag or 0)
+    ordered = np.sort(offsets, axis=None)
+    inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
+    if not inside or (sizes != expected).any() or (np.diff(ordered) < expected).any():
+        raise OutputError("its blocks were laid out in part, to overlap, or beyond its end")
+    return offsets
 
 
 def _working_names(part: Path) -> tuple[Path, ...]:
@@ -209,13 +248,8 @@ class RasterWriter:
     def __enter__(self) -> RasterWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with contextlib.suppress(WriteError):  # the first error is the one to show
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with contextlib.suppress(*() if error is None else (WriteError,)):  # the first error is the one to show
             self.close()
 
 

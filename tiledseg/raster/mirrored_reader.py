@@ -4,15 +4,13 @@ where a file server refuses a read, and loaded ahead of the consumer."""
 from __future__ import annotations
 
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,51 +72,40 @@ def tried(what: str, read: Callable[[], T], let_go: Callable[[], object]) -> T:
             return read()
 
 
-H = TypeVar("H")
-
-
-class HandlePool(Generic[H]):
+class HandlePool:
     """Lends handles, opening as many as threads ask at once. Handles of past threads serve the next: pools of threads
-    that come and go leave none behind, as thread-local handles would."""
+    that come and go leave none behind, as thread-local handles would. A list's `pop` and `append` need no lock."""
 
-    def __init__(self, path: str, opener: Callable[[], H], closer: Callable[[H], object]) -> None:
-        self._path = path
-        self._opener = opener
-        self._closer = closer
-        self._lock = threading.Lock()
-        self._idle: list[H] = []
+    def __init__(self, path: str, opener: Callable[[], Any]) -> None:
+        self._path, self._opener = path, opener
+        self._idle: list[Any] = []
         self._closed = False
 
     @contextmanager
-    def borrow(self) -> Iterator[H]:
+    def borrow(self) -> Iterator[Any]:
         """Yield a handle for this thread alone. Raises RasterError after `close`, and what opening raises."""
-        with self._lock:
-            if self._closed:
-                raise RasterError(f"{self._path} is read after its reader was closed; open it again")
-            handle = self._idle.pop() if self._idle else None
-        if handle is None:
+        if self._closed:
+            raise RasterError(f"{self._path} is read after its reader was closed; open it again")
+        try:
+            handle = self._idle.pop()
+        except IndexError:
             handle = self._opener()
         try:
             yield handle
         finally:
-            with self._lock:
-                keep = not self._closed
-                if keep:
-                    self._idle.append(handle)
-            if not keep:
-                self._closer(handle)
+            self._idle.append(handle)
+            if self._closed:
+                self.release()
 
     def release(self) -> None:
         """Close the handles that nobody holds."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for handle in idle:
-            self._closer(handle)
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def close(self) -> None:
         """Close all: the idle ones now, each lent one when its thread is done."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self.release()
 
 
@@ -127,7 +114,7 @@ class RasterReader(ABC):
     the pools of handles, or the readers, that are its own."""
 
     info: RasterInfo
-    held: Sequence[HandlePool[Any] | RasterReader] = ()
+    held: Sequence[HandlePool | RasterReader] = ()
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
@@ -173,7 +160,7 @@ class RasterReader(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -31,7 +31,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS
 CONNECT_SECONDS = 5
 SILENT_SECONDS, STALLED_SECONDS = 8, 60
 """Timeouts of a silent server while a raster opens (GDAL asks twice), and while pixels are read."""
-_ASKING_SECONDS, _ASKING_RETRIES = 8, 1
+_ASKING_SECONDS = 8
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
 _PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 takes 10,000 parts of 5 GiB each
 
@@ -127,19 +127,17 @@ def remove(name: RemoteName) -> None:
     """Delete a file of a server, if it is there."""
     import obstore
 
-    if is_there(name):
-        with _asking(f"remove {name.url}", name) as store:
-            obstore.delete(store, name.key)
+    with _asking(f"remove {name.url}", name) as store, suppress(FileNotFoundError):
+        obstore.delete(store, name.key)
 
 
 @contextmanager
-def _asking(what: str, name: RemoteName, seconds: int | None = None, retries: int | None = None) -> Iterator[Any]:
+def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries: int = 1) -> Iterator[Any]:
     """Yield obstore's store of a bucket. Turn any exception of the body into a RasterError "cannot `what`: ..."."""
     from obstore.store import S3Store
 
-    limits = seconds or _ASKING_SECONDS, _ASKING_RETRIES if retries is None else retries
     try:
-        yield S3Store(name.bucket, **store_options(name.bucket, os.environ, *limits))
+        yield S3Store(name.bucket, **store_options(name.bucket, os.environ, seconds, retries))
     except TiledsegError:
         raise
     except Exception as error:

@@ -4,8 +4,8 @@ Plain: tiled and not compressed, so that each block has its place in the file be
 Packed: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF without; by GDAL's own drivers.
 
 A GeoTIFF keeps a colour for each value, and names only as tags of our own (CLASS_0, CLASS_1, ...), by which `evaluate`
-knows them. `map.tif.aux.xml` (GDAL's own) has the names of the categories and an attribute table, `map.qml` the style
-by which QGIS shows the map.
+knows them. `map.tif.aux.xml` (GDAL's own) has the names of the categories, `map.qml` the style by which QGIS shows the
+map.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 import rasterio
 import rasterio.shutil
-from numpy.typing import NDArray
 
 from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
-from tiledseg.errors import OutputError, WriteError
-from tiledseg.raster.info import RasterInfo, placement
+from tiledseg.errors import WriteError
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.system.writing import flush, write_error, writing
 
@@ -39,67 +38,6 @@ _LOOK_SECONDS = 0.5
 def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
     """Return the bytes of a raster's blocks on the grid of `info`."""
     return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
-
-
-def create_plain(
-    path: Path,
-    info: RasterInfo,
-    bands: int,
-    dtype: str,
-    legend: Sequence[ClassRecord],
-    descriptions: Sequence[str],
-    nodata: float | None,
-    scale: float | None,
-    big: bool,
-) -> None:
-    """Make the plain file, a BigTIFF or not, with the grid (size, CRS, transform) of `info`: its blocks are holes."""
-    profile = {
-        "driver": "GTiff",
-        "height": info.height,
-        "width": info.width,
-        "count": bands,
-        "dtype": dtype,
-        **placement(info),
-        "tiled": True,
-        "blockxsize": BLOCK,
-        "blockysize": BLOCK,
-        "interleave": "band",
-        "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
-        "compress": "none",
-        "endianness": "little",
-        "bigtiff": "yes" if big else "no",
-    }
-    with rasterio.open(path, "w", **profile) as dataset:
-        if legend:
-            dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
-            dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
-        for band, description in enumerate(descriptions, start=1):
-            dataset.set_band_description(band, description)
-    if nodata is None and scale is None:
-        return
-    with rasterio.open(path, "r+", driver="GTiff") as dataset:  # set above, nodata would fill the file with itself
-        if nodata is not None:
-            dataset.nodata = nodata
-        if scale is not None:
-            dataset.scales, dataset.offsets = [scale] * dataset.count, [0.0] * dataset.count
-
-
-def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
-    """Return the offsets of all blocks (bands, block rows, block cols) as the plain file states them. Raises
-    OutputError unless blocks are whole, distinct and inside the file."""
-    with rasterio.open(path, driver="GTiff") as dataset:
-        expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
-        shape = bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)
-        offsets, sizes = (np.zeros(shape, np.int64) for _ in range(2))
-        for band, row, col in np.ndindex(shape):
-            for what, numbers in (("OFFSET", offsets), ("SIZE", sizes)):
-                tag = dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1)
-                numbers[band, row, col] = int(tag or 0)
-    ordered = np.sort(offsets, axis=None)
-    inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
-    if not inside or (sizes != expected).any() or (np.diff(ordered) < expected).any():
-        raise OutputError("its blocks were laid out in part, to overlap, or beyond its end")
-    return offsets
 
 
 def packed_name(plain: Path) -> Path:
@@ -205,12 +143,8 @@ def meaning(dataset: Any) -> dict[str, Any]:
     }
 
 
-_COLUMNS = (("Value", 0, 5), ("Class", 2, 2), ("Red", 0, 6), ("Green", 0, 7), ("Blue", 0, 8))
-"""Name, type (0 whole number, 2 text) and meaning of a column, by GDAL's numbers."""
-
-
 def add_names(sidecar: Path, classes: Sequence[ClassRecord]) -> None:
-    """Put names and attribute table into GDAL's file beside a map, of which all else stays."""
+    """Put the names into GDAL's file beside a map, of which all else stays."""
     root = Xml.Element("PAMDataset")
     with contextlib.suppress(FileNotFoundError):
         root = Xml.parse(sidecar).getroot()
@@ -220,21 +154,7 @@ def add_names(sidecar: Path, classes: Sequence[ClassRecord]) -> None:
     names = Xml.SubElement(band, "CategoryNames")
     for one in classes:
         Xml.SubElement(names, "Category").text = one.name
-    band.append(_table(classes))
     Xml.ElementTree(root).write(sidecar, encoding="utf-8")
-
-
-def _table(classes: Sequence[ClassRecord]) -> Xml.Element:
-    table = Xml.Element("GDALRasterAttributeTable", tableType="thematic")
-    for index, (name, kind, usage) in enumerate(_COLUMNS):
-        column = Xml.SubElement(table, "FieldDefn", index=str(index))
-        for key, value in (("Name", name), ("Type", kind), ("Usage", usage)):
-            Xml.SubElement(column, key).text = str(value)
-    for number, one in enumerate(classes):
-        row = Xml.SubElement(table, "Row", index=str(number))
-        for value in (number, one.name, *one.colour):
-            Xml.SubElement(row, "F").text = str(value)
-    return table
 
 
 def style_path(path: Path) -> Path:

@@ -183,17 +183,12 @@ class StoreReader(RasterReader):
         _check_options(self.info, bands, nodata)
         self._tiles = tiling.tiles
         self._boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
-        self._rows = [box.row for box in self._boxes[:: tiling.grid[1]]]
-        self._cols = [box.col for box in self._boxes[: tiling.grid[1]]]
-        self._handles = HandlePool(path, lambda: open_store(name.store), lambda file: file.close())
+        self._handles = HandlePool(path, lambda: open_store(name.store))
         self.held = (self._handles,)
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        row = next((i for i, interval in enumerate(self._rows) if interval.contains(box.row)), None)
-        col = next((j for j, interval in enumerate(self._cols) if interval.contains(box.col)), None)
-        if row is None or col is None:
-            return super()._read(box)
-        return self._read_slot(row * len(self._cols) + col, box)
+        slot = next((index for index, whole in enumerate(self._boxes) if whole.contains(box)), None)
+        return super()._read(box) if slot is None else self._read_slot(slot, box)
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW = np.empty((self.info.bands, *box.shape), self.info.dtype)

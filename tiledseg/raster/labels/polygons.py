@@ -134,33 +134,25 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     """Read features in the order of the file, with the numbers that its author gave."""
     import shapely
 
-    name, named, geometries, numbers, properties = _geometries(path)
-    _check_layer(path, layer, [name])
-    crs = _checked(path, named, attribute, list(dict.fromkeys(field for each in properties for field in each)))
-    shapes = shapely.force_2d(shapely.from_geojson(np.array(geometries, object)))
+    features, document = parse_features(path, read_list(path))
+    every = [feature.get("geometry") for feature in features]
+    for at, (feature, geometry) in enumerate(zip(features, every, strict=True)):
+        if "crs" in feature or (isinstance(geometry, dict) and "crs" in geometry):
+            raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
+    name = document.get("name")
+    _check_layer(path, layer, [name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]])
+    numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
+    properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
+    fields = list(dict.fromkeys(field for each in properties for field in each))
+    crs = _checked(path, _crs_of_json(path, document), attribute, fields)
+    texts = [None if geometry is None else json.dumps(geometry) for geometry in every]
+    shapes = shapely.force_2d(shapely.from_geojson(np.array(texts, object)))
     left, bottom, right, top = _extent(image, crs) or (-np.inf, -np.inf, np.inf, np.inf)
     bounds = shapely.bounds(shapes).reshape(-1, 4)
     near = (bounds[:, 0] <= right) & (bounds[:, 2] >= left) & (bounds[:, 1] <= top) & (bounds[:, 3] >= bottom)
     values = np.empty(len(properties), object)
     values[:] = [each.get(attribute or "") for each in properties]
     return crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near]
-
-
-def _geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[int], list[dict[str, Any]]]:
-    """Return the layer's name, the CRS, and of each feature its geometry as GeoJSON (None: it has none), its number and
-    its properties."""
-    features, document = parse_features(path, read_list(path))
-    geometries = []
-    for at, feature in enumerate(features):
-        geometry = feature.get("geometry")
-        if "crs" in feature or (isinstance(geometry, dict) and "crs" in geometry):
-            raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
-        geometries.append(None if geometry is None else json.dumps(geometry))
-    numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
-    properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
-    name = document.get("name")
-    name = name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]
-    return name, _crs_of_json(path, document), geometries, numbers, properties
 
 
 def _crs_of_json(path: str, document: dict[str, Any]) -> CRS | None:

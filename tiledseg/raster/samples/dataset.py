@@ -118,7 +118,10 @@ class Dataset:
         x_CHW = pixels_CHW[:, :0, :0]
         if pixels:
             slices = place.context.relative_to(window).slices
-            x_CHW = self._input(place.context, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
+            origin = place.context.row.start, place.context.col.start
+            x_CHW = self._normalize(pixels_CHW[:, *slices], valid_HW[slices], origin, reader.info)
+            if draw is not None and draw.photometry is not None:
+                draw.photometry.apply(x_CHW, valid_HW[slices], place.context, reader.info.shape)
         sample = Sample(image, place, x_CHW, None, valid_HW[place.core.relative_to(window).slices])
         if self.labels is None:
             return sample
@@ -127,14 +130,6 @@ class Dataset:
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
-
-    def _input(
-        self, box: Box, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
-    ) -> NDArray:
-        x_CHW = self._normalize(pixels_CHW, valid_HW, (box.row.start, box.col.start), info)
-        if draw is not None and draw.photometry is not None:
-            draw.photometry.apply(x_CHW, valid_HW, box, info.shape)
-        return x_CHW
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):
@@ -162,23 +157,18 @@ _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with 
 
 
 def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
-    """Return pixels decoded per pixel needed, if every context is read on its own: 1 is ideal.
+    """Estimate the pixels decoded per pixel needed, if every context is read on its own: 1 is ideal.
 
-    A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too. A
-    tile store holds the contexts themselves.
+    A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too: half
+    the image for a tile in its middle. A tile store holds the contexts themselves.
     """
     if info.tiling is not None:
         return 1.0
-    needed = decoded = 0
-    for tile in tiling.tiles:
-        box = tile.context.clip(Box.of_shape(info.shape))
-        (top, bottom), (left, right) = (
-            (side.start // block * block, min(-(-side.stop // block) * block, size))
-            for side, block, size in zip((box.row, box.col), info.block_shape, info.shape, strict=True)
-        )
-        needed += box.area
-        decoded += (bottom if info.sequential else bottom - top) * (right - left)
-    return decoded / needed
+    needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
+    sides = zip(needed, info.block_shape, info.shape, strict=True)
+    rows, cols = (min(side + block - 1, size) for side, block, size in sides)
+    rows = (info.height + rows) // 2 if info.sequential else rows
+    return rows * cols / (needed[0] * needed[1])
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:

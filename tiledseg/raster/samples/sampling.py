@@ -9,7 +9,6 @@ step) for windows: never on ranks, nor on what was drawn before."""
 from __future__ import annotations
 
 import bisect
-import hashlib
 import heapq
 import itertools
 import math
@@ -20,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, window_tile
 from tiledseg.raster.places import View
@@ -120,7 +118,7 @@ class Sampler(Steps):
         return math.ceil(self._tiles_per_epoch / self.tiles_per_step)
 
     def steps(self, epoch: int) -> list[Step]:
-        generator = epoch_generator(self.seed, epoch)
+        generator = random.Random(drawn_number(f"tiledseg.sampling {self.seed}", str(epoch)))
         images, size = range(len(self.tiles_per_image)), self.tiles_per_step
         if size is None:
             order, size = shuffled(images, generator), self.images_per_step
@@ -157,11 +155,6 @@ def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T
         shares[rank].append(i)
         heapq.heapreplace(loads, (load + costs[i], rank))
     return [tuple(step[i] for i in sorted(share)) for share in shares]
-
-
-def epoch_generator(seed: int, epoch: int) -> random.Random:
-    digest = hashlib.sha256(f"tiledseg.sampling {seed} {epoch}".encode()).digest()
-    return random.Random(int.from_bytes(digest[:8], "big"))
 
 
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
@@ -216,12 +209,9 @@ class DrawnTiles(Steps):
             image = len(self.drawer.shapes) + self.turned.index(image)
         if self.tilings:
             core = self.tilings[reference.image].tiles[tile].core  # type: ignore[index]
-            tile = self.tilings[image].tile_at(*draw.view.find(*_centre(core))).index  # type: ignore[union-attr]
+            centre = ((side.start + side.stop - 1) / 2 for side in (core.row, core.col))
+            tile = self.tilings[image].tile_at(*draw.view.find(*centre)).index  # type: ignore[union-attr]
         return TileReference(image, tile, draw)
-
-
-def _centre(box: Box) -> tuple[float, float]:
-    return (box.row.start + box.row.stop - 1) / 2, (box.col.start + box.col.stop - 1) / 2
 
 
 @dataclass(frozen=True)
