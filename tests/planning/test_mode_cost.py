@@ -63,7 +63,7 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     traffic, exchanges = rank_walk(layers, unet.bands, steps, steps, 9, 4).traffic, 2 * (2 * levels - 1)
     channels = tensor_channels(layers, unet.bands)
     sources = [(layers.sources[k][0], step.inputs[0]) for k, step in enumerate(steps)]
-    corners = 4 * sum(channels[source] for source, step in sources if step.exchanged)
+    corners = 4 * sum(channels[source] for source, step in sources if step.moves)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))
     assert traffic.forward == SentBytes(8 * exchanges, 4 * int(volume + corners))
     of_input = 4 * unet.bands * (4 * q + 4)

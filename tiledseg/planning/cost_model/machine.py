@@ -106,12 +106,10 @@ class Machine:
 
     def node(self, cost: LayerCost) -> tuple[float, float]:
         """Return the seconds of a node, forward and backward."""
-        operations, channels = FLOPS_PER_MULTIPLY_ADD * cost.multiply_adds, cost.shape[0]
-        back = (cost.moved + cost.reread) * bool(cost.passes)
-        return (
-            self.kernel(cost.moved, operations, channels),
-            self.kernel(back * bool(cost.moved), cost.passes * operations, channels),
-        )
+        operations, channels, moved = FLOPS_PER_MULTIPLY_ADD * cost.multiply_adds, cost.shape[0], cost.moved
+        back = moved + cost.reread if cost.passes and moved else 0
+        forward = self.kernel(moved, operations, channels)
+        return forward, self.kernel(back, cost.passes * operations, channels)
 
     def taking_turns(self, ranks: int) -> float:
         """Return the threads a core where `ranks` have more of them than cores, else 1."""
@@ -123,24 +121,21 @@ class Machine:
 
     def message_seconds(self, sent: SentBytes, ranks: int = 1) -> float:
         """Return the seconds of messages of one of `ranks` ranks, one after the other; computing hides none."""
-        latency, bandwidth = self._link(ranks)
-        sharing = self.ranks_per_host if self._spans_hosts(ranks) else 1
+        latency, bandwidth, sharing = self._link(ranks)
         return sent.messages * latency + sharing * sent.bytes / bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
         """Return the seconds of `calls` all-reduces of `size` bytes. Each byte leaves a rank 2 (n - 1) / n times, in 2
         log2 n rounds, the optimum of both terms (Thakur, Rabenseifner and Gropp, 2005). One rank of a host sends at a
         time to another one."""
-        latency, bandwidth = self._link(ranks)
+        latency, bandwidth, _ = self._link(ranks)
         return 2 * (calls * math.ceil(math.log2(ranks)) * latency + (ranks - 1) / ranks * size / bandwidth)
 
-    def _spans_hosts(self, ranks: int) -> bool:
-        return ranks > self.ranks_per_host and self.network is not None
-
-    def _link(self, ranks: int) -> Link:
-        """Return the slowest link among so many ranks."""
-        host = Link(self.latency, self.bandwidth)
-        return (self.network or host) if self._spans_hosts(ranks) else host
+    def _link(self, ranks: int) -> tuple[float, float, int]:
+        """Return latency and bandwidth of the slowest link among so many ranks, and the ranks that share it."""
+        if ranks > self.ranks_per_host and self.network is not None:
+            return *self.network, self.ranks_per_host
+        return self.latency, self.bandwidth, 1
 
 
 ASSUMED = Machine(memory_bandwidth=600e9)

@@ -41,7 +41,7 @@ class StepTime(NamedTuple):
         return sum(self)
 
     def times(self, factor: float) -> StepTime:
-        return StepTime(*(factor * part for part in self))
+        return StepTime(*[factor * part for part in self])
 
 
 def sum_of(times: Iterable[StepTime]) -> StepTime:
@@ -63,18 +63,19 @@ class Prices:
     def weights(self) -> list[int]:
         """Count the weights of each node that are trained."""
         graph, channels = self.graph, tensor_channels(self.graph, self.bands)
-        sources = (channels[first] for first, *_ in graph.sources)
+        sources = [channels[first] for first, *_ in graph.sources]
         return [0 if n.frozen else n.layer.parameters(c) for n, c in zip(graph.nodes, sources, strict=True)]
 
     def nodes(self, context: tuple[int, int]) -> list[tuple[float, float]]:
         """Price each node in a training step on one context of shape (height, width), forward and backward: the sum of
         a weight's gradients counts for its node, reading for the first node, the loss for the last one."""
-        times, pixels = self._nodes(tile_walk(self.graph, self.bands, context, self.width)), context[0] * context[1]
-        times = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(times, self.weights, strict=True)]
-        ends = (0, self._reading(pixels), 0.0), (-1, *self._loss(pixels, pixels))
-        for k, forward, backward in ends:
-            times[k] = times[k][0] + forward, times[k][1] + backward
-        return times
+        times, pixels = tile_walk(self.graph, self.bands, context, self.width).costs, context[0] * context[1]
+        nodes = [self.machine.node(cost) for cost in times]
+        nodes = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(nodes, self.weights, strict=True)]
+        reading, *loss = self._ends(pixels, pixels)
+        for k, forward, backward in ((0, reading, 0.0), (-1, *loss)):
+            nodes[k] = nodes[k][0] + forward, nodes[k][1] + backward
+        return nodes
 
     def tile(self, context: tuple[int, int], owned: int) -> StepTime:
         """Price a training step's work on one context of shape (height, width) that owns so many pixels."""
@@ -82,26 +83,24 @@ class Prices:
 
     def walked(self, walk: ForwardWalk, owned: int) -> StepTime:
         """Price a training step's work on a tile or on a rank's block, without messages."""
-        pixels = walk.made[0].size[0] * walk.made[0].size[1]
-        forward, backward = map(sum, zip(*self._nodes(walk), self._loss(pixels, owned), strict=True))
-        return StepTime(forward, backward, self._reading(pixels), self._weights(_GRADIENT, self.weights))
+        height, width = walk.made[0].size
+        reading, *loss = self._ends(height * width, owned)
+        nodes = [self.machine.node(cost) for cost in walk.costs]
+        forward, backward = map(sum, zip(*nodes, loss, strict=True))
+        return StepTime(forward, backward, reading, self._weights(_GRADIENT, self.weights))
 
-    def _nodes(self, walk: ForwardWalk) -> list[tuple[float, float]]:
-        return [self.machine.node(cost) for cost in walk.costs]
-
-    def _loss(self, pixels: int, owned: int) -> tuple[float, float]:
-        """Price the loss over the pixels that are owned, to which the output is cropped."""
-        size = tensor_channels(self.graph, self.bands)[-1] * self.width
-        forward, backward, crop = (
-            self.machine.kernel(times * size) for times in (6 * owned, 4 * owned, 3 * pixels * (owned < pixels))
+    def _ends(self, pixels: int, owned: int) -> tuple[float, float, float]:
+        """Price the ends of a network on a context: from its raster, unless a free core reads meanwhile, to the input;
+        the loss over the pixels that are owned, to which the output is cropped, forward and backward."""
+        machine, values, size = (
+            self.machine,
+            self.bands * pixels,
+            self.width * tensor_channels(self.graph, self.bands)[-1],
         )
-        return forward, backward + crop
-
-    def _reading(self, pixels: int) -> float:
-        """Price a context from its raster, unless a free core reads meanwhile, to the network's input."""
-        values, machine = self.bands * pixels, self.machine
         entering = machine.kernel(2 * values * wide_bytes(self.width))
-        return entering + (0.0 if machine.has_free_core(self.ranks) else machine.reading * values)
+        entering += 0.0 if machine.has_free_core(self.ranks) else machine.reading * values
+        crop = machine.kernel(3 * size * pixels) if owned < pixels else 0.0
+        return entering, machine.kernel(6 * size * owned), machine.kernel(4 * size * owned) + crop
 
     def _weights(self, moved: int, weights: Sequence[int]) -> float:
         """Price a pass over the weights of nodes, of two tensors each, which moves so many bytes a weight."""

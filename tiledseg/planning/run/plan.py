@@ -32,7 +32,7 @@ from tiledseg.planning.run.pipeline import (
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, goes_together, idle_note
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
-from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
+from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
@@ -235,7 +235,10 @@ def step_cost(
     largest, images, of_network = task.decomposition.tiling, task.images, (task.graph, task.bands)
     cost = mode_cost(task, question.machine or Machine(), spread.mode, spread.fusion)
     if spread.together:
-        weights, copies = fixed_memory(*of_network, task.value_bytes), copies_memory(*of_network, task.value_bytes)
+        weights, copies = (
+            fixed_memory(*of_network, task.value_bytes),
+            weight_memory(*of_network, task.value_bytes).copies,
+        )
         further = (-(-images // batch) - 1) * copies  # each batch has a use of the weights of its own
         return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}

@@ -6,7 +6,7 @@ The walk is checked against PyTorch's allocations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
@@ -25,14 +25,6 @@ class Gradients(NamedTuple):
     after: int
 
 
-class _Made(NamedTuple):
-    """A gradient of a tensor: bytes allocated while it is made, and bytes that are then held for it alone."""
-
-    tensor: int
-    allocated: int
-    held: int
-
-
 def gradients_by_node(
     graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int, given: bool = False
 ) -> list[Gradients]:
@@ -43,95 +35,67 @@ def gradients_by_node(
     sent from each node that reads it, as if all were on stages of their own, and holds their sum until the end. It
     holds the gradients of what it received likewise.
     """
-    walk = _BackwardWalk(graph, costs, bytes_per_value, first, stop)
-    moments = [Gradients(walk.begin(given), 0, 0)]
-    moments += [walk.step(k) for k in reversed(range(first, stop))]
-    return moments[::-1]
-
-
-class _BackwardWalk:
-    def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int) -> None:
-        self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
-        self.first, self.stop = first, stop
-        self.waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
-        self.scattered: set[int] = set()  # tensors whose gradients are views of larger ones, or the loss's
-        self.sums = 0  # of gradients that later stages send
-
-    def begin(self, given: bool) -> int:
-        """Differentiate the loss, or receive the gradients of results or of later stages; return the bytes at once."""
-        graph = self.graph
-        if given or self.stop == len(graph):
-            self.waiting = {tensor: self._bytes(tensor) for tensor in graph.results}
-            if given:
-                return sum(self.waiting.values())
-            self.scattered.update(graph.results)
-            return loss_peak([self.costs[tensor - 1] for tensor in graph.results], self.bytes_per_value)
-        leaving = [tensor for tensor in graph.leaving(self.first, self.stop) if graph.wants_gradient[tensor]]
-        readers = {tensor: sum(reader >= self.stop for reader in graph.readers[tensor]) for tensor in leaving}
-        self.sums = sum(map(self._bytes, leaving))
-        self.waiting = dict.fromkeys(leaving, 0)
-        received = sum(count * self._bytes(tensor) for tensor, count in readers.items())
-        return received + max((self._bytes(tensor) for tensor, count in readers.items() if count > 1), default=0)
-
-    def step(self, k: int) -> Gradients:
-        """Run a node's backward pass."""
-        graph, before = self.graph, self._all
-        gradient, made = self.waiting.pop(k + 1, 0), []
-        if graph.wants_gradient[k + 1]:
-            made = list(self._gradients(k, gradient))
-        weights = self.costs[k].trained * wide_bytes(self.bytes_per_value)
-        own = gradient + weights + sum(each.allocated for each in made) + max(-gradient, self._transient(k))
-        if k + 1 in self.scattered and graph.layers[k].straightens_gradient:
-            own += self._bytes(k + 1)  # a copy of the output's gradient that lies channels last
-        peak, after = self._all + own, 0
+    wants, bytes_of, wide = (
+        graph.wants_gradient,
+        [0, *[cost.output_bytes for cost in costs]],
+        wide_bytes(bytes_per_value),
+    )
+    waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
+    scattered: set[int] = set()  # tensors whose gradients are views of larger ones, or the loss's
+    sums = 0  # of gradients that later stages send
+    if given or stop == len(graph):
+        waiting = {tensor: bytes_of[tensor] for tensor in graph.results}
+        scattered.update(() if given else graph.results)
+        results = [costs[tensor - 1] for tensor in graph.results]
+        start = sum(waiting.values()) if given else loss_peak(results, bytes_per_value)
+    else:
+        for tensor in graph.leaving(first, stop):
+            if wants[tensor]:
+                waiting[tensor] = sum([reader >= stop for reader in graph.readers[tensor]])
+        start = sum([count * bytes_of[tensor] for tensor, count in waiting.items()])
+        start += max([bytes_of[tensor] for tensor, count in waiting.items() if count > 1], default=0)
+        sums, waiting = sum([bytes_of[tensor] for tensor in waiting]), dict.fromkeys(waiting, 0)
+    moments = [Gradients(start, 0, 0)]
+    for k in reversed(range(first, stop)):
+        layer, cost, sources = graph.layers[k], costs[k], graph.sources[k]
+        before, gradient = sums + sum(waiting.values()), waiting.pop(k + 1, 0)
+        transient = layer.transient_bytes(cost.input_bytes, cost.shape)
+        made = list[tuple[int, int, int]]()  # of each input's gradient: the tensor, bytes allocated, and held alone
+        if wants[k + 1]:
+            transient += unfolded_bytes(layer, cost, bytes_per_value)
+            shared = gradient  # one that shares the output's memory counts for the tensor that is needed longest
+            for index in sorted(range(len(sources)), key=sources.__getitem__):
+                tensor, size = sources[index], cost.input_bytes[index]
+                if not wants[tensor]:
+                    continue
+                if layer.gradient != "new":
+                    held = size if layer.crop(index) else shared
+                    made.append((tensor, size if layer.crop(index) else 0, held))
+                    shared = shared if layer.crop(index) else 0
+                    continue
+                allocated, origin = layer.gradient_bytes(size, cost.shape), graph.origins[tensor]
+                if graph.overwrites[k] and origin > first and graph.layers[origin - 1].returns_view:
+                    # Autograd copies the gradient, and twice more; a received one stays beside its copy.
+                    allocated = (3 if gradient else 4) * size
+                made.append((tensor, allocated, layer.held_bytes(size, cost.shape)))
+        own = sum([allocated for _, allocated, _ in made]) + max(0, gradient + transient)
+        own += 0 if cost.frozen else cost.parameters * wide
+        if k + 1 in scattered and layer.straightens_gradient:
+            own += bytes_of[k + 1]  # a copy of the output's gradient that lies channels last
+        peak, after = sums + sum(waiting.values()) + own, 0
         for tensor, allocated, held in made:
-            if graph.layers[k].gradient == "parts" and not allocated:
-                self.scattered.add(tensor)
-            if tensor in self.waiting:
-                self.scattered.discard(tensor)
-                after = max(after, self._all + held + self._bytes(tensor))
-                held = self._bytes(tensor)
-            self.waiting[tensor] = held
-        if k == self.first:  # what entered and no gradient depends on has one of zeros
-            entered = graph.entering(self.first, self.stop) if self.first else ()
-            zeros = [t for t in entered if graph.wants_gradient[t] and t not in self.waiting]
-            after = max(after, self._all + sum(map(self._bytes, zeros)))
-        return Gradients(peak, before, after)
-
-    @property
-    def _all(self) -> int:
-        return self.sums + sum(self.waiting.values())
-
-    def _bytes(self, tensor: int) -> int:
-        return self.costs[tensor - 1].output_bytes
-
-    def _transient(self, k: int) -> int:
-        cost, layer = self.costs[k], self.graph.layers[k]
-        unfolded = unfolded_bytes(layer, cost, self.bytes_per_value) if self.graph.wants_gradient[k + 1] else 0
-        return layer.transient_bytes(cost.input_bytes, cost.shape) + unfolded
-
-    def _gradients(self, k: int, gradient: int) -> Iterator[_Made]:
-        """Yield those of a node's inputs, made of that of its output. One that shares the output's memory holds it,
-        which counts for the tensor that is needed longest."""
-        layer, cost = self.graph.layers[k], self.costs[k]
-        for index, tensor in sorted(enumerate(self.graph.sources[k]), key=lambda entry: entry[1]):
-            if not self.graph.wants_gradient[tensor]:
-                continue
-            size = cost.input_bytes[index]
-            if layer.gradient == "new":
-                yield _Made(tensor, self._allocated(k, index, gradient), layer.held_bytes(size, cost.shape))
-            elif layer.crop(index):
-                yield _Made(tensor, size, size)
-            else:
-                yield _Made(tensor, 0, gradient)
-                gradient = 0
-
-    def _allocated(self, k: int, index: int, gradient: int) -> int:
-        size, source = self.costs[k].input_bytes[index], self.graph.origins[self.graph.sources[k][index]]
-        if self.graph.overwrites[k] and source > self.first and self.graph.layers[source - 1].returns_view:
-            # Written over a view: autograd copies the gradient, and twice more; a received one stays beside its copy.
-            return (3 if gradient else 4) * size
-        return self.graph.layers[k].gradient_bytes(size, self.costs[k].shape)
+            if layer.gradient == "parts" and not allocated:
+                scattered.add(tensor)
+            if tensor in waiting:
+                scattered.discard(tensor)
+                after = max(after, sums + sum(waiting.values()) + held + bytes_of[tensor])
+                held = bytes_of[tensor]
+            waiting[tensor] = held
+        if k == first > 0:  # what entered and no gradient depends on has one of zeros
+            zeros = [bytes_of[t] for t in graph.entering(first, stop) if wants[t] and t not in waiting]
+            after = max(after, sums + sum(waiting.values()) + sum(zeros))
+        moments.append(Gradients(peak, before, after))
+    return moments[::-1]
 
 
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:

@@ -21,24 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.geometry.shapes import output_size, tensor_channels
-from tiledseg.planning.step.rank_steps import (
-    DimStep,
-    InputStep,
-    RankSteps,
-    Traffic,
-    exchange_bytes,
-    given_back_in_place,
-    received,
-    whole_steps,
-)
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, SentBytes, Traffic, pieces, whole_steps
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -67,11 +58,6 @@ class LayerCost:
     loss: LossBytes = USUAL_LOSS
 
     @property
-    def trained(self) -> int:
-        """Parameters that have gradients."""
-        return 0 if self.frozen else self.parameters
-
-    @property
     def moved(self) -> int:
         """Bytes that its forward pass reads and writes."""
         return self.looks * (sum(self.input_bytes) + self.output_bytes)
@@ -96,29 +82,24 @@ class Tensor:
         return self.value_bytes * (self.values if self.stored is None else self.stored)
 
 
-class KeptData(NamedTuple):
-    """Data that autograd keeps for a node: `inputs` by their index and its `output`, as they are; bytes of `copies` of
-    inputs in another width, and of other things `besides`."""
-
-    inputs: tuple[int, ...] = ()
-    output: bool = False
-    copies: int = 0
-    besides: int = 0
-
-
 class Ran(NamedTuple):
-    """A node of a forward walk: the tensors that it computes from and makes. `moment`: its number among all steps;
-    `first`: that of the first step done for it. `fresh`: bytes that are made for it alone, `noted` of which arrive from
-    other ranks."""
+    """A node of a forward walk. `moment`: its number among all steps; `first`: that of the first step done for it.
+    `fresh`: bytes that are made for it alone, `noted` of which arrive from other ranks.
+
+    For its backward pass autograd keeps tensors as they are, each with its number in the graph (`kept`), and `large` or
+    `small` bytes besides: as many as a tensor has, or few. `copies`: the large ones are more than windows.
+    """
 
     first: int
     moment: int
-    brought: tuple[Tensor, ...]
     made: Tensor
     shape: Shape
     fresh: int
     noted: int
-    kept: KeptData
+    kept: tuple[tuple[Tensor, int], ...]
+    large: int
+    small: int
+    copies: bool
 
 
 @dataclass(frozen=True)
@@ -191,19 +172,9 @@ class ForwardWalk:
         return self.made[0].tensor.bytes
 
     @property
-    def owned(self) -> int:
-        """Pixels of the last tensor."""
-        return math.prod(self.made[len(self.graph)].size)
-
-    @property
     def work(self) -> int:
         """Multiply-adds of the forward pass; those of pixels that are cropped after a layer count too."""
-        return sum(cost.multiply_adds for cost in self.costs)
-
-    def begin(self, height: int, width: int) -> None:
-        """Start from the network's input."""
-        tensor = Tensor(self.bands * height * width, self.value_bytes, home=0)
-        self.made[0] = _Present(INPUT, tensor, self.bands, (height, width))
+        return sum([cost.multiply_adds for cost in self.costs])
 
     def enter(self, tensor: int, size: tuple[int, int]) -> None:
         """Add a tensor made elsewhere, whose bytes count there. Its gradient is held until the end, if it needs one."""
@@ -215,67 +186,87 @@ class ForwardWalk:
 
     def step(self, k: int, row: DimStep, col: DimStep) -> None:
         """Run node `k`, after the steps that bring its inputs."""
-        graph, node = self.graph, self.graph.nodes[k]
-        first, self._fresh, self._noted = len(self.nodes), 0, 0
-        given = [self._bring(k, index, *steps) for index, steps in enumerate(zip(row.inputs, col.inputs, strict=True))]
-        tensors, shape = tuple(each.tensor for each in given), (self.channels[k + 1], row.computed, col.computed)
-        over_ranks = node.layer.statistics is not None and self.ranks > 1
-        kept = kept_data(graph, k, tensors, shape, self.value_bytes, over_ranks)
-        made = made_tensor(graph, k, tensors, shape, self.value_bytes, over_ranks)
-        layer = node.layer
+        graph, width, node, sources = self.graph, self.value_bytes, self.graph.nodes[k], self.graph.sources[k]
+        first, self._fresh, self._noted, layer = len(self.nodes), 0, 0, node.layer
+        dims = enumerate(zip(row.inputs, col.inputs, strict=True))
+        brought = [self._bring(k, index, of_row, of_col) for index, (of_row, of_col) in dims]
+        given = [each.tensor for each in brought]
+        shape, before = (self.channels[k + 1], row.computed, col.computed), tuple([each.bytes for each in brought])
+        differentiated, over_ranks = graph.wants_gradient[k + 1], layer.statistics is not None and self.ranks > 1
+        kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
+        shares = layer.hands_on or (differentiated and graph.overwrites[k])
+        if differentiated and shares and not layer.hands_on:
+            kept.append((given[0], sources[0]))
+        elif differentiated and not shares:
+            for index in layer.kept_inputs:
+                at_hand = given[index].value_bytes
+                needed = at_hand if over_ranks else layer.input_width(at_hand, width)
+                if needed == at_hand:
+                    kept.append((given[index], sources[index]))
+                else:
+                    copies += given[index].values * needed
+            besides = layer.kept_besides(shape, width)
+        made = given[0]
+        if not shares:
+            values = shape[0] if layer.is_flat and not over_ranks else None
+            made = Tensor(math.prod(shape), layer.output_width(made.value_bytes, width), values)
+            kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
+        kept_bytes = copies + besides
+        for tensor, _ in kept:
+            kept_bytes += 0 if id(tensor) in self._seen else tensor.memory
+            self._seen.add(id(tensor))
+        weights = layer.parameters(self.channels[sources[0]])
+        work = layer.multiply_adds(self.channels[sources[0]]) * row.computed * col.computed
+        passes = int(differentiated)  # the network's input counts as if a gradient were made of it
+        if differentiated and work:
+            passes = any(not source or graph.wants_gradient[source] for source in sources) + (not node.frozen)
+        reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
+        looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks
         if over_ranks:
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
-            narrow = copy_bytes(tensors[0].value_bytes) > 0
-            size = 2 * SINGLE_BYTES * tensors[0].values if narrow else tensors[0].bytes
+            narrow = copy_bytes(given[0].value_bytes) > 0
+            size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
             layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
-        if any(r.source < r.held or c.source < c.held for r, c in zip(row.inputs, col.inputs, strict=True)):
+        if any(each.source < each.held for each in (*row.inputs, *col.inputs)):
             layer = layer.uncropped
-        channels, before = self.channels[graph.sources[k][0]], tuple(each.bytes for each in given)
-        work = node.layer.multiply_adds(channels) * row.computed * col.computed
-        walked = replace(node, layer=layer, cols=None, inputs=tuple(each.name for each in given))
-        cost = self._add(
-            walked,
-            shape,
-            before,
-            made,
-            kept_bytes=self._kept_bytes(tensors, made, kept),
-            parameters=node.layer.parameters(channels),
-            multiply_adds=work,
-            passes=_backward_passes(graph, k) if work else int(graph.wants_gradient[k + 1]),
-            reread=sum(before[i] for i in node.layer.kept_inputs) + made.bytes * node.layer.keeps_output,
-            looks=0 if node.layer.hands_on or not math.prod(shape) else 1 + over_ranks,
-        )
-        fresh = self._fresh + unfolded_bytes(layer, cost, self.value_bytes)
-        self.ran[k] = Ran(first, len(self.nodes) - 1, tensors, made, shape, fresh, self._noted, kept)
-        made.home = self._homes[k + 1] if made.home is None else made.home
-        present = _Present(node.name, made, shape[0], shape[1:])
-        self.made[k + 1] = self._move(f"{node.name}: given", present, (row.given, col.given), view=True)
-
-    def _kept_bytes(self, brought: Sequence[Tensor], made: Tensor, kept: KeptData) -> int:
-        """Return the bytes that autograd keeps for a node besides the tensors that it keeps already."""
-        total = kept.copies + kept.besides
-        for tensor in (*(brought[index] for index in kept.inputs), *([made] if kept.output else [])):
-            if id(tensor) not in self._seen:
-                self._seen.add(id(tensor))
-                total += tensor.memory
-        return total
+        walked = node
+        if self.ranks > 1 or len(self.nodes) > k:
+            walked = Node(node.name, layer, tuple([each.name for each in brought]), None, node.frozen, node.loss)
+        cost = self._add(walked, shape, before, made, weights, work, kept_bytes, passes, reread, looks)
+        if made.home is None:
+            made.home = self._homes[k + 1]
+        windows = sum([tensor.memory for tensor, _ in kept if tensor.home is None])
+        is_large = besides >= INDEX_BYTES * min(math.prod(shape), max([tensor.values for tensor in given]))
+        large, small = copies + windows + besides * is_large, besides * (not is_large)
+        stays = tuple([pair for pair in kept if pair[0].home is not None])
+        fresh = self._fresh + unfolded_bytes(layer, cost, width)
+        moment = len(self.nodes) - 1
+        self.ran[k] = Ran(first, moment, made, shape, fresh, self._noted, stays, large, small, large > windows)
+        present, name = _Present(node.name, made, shape[0], shape[1:]), f"{node.name}: given"
+        self.made[k + 1] = self._move(name, present, (row.given, col.given), view=True)
 
     def _bring(self, k: int, index: int, row: InputStep, col: InputStep) -> _Present:
         """Cut, exchange and pad a tensor that the rank has to the window that node `k` reads."""
-        name = f"{self.graph.nodes[k].name}.{index}"
+        name, layer = f"{self.graph.nodes[k].name}.{index}", self.graph.layers[k]
         source = self.graph.sources[k][index]
         made, passes = self.made[source], int(self.graph.wants_gradient[source])
         made = self._move(f"{name}: cut", made, (row.source, col.source), view=True)
+        whole = (row.read, col.read) == (row.window, col.window)
         if row.moves or col.moves:
+            kept = row.swap.kept, col.swap.kept
+            out = pieces((kept[0], *row.swap.sent), (kept[1], *col.swap.sent))
+            back = pieces((kept[0], *row.swap.received), (kept[1], *col.swap.received))
+            # The network's input, which has no gradient, is not cast before.
             pixel = made.channels * (made.tensor.value_bytes if source else wide_bytes(self.value_bytes))
-            traffic, strips = exchange_bytes(row.swap, col.swap, pixel, passes)
-            self.traffic, self.besides = self.traffic + traffic, self.besides + strips
-            self._noted += made.channels * made.tensor.value_bytes * sum(received(row.swap, col.swap))
-            layer = MovedLayer(None if given_back_in_place(self.graph, k, row, col) else made.bytes)
-            made = self._move(f"{name}: exchange", made, (row.window, col.window), layer, passes=passes)
-        if (row.read, col.read) != (row.window, col.window):
-            made = self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
-        return made
+            backward = SentBytes(len(back), sum(back) * pixel) * passes
+            self.traffic += Traffic(SentBytes(len(out), sum(out) * pixel), backward)
+            self.besides += (sum(out) + sum(back)) * (1 + passes) * pixel
+            self._noted += made.channels * made.tensor.value_bytes * sum(back)
+            # The gradient of the block may be a part of the window's.
+            in_place = layer.owns_gradient and whole and kept == (row.source, col.source)
+            window = MovedLayer(None if in_place else made.bytes)
+            made = self._move(f"{name}: exchange", made, (row.window, col.window), window, passes=passes)
+        return made if whole else self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
 
     def _move(
         self,
@@ -297,9 +288,22 @@ class ForwardWalk:
         self._add(node, shape, (made.bytes,), tensor, passes=passes, looks=int(not view))
         return _Present(name, tensor, made.channels, size)
 
-    def _add(self, node: Node, shape: Shape, before: tuple[int, ...], made: Tensor, **figures: int) -> LayerCost:
+    def _add(
+        self,
+        node: Node,
+        shape: Shape,
+        before: tuple[int, ...],
+        made: Tensor,
+        weights: int = 0,
+        work: int = 0,
+        kept: int = 0,
+        passes: int = 0,
+        reread: int = 0,
+        looks: int = 1,
+    ) -> LayerCost:
         kind, after = type(node.layer).__name__, math.prod(shape) * made.value_bytes
-        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, loss=node.loss, **figures)
+        figures = weights, work, kept, passes, reread, looks, node.frozen, node.loss
+        cost = LayerCost(node.name, kind, shape, before, after, *figures)
         self.nodes.append(node)
         self.costs.append(cost)
         return cost
@@ -309,60 +313,28 @@ def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: i
     """Walk the block of a rank with these steps, one of `ranks` that share the image. `besides` also counts the block
     of the input, where that is held for itself."""
     walk, first = ForwardWalk(graph, bands, ranks, value_bytes), (row[0].inputs[0], col[0].inputs[0])
-    walk.begin(first[0].held, first[1].held)
+    held = first[0].held, first[1].held
+    walk.made[0] = _Present(INPUT, Tensor(bands * held[0] * held[1], value_bytes, home=0), bands, held)
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
         walk.step(k, r, c)
-    if any(step.held != step.read or step.moves for step in first):  # the first layer keeps another tensor
-        walk.besides += first[0].held * first[1].held * bands * wide_bytes(value_bytes)
+    if first[0].moves or first[1].moves or held != (first[0].read, first[1].read):  # the first layer keeps another
+        walk.besides += held[0] * held[1] * bands * wide_bytes(value_bytes)
     return walk
 
 
 @lru_cache(maxsize=256)
 def tile_walk(graph: Graph, bands: int, context: tuple[int, int], value_bytes: int = 4) -> ForwardWalk:
     """Walk a tile with a context of (height, width). Raises GeometryError where that is no legal size."""
-    for size in context:
-        output_size(graph, size)
     rows, cols = whole_steps(graph, context[0]), whole_steps(graph.along_columns, context[1])
     return rank_walk(graph, bands, rows, cols, 1, value_bytes)
 
 
-def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> tuple[LayerCost, ...]:
+def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> list[LayerCost]:
     """Return the cost of each layer for one context of (height, width) with `bands` channels.
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    return tuple(tile_walk(graph, bands, context, bytes_per_value).costs)
-
-
-def kept_data(
-    graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
-) -> KeptData:
-    """Return the data that autograd keeps for node `k`."""
-    layer = graph.layers[k]
-    if layer.hands_on or not graph.wants_gradient[k + 1]:
-        return KeptData()
-    if graph.overwrites[k]:
-        return KeptData((0,))
-    inputs, copies = [], 0
-    for index in layer.kept_inputs:
-        at_hand = given[index].value_bytes
-        needed = at_hand if over_ranks else layer.input_width(at_hand, width)
-        if needed == at_hand:
-            inputs.append(index)
-        else:
-            copies += given[index].values * needed
-    return KeptData(tuple(inputs), layer.keeps_output, copies, layer.kept_besides(shape, width))
-
-
-def made_tensor(
-    graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, width: int, over_ranks: bool = False
-) -> Tensor:
-    """Return the tensor that node `k` makes, or hands on."""
-    layer = graph.layers[k]
-    if layer.hands_on or (graph.overwrites[k] and graph.wants_gradient[k + 1]):
-        return given[0]
-    values = shape[0] if layer.is_flat and not over_ranks else None
-    return Tensor(math.prod(shape), layer.output_width(given[0].value_bytes, width), values)
+    return tile_walk(graph, bands, context, bytes_per_value).costs
 
 
 def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
@@ -374,12 +346,3 @@ def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
     if bytes_per_value != DOUBLE_BYTES:
         return 0
     return layer.unfolded(cost.multiply_adds, cost.shape) * bytes_per_value
-
-
-def _backward_passes(graph: Graph, k: int) -> int:
-    """Return how often node `k` makes its forward multiply-adds once more in the backward pass: for the gradients of
-    its inputs, and for those of its weights. The network's input counts as if one were made of it."""
-    if not graph.wants_gradient[k + 1]:
-        return 0
-    back = any(source == 0 or graph.wants_gradient[source] for source in graph.sources[k])
-    return int(back) + (not graph.nodes[k].frozen)

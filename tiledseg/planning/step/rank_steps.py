@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_sizes
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
 
@@ -78,20 +79,18 @@ class Swap(NamedTuple):
 class InputStep(NamedTuple):
     """One input of a node on one rank along one dim; sizes in positions.
 
-    `held`: all that the rank has of the tensor. `source`: the part of it that goes on, into the exchange where
-    `exchanged`, else into the node. `swap`: its part in the exchange. `moves`: its window is more than its own block,
-    or its neighbours need of that. `window`: all that is there after the exchange. `read`: the same with the layer's
-    padding, which a dim that is not cut leaves to the layer. `owned`: the rank's own part of the tensor.
+    `held`: all that the rank has of the tensor. `source`: the part of it that goes on, into an exchange or into the
+    node. `swap`: its part in the exchange. `moves`: its window is more than its own block, or its neighbours need of
+    that. `window`: all that is there after the exchange. `read`: the same with the layer's padding, which a dim that is
+    not cut leaves to the layer.
     """
 
     held: int
     source: int
-    exchanged: bool
     swap: Swap
     moves: bool
     window: int
     read: int
-    owned: int
 
 
 class DimStep(NamedTuple):
@@ -103,29 +102,23 @@ class DimStep(NamedTuple):
 
 
 RankSteps = tuple[DimStep, ...]
-_Swaps = Sequence[Sequence[list[Swap] | None]]
-
-
-@dataclass(frozen=True)
-class RankKinds:
-    """The different ranks of an axis, and how many there are of each."""
-
-    steps: tuple[RankSteps, ...]
-    counts: tuple[int, ...]
 
 
 @lru_cache(maxsize=64)
-def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> RankKinds:
-    """Return the kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
-    found = Counter(rank_steps(graph, partition, fusion))
-    return RankKinds(tuple(found), tuple(found.values()))
+def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> Counter[RankSteps]:
+    """Count the kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
+    return Counter(rank_steps(graph, partition, fusion))
 
 
 def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[RankSteps]:
     """Return the steps of all ranks along an axis, in order. Raises GeometryError where it cannot be cut so."""
-    windows = layer_windows(graph, partition, fusion)
-    swapped = [[swaps(one.partition, one.read) if one.exchanged else None for one in at.inputs] for at in windows]
-    nodes = range(len(graph))
+    windows, nodes = layer_windows(graph, partition, fusion), range(len(graph))
+    swapped = {
+        (k, number): swaps(one.partition, one.read)
+        for k, at in enumerate(windows)
+        for number, one in enumerate(at.inputs)
+        if one.exchanged
+    }
     return [
         dim_steps(graph, nodes, windows, {0: partition.owned(index)}, index, swapped)
         for index in range(partition.parts)
@@ -158,70 +151,45 @@ def dim_steps(
     windows: Sequence[NodeWindows],
     held: dict[int, Interval],
     index: int,
-    swapped: _Swaps | None = None,
+    swapped: Mapping[tuple[int, int], Sequence[Swap]],
 ) -> RankSteps:
     """Return the steps of `nodes` on rank or block `index`, which has `held` of the tensors that enter them; what it
-    then has of those that they make is put there too."""
+    then has of those that they make is put there too. `swapped`: by node and input, the ranks' parts in exchanges."""
     steps = []
-    for place, (k, at) in enumerate(zip(nodes, windows, strict=True)):
-        parts = [None] * len(at.inputs) if swapped is None else swapped[place]
-        taken = tuple(
-            input_step(at, number, index, held[tensor], None if part is None else part[index])
-            for number, (tensor, part) in enumerate(zip(graph.sources[k], parts, strict=True))
-        )
-        whole, given = at.output.parts == 1, at.given[index]
-        computed = given.size if whole else at.node.layer.computed(taken[0].read, given.size)
-        steps.append(DimStep(taken, computed, given.size))
-        held[k + 1] = given
+    for k, at in zip(nodes, windows, strict=True):
+        taken = []
+        for number, (one, tensor) in enumerate(zip(at.inputs, graph.sources[k], strict=True)):
+            edges, has = one.partition.edges, held[tensor]
+            whole = len(edges) == 2 and len(at.inputs) == 1
+            read = one.partition.whole if whole else one.read[index]
+            size, swap = read.stop - read.start, swapped.get((k, number))
+            if swap is None:
+                inside = read.clip(has).size  # it may have the padding of a layer after it
+                taken.append(InputStep(has.size, inside, Swap(kept=inside), False, inside, size))
+            else:
+                start, stop = edges[index], edges[index + 1]
+                moves = start != read.start or stop != read.stop or len(swap[index].sent) > 0
+                taken.append(InputStep(has.size, stop - start, swap[index], moves, size, size))
+        given = held[k + 1] = at.given[index]
+        computed = given.size if at.output.parts == 1 else at.node.layer.computed(taken[0].read, given.size)
+        steps.append(DimStep(tuple(taken), computed, given.size))
     return tuple(steps)
 
 
 def whole_steps(graph: Graph, size: int) -> RankSteps:
-    """Return the steps of a tile of `size` positions, which nobody shares: each node reads its inputs whole."""
-    sizes = graph.fold(size, lambda k, given: graph.layers[k].output_size(*given))
-    taken = {each: InputStep(each, each, False, Swap(kept=each), False, each, each, each) for each in set(sizes)}
+    """Return the steps of a tile of `size` positions, which nobody shares: each node reads its inputs whole. Raises
+    GeometryError where the network does not take that size."""
+    sizes = tensor_sizes(graph, size)
+    taken = {each: InputStep(each, each, Swap(kept=each), False, each, each) for each in set(sizes)}
     return tuple(
-        DimStep(tuple(taken[sizes[source]] for source in sources), sizes[k + 1], sizes[k + 1])
-        for k, sources in enumerate(graph.sources)
+        [
+            DimStep(tuple([taken[sizes[source]] for source in sources]), made, made)
+            for sources, made in zip(graph.sources, sizes[1:], strict=True)
+        ]
     )
 
 
-def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
-    """Return the step of one input of a node on rank `index`, which has `held` of it."""
-    one = at.inputs[number]
-    whole = one.partition.parts == 1 and len(at.inputs) == 1
-    read = one.partition.whole if whole else one.read[index]
-    start, stop = one.partition.edges[index : index + 2]
-    size, block = read.stop - read.start, stop - start
-    if swap is None:
-        inside = read.clip(held).size  # it may have the padding of a layer after it
-        return InputStep(held.size, inside, False, Swap(kept=inside), False, inside, size, block)
-    moves = start != read.start or stop != read.stop or len(swap.sent) > 0
-    return InputStep(held.size, block, True, swap, moves, size, size, block)
-
-
-def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
-    """Return True if the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
-    stays = row.source == row.swap.kept and col.source == col.swap.kept
-    whole = (row.read, col.read) == (row.window, col.window)
-    return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole
-
-
-def sent(row: Swap, col: Swap) -> list[int]:
-    """Return the pixels of each piece that a rank sends in an exchange: of all pieces but the first, which it keeps."""
-    rows, cols = (row.kept, *row.sent), (col.kept, *col.sent)
+def pieces(rows: Sequence[int], cols: Sequence[int]) -> list[int]:
+    """Return the pixels of each piece that a rank sends, or receives, in an exchange. `rows`, `cols`: the positions of
+    its parts, first those that it keeps: the piece that it keeps along both dims is left out."""
     return [height * width for height, width in list(product(rows, cols))[1:] if height * width]
-
-
-def received(row: Swap, col: Swap) -> list[int]:
-    """Return those of each piece that it receives: its adjoint sends them back."""
-    return sent(row._replace(sent=row.received), col._replace(sent=col.received))
-
-
-def exchange_bytes(row: Swap, col: Swap, pixel_bytes: int, passes: int) -> tuple[Traffic, int]:
-    """Return the messages of a rank in an exchange, whose gradients go back in so many `passes`, and the bytes of its
-    strips. The network's input, which has no gradient, is not cast before."""
-    out, back = sent(row, col), received(row, col)
-    backward = SentBytes(len(back), sum(back) * pixel_bytes) * passes
-    strips = (sum(out) + sum(back)) * (1 + passes) * pixel_bytes
-    return Traffic(SentBytes(len(out), sum(out) * pixel_bytes), backward), strips

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, Ti
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime, sum_of
-from tiledseg.planning.step.cost import ForwardWalk, layer_costs, rank_walk
-from tiledseg.planning.step.rank_steps import SentBytes, Traffic, rank_kinds, sent, swaps
+from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
+from tiledseg.planning.step.rank_steps import RankSteps, SentBytes, Traffic, pieces, rank_kinds, swaps
 from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
@@ -49,13 +50,9 @@ class Task:
         return self.decomposition.rows.parts * self.decomposition.cols.parts
 
     @property
-    def input_pixel_bytes(self) -> int:
-        return self.bands * wide_bytes(self.value_bytes)
-
-    @property
     def undivided_work(self) -> int:
         """Multiply-adds of the undivided network on the whole image, forward."""
-        return sum(c.multiply_adds for c in layer_costs(self.graph, self.bands, self.decomposition.whole.shape))
+        return tile_walk(self.graph, self.bands, self.decomposition.whole.shape).work
 
     def prices(self, machine: Machine) -> Prices:
         return Prices(self.graph, self.bands, self.value_bytes, machine, self.replicas * self.ranks)
@@ -99,12 +96,56 @@ class RankCost(NamedTuple):
 
 
 def mode_cost(task: Task, machine: Machine, mode: str, fusion: int = 1) -> ModeCost:
-    """Return the cost of a step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
+    """Return the cost of a step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises.
+
+    Mode `exchange` has one exchange of the input, which needs no gradient. Its ranks also hold the window, where
+    several contexts are cut from it, and the block, where that is not the window.
+    """
     if mode == "layer":
         return layer_cost(task, machine, fusion)
-    cut = task.decomposition
-    read = _contexts_read(task) if mode == "read" else _blocks_read(task, cut.rows, cut.cols)
-    return _of_ranks(task, machine, mode, 0, _tile_ranks(task, machine, mode == "exchange"), read, Traffic())
+    graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
+    prices, (rows, cols) = task.prices(machine), cut.tile_sizes()
+    tile, kinds, ranks = functools.cache(prices.tile), dict[tuple[TileSizes, TileSizes], RankCost](), list[RankCost]()
+    for row, col in itertools.product(rows, cols):  # ranks with tiles of the same sizes cost the same
+        if (row, col) not in kinds:
+            tiles = [((height, width), above * beside) for height, above in row for width, beside in col]
+            walks = {at: tile_walk(graph, bands, at, width) for at, _ in tiles}
+            work = sum([walks[at].work for at, _ in tiles])
+            memory = max([training_memory(graph, bands, at, width).total for at in walks])
+            times = [tile(*each).times(count) for each, count in Counter(tiles).items()]
+            kinds[row, col] = RankCost(work, memory, sum_of(times))
+        ranks.append(kinds[row, col])
+    if mode == "read":  # beyond the raster's border contexts are mirrored
+        raster, places = Box.of_shape(cut.tiling.raster), itertools.product(*map(range, cut.shape))
+        read = [sum([tile.context.clip(raster).area for tile in cut.tiles(*at)]) for at in places]
+        return _of_ranks(task, machine, mode, 0, ranks, read, Traffic())
+    (row_windows, col_windows), exchanging = cut.context_windows(), list[RankCost]()
+    for rank, ((i, j), messages) in zip(ranks, input_traffic(cut, bands, width), strict=True):
+        window, owned = row_windows[i].size * col_windows[j].size, cut.owned(i, j).area
+        held = window * (len(rows[i]) * len(cols[j]) > 1) + owned * (owned != window)
+        time = rank.time._replace(messages=machine.message_seconds(messages, prices.ranks))
+        exchanging.append(RankCost(rank.work, rank.memory + held * bands * wide_bytes(width), time, Traffic(messages)))
+    return _of_ranks(task, machine, mode, 0, exchanging, _blocks_read(task, cut.rows, cut.cols), Traffic())
+
+
+def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
+    """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
+    graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
+    rows, cols = settled(graph, task.decomposition)
+    check_blocks(graph, rows, cols, fusion, bands)
+    norms, ranks = statistic_sums(graph, bands, task.ranks), list[RankCost]()
+    sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
+    for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
+        time = _time(walk, prices)
+        time = time._replace(messages=time.messages + sums)
+        ranks.append(RankCost(walk.work, memory_of(walk).total + walk.besides, time, walk.traffic, number))
+    return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
+
+
+def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
+    """Return the time of one image on a rank, without all-reduces."""
+    messages = prices.machine.message_seconds(walk.traffic.step, prices.ranks)
+    return prices.walked(walk, math.prod(walk.made[len(walk.graph)].size))._replace(messages=messages)
 
 
 def _of_ranks(
@@ -117,44 +158,27 @@ def _of_ranks(
     norms: Traffic,
 ) -> ModeCost:
     """Join the costs of ranks; `read`: pixels of the raster of each."""
-    prices, longest = task.prices(machine), max((rank.time for rank in ranks), key=sum)
+    prices, traffic, busiest, longest = task.prices(machine), Traffic(), Traffic(), StepTime()
+    for rank in ranks:
+        of_step, most = rank.traffic.step, busiest.step
+        busiest = rank.traffic if (of_step.bytes, of_step.messages) > (most.bytes, most.messages) else busiest
+        longest = max(longest, rank.time, key=sum)
+        traffic += rank.traffic * rank.number
     time = prices.step(longest, task.images, longest.backward)
     return ModeCost(
         mode,
         fusion,
-        work=sum(rank.work * rank.number for rank in ranks),
-        work_max=max(rank.work for rank in ranks),
-        traffic=sum((rank.traffic * rank.number for rank in ranks), Traffic()),
-        busiest=max((rank.traffic for rank in ranks), key=lambda t: (t.step.bytes, t.step.messages)),
+        work=sum([rank.work * rank.number for rank in ranks]),
+        work_max=max([rank.work for rank in ranks]),
+        traffic=traffic,
+        busiest=busiest,
         norms=norms,
-        memory=max(rank.memory for rank in ranks),
+        memory=max([rank.memory for rank in ranks]),
         seconds=prices.seconds(time),
         read=sum(read),
         read_max=max(read),
         time=time,
     )
-
-
-def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
-    """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
-    graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
-    rows, cols = settled(graph, task.decomposition)
-    check_blocks(graph, rows, cols, fusion, bands)
-    norms = statistic_sums(graph, bands, task.ranks)
-    sums = StepTime(messages=machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks))
-    ranks = [
-        RankCost(
-            walk.work, memory_of(walk).total + walk.besides, sum_of((_time(walk, prices), sums)), walk.traffic, number
-        )
-        for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width)
-    ]
-    return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
-
-
-def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
-    """Return the time of one image on a rank, without all-reduces."""
-    messages = prices.machine.message_seconds(walk.traffic.step, prices.ranks)
-    return prices.walked(walk, walk.owned)._replace(messages=messages)
 
 
 def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
@@ -174,51 +198,22 @@ def layer_ranks(
 ) -> tuple[tuple[ForwardWalk, int], ...]:
     """Return the walk of each kind of rank in layer mode, and how many there are. Raises GeometryError where a rank
     would own nothing of some tensor."""
-    along = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
-    ranks, kinds = rows.parts * cols.parts, (zip(each.steps, each.counts, strict=True) for each in along)
+    along = rank_kinds(graph, rows, fusion).items(), rank_kinds(graph.along_columns, cols, fusion).items()
+    ranks = rows.parts * cols.parts
     return tuple(
-        (rank_walk(graph, bands, row, col, ranks, value_bytes), m * n)
-        for (row, m), (col, n) in itertools.product(*kinds)
+        [
+            (rank_walk(graph, bands, row, col, ranks, value_bytes), m * n)
+            for (row, m), (col, n) in itertools.product(*along)
+        ]
     )
 
 
 @functools.lru_cache(maxsize=64)
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
-    dims = (graph, rows), (graph.along_columns, cols)
-    steps = itertools.product(*(rank_kinds(each, dim, fusion).steps for each, dim in dims))
+    steps = itertools.product(rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion))
     shapes = (largest_of_block(graph, bands, row, col) for row, col in steps)
     check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
-
-
-def _tile_ranks(task: Task, machine: Machine, exchanges: bool) -> list[RankCost]:
-    """Return the cost of each rank's tiles, calculated once for each kind of block. Mode `exchange` has one exchange of
-    the input, which needs no gradient. Its ranks also hold the window, where several contexts are cut from it, and the
-    block, where that is not the window."""
-    graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
-    prices = task.prices(machine)
-    tile = functools.cache(prices.tile)
-
-    @functools.cache
-    def block(row: TileSizes, col: TileSizes) -> RankCost:
-        tiles = Counter(((height, width), of_row * of_col) for height, of_row in row for width, of_col in col)
-        works = {at: sum(c.multiply_adds for c in layer_costs(graph, bands, at, width)) for at, _ in tiles}
-        return RankCost(
-            sum(count * works[at] for (at, _), count in tiles.items()),
-            max(training_memory(graph, bands, at, width).total for at in works),
-            sum_of([tile(*each).times(count) for each, count in tiles.items()]),
-        )
-
-    rows, cols = cut.tile_sizes()
-    ranks = {(i, j): block(row, col) for i, row in enumerate(rows) for j, col in enumerate(cols)}
-    windows = cut.context_windows()
-    for (i, j), messages in input_traffic(cut, bands, width) if exchanges else ():
-        rank, seconds = ranks[i, j], machine.message_seconds(messages, prices.ranks)
-        window, owned = windows[0][i].size * windows[1][j].size, cut.owned(i, j).area
-        held = window * (len(rows[i]) * len(cols[j]) > 1) + owned * (owned != window)
-        memory, time = rank.memory + held * task.input_pixel_bytes, rank.time._replace(messages=seconds)
-        ranks[i, j] = RankCost(rank.work, memory, time, Traffic(messages))
-    return list(ranks.values())
 
 
 def input_traffic(
@@ -229,8 +224,8 @@ def input_traffic(
     row_windows, col_windows = decomposition.context_windows()
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for (i, row), (j, col) in itertools.product(enumerate(rows), enumerate(cols)):
-        pieces = sent(row, col)
-        yield (i, j), SentBytes(len(pieces), sum(pieces) * bands * wide_bytes(value_bytes))
+        sent = pieces((row.kept, *row.sent), (col.kept, *col.sent))
+        yield (i, j), SentBytes(len(sent), sum(sent) * bands * wide_bytes(value_bytes))
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
@@ -247,13 +242,6 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
     return traffic
 
 
-def _contexts_read(task: Task) -> list[int]:
-    """Return the pixels of the raster in the contexts of each rank's tiles. Beyond its border they are mirrored."""
-    cut, raster = task.decomposition, Box.of_shape(task.decomposition.tiling.raster)
-    places = itertools.product(*map(range, cut.shape))
-    return [sum(tile.context.clip(raster).area for tile in cut.tiles(*at)) for at in places]
-
-
 def _blocks_read(task: Task, rows: Partition, cols: Partition) -> list[int]:
     """Return the pixels of the raster that each rank reads as a block of the input."""
     origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
@@ -265,18 +253,38 @@ def _blocks_read(task: Task, rows: Partition, cols: Partition) -> list[int]:
 def choose_fusion(
     graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
 ) -> int:
-    """Return the fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of
-    equals. `rows`, `cols`: the cut of the input. Raises GeometryError where it cannot be. The same on every rank.
+    """Return the fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time on the rank with
+    most to do; the smallest of equals. `rows`, `cols`: the cut of the input. Raises GeometryError where it cannot be.
+    The same on every rank.
     """
     if rows.parts * cols.parts == 1:
         return 1
-    prices = Prices(graph, bands, value_bytes, machine, rows.parts * cols.parts)
+    ranks, dims = rows.parts * cols.parts, ((graph, rows), (graph.along_columns, cols))
+    prices, channels = Prices(graph, bands, value_bytes, machine, ranks), tensor_channels(graph, bands)
+
+    def estimate(kind: tuple[RankSteps, RankSteps]) -> float:
+        """Return about the seconds of a kind of rank: of layers, three times, and of messages, back and forth."""
+        total = 0.0
+        for k, (layer, sources, row, col) in enumerate(zip(graph.layers, graph.sources, *kind, strict=True)):
+            work = layer.multiply_adds(channels[sources[0]]) * row.computed * col.computed
+            moved = channels[k + 1] * row.computed * col.computed
+            for source, r, c in zip(sources, row.inputs, col.inputs, strict=True):
+                moved += channels[source] * r.read * c.read
+                copies = int(r.moves or c.moves)
+                if copies:
+                    sent = pieces((r.swap.kept, *r.swap.sent), (c.swap.kept, *c.swap.sent))
+                    messages = SentBytes(2 * len(sent), 2 * sum(sent) * channels[source] * value_bytes)
+                    total += machine.message_seconds(messages, ranks)
+                copies += (r.read, c.read) != (r.window, c.window)  # padding
+                total += 2 * copies * machine.kernel(2 * channels[source] * r.read * c.read * value_bytes)
+            operations = FLOPS_PER_MULTIPLY_ADD * work
+            total += 0 if layer.hands_on else 3 * machine.kernel(moved * value_bytes, operations, channels[k + 1])
+        return total
 
     def seconds(fusion: int) -> float:
-        ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
-        return max(_time(walk, prices).seconds for walk, _ in ranks)
+        kinds = itertools.product(*(rank_kinds(each, partition, fusion) for each, partition in dims))
+        return _time(rank_walk(graph, bands, *max(kinds, key=estimate), ranks, value_bytes), prices).seconds
 
-    dims = (graph, rows), (graph.along_columns, cols)
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
 

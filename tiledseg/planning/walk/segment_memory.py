@@ -21,7 +21,7 @@ from tiledseg.planning.step.cost import ForwardWalk, layer_costs
 from tiledseg.planning.step.rank_steps import RankSteps, dim_steps
 from tiledseg.planning.step.tensor_limit import TensorShape
 from tiledseg.planning.walk.items import BACKWARD
-from tiledseg.planning.walk.step_memory import block_peak, fixed_memory, weight_memory
+from tiledseg.planning.walk.step_memory import block_peak, weight_memory
 from tiledseg.units import norm_work_bytes
 
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
@@ -73,7 +73,7 @@ class BlockedStep:
         self.walks = [self._walk(at) for at in places]  # of each segment's largest block
         self.sizes = [{tensor: made.bytes for tensor, made in walk.made.items()} for walk in self.walks]
         self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
-        self.fixed = (fixed_memory if trains else weight_memory)(graph, bands, value_bytes)
+        self.fixed = sum(weight_memory(graph, bands, value_bytes)[: 3 if trains else 1])
         self.image = int(self.images * self.whole[0])
         moments = self._backward() if trains else self._forward()
         self.stored, self._in_memory, self._in_file = (max(bytes_at) for bytes_at in zip(*moments, strict=True))
@@ -214,7 +214,7 @@ def _largest_block(
     blocks = []
     for index in range(count):
         held = {tensor: read[index] for tensor, read in entering.items()}
-        blocks.append((held, dim_steps(graph, segment.nodes, nodes, held, index)))
+        blocks.append((held, dim_steps(graph, segment.nodes, nodes, held, index, {})))
 
     def positions(block: tuple[dict[int, Interval], RankSteps]) -> int:
         return sum(i.size for i in block[0].values()) + sum(n.read for step in block[1] for n in step.inputs)

@@ -13,13 +13,14 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.cost_model.machine import ASSUMED, Machine
 from tiledseg.planning.step.backward_walk import gradients_by_node, loss_bytes
-from tiledseg.planning.step.cost import INDEX_BYTES, ForwardWalk, Tensor, tile_walk
+from tiledseg.planning.step.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
@@ -60,19 +61,20 @@ def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemo
     out."""
     policy, uses = walk.graph.memory, _Uses(walk, run)
     if policy is None or policy.keeps_all:
-        activations, peak = uses.all_kept()
+        base, rebuilding = uses.always(None)
+        activations, peak = rebuilding[-1], max(base)
     else:
         items = uses.walk(ASSUMED)
         words = items.needed_words(policy)
         activations, peak = items.kept(words), price(items, words).peak
-    fixed = _fixed(walk.graph, walk.bands, walk.value_bytes, run)
-    return StepMemory(*fixed, activations, peak - activations)
+    weights, gradients, optimizer, _ = weight_memory(walk.graph, walk.bands, walk.value_bytes, run)
+    return StepMemory(weights, gradients, optimizer, activations, peak - activations)
 
 
 def block_peak(walk: ForwardWalk, is_last: bool) -> int:
     """Return the bytes at the worst moment of a block of a tile, beside the tensors that enter it. Gradients of what
     leaves are given, unless a loss follows."""
-    return _Uses(walk, given=not is_last).all_kept()[1]
+    return max(_Uses(walk, given=not is_last).always(None)[0])
 
 
 def network_walk(walk: ForwardWalk, machine: Machine = ASSUMED, run: tuple[int, int] | None = None) -> Walk:
@@ -81,108 +83,66 @@ def network_walk(walk: ForwardWalk, machine: Machine = ASSUMED, run: tuple[int, 
     return _Uses(walk, run).walk(machine)
 
 
+class WeightMemory(NamedTuple):
+    """Bytes of weights, with the cast copies that autocast makes and that are held: `copies`. Bytes of the sums of
+    their gradients, and of the optimizer's values."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    copies: int
+
+
 @lru_cache(maxsize=1024)
-def _fixed(graph: Graph, bands: int, width: int, run: tuple[int, int] | None = None) -> tuple[int, int, int]:
-    """Return the bytes of weights with the cast copies that are held, of the sums of gradients, and of the optimizer's
-    values, of the nodes of a run."""
-    nodes = range(*(run or (0, len(graph))))
-    parameters = _parameters(graph, bands)
-    trained = sum(parameters[k] for k in nodes if not graph.nodes[k].frozen)
-    weights = sum(parameters[k] for k in nodes) * wide_bytes(width)
-    copies = sum(_copied(graph, k) * parameters[k] for k in nodes) * copy_bytes(width)
-    return weights + copies, trained * DOUBLE_BYTES, trained * wide_bytes(width) * ADAM_VALUES
-
-
-@lru_cache(maxsize=64)
-def _parameters(graph: Graph, bands: int) -> list[int]:
-    channels = tensor_channels(graph, bands)
-    return [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
-
-
-def _copied(graph: Graph, k: int) -> bool:
-    """Return True if the cast copies of a node's weights, which autocast may make, are held: they are trained, or
-    needed for the gradient of an input. Copies of others last a moment."""
-    return not graph.nodes[k].frozen or any(graph.wants_gradient[source] for source in graph.sources[k])
+def weight_memory(graph: Graph, bands: int, width: int, run: tuple[int, int] | None = None) -> WeightMemory:
+    """Return the bytes of the weights of a network, or of the nodes of a run, whatever the tiles."""
+    channels, every, trained, cast = tensor_channels(graph, bands), 0, 0, 0
+    for k in range(*(run or (0, len(graph)))):
+        count, frozen = graph.layers[k].parameters(channels[graph.sources[k][0]]), graph.nodes[k].frozen
+        every, trained = every + count, trained + count * (not frozen)
+        # A copy is held of weights that are trained, or that the gradient of an input needs; others last a moment.
+        cast += count * (not frozen or any(graph.wants_gradient[source] for source in graph.sources[k]))
+    copies, wide = cast * copy_bytes(width), wide_bytes(width)
+    return WeightMemory(every * wide + copies, trained * DOUBLE_BYTES, trained * wide * ADAM_VALUES, copies)
 
 
 def fixed_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     """Return the bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
-    return sum(_fixed(graph, bands, bytes_per_value))
-
-
-def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
-    """Return the bytes of weights alone, as computed with."""
-    return _fixed(graph, bands, bytes_per_value)[0]
-
-
-def copies_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
-    """Return the bytes of the copies of weights that autocast makes and autograd keeps."""
-    held = (count for k, count in enumerate(_parameters(graph, bands)) if _copied(graph, k))
-    return sum(held) * copy_bytes(bytes_per_value)
+    return sum(weight_memory(graph, bands, bytes_per_value)[:3])
 
 
 class _Uses:
     """The nodes `ran` in a run of a forward walk, and how its backward pass uses their data.
 
-    `sizes`: bytes of each tensor by its home; `uses`: the moments at which the backward pass uses it. `large`, `small`:
-    bytes kept inside nodes, as large as a tensor or not; `copies`: nodes whose large ones are more than windows.
+    `sizes`: bytes of each tensor by its home; `uses`: the moments at which the backward pass uses it. `large`: bytes
+    kept inside nodes, as large as a tensor.
     """
 
     def __init__(self, walk: ForwardWalk, run: tuple[int, int] | None = None, given: bool = False) -> None:
         graph = self.graph = walk.graph
-        self.forward, self.place, self.is_stage = walk, homes(graph), run is not None
+        self.forward, self.place = walk, homes(graph)
         self.first, stop = run or (0, len(graph))  # a run's moments are counted from its first node
         self.ran = {k: walk.ran[k] for k in range(self.first, stop) if k in walk.ran}
         steps = run or (0, len(walk.nodes))
         self.gradients = gradients_by_node(walk.walked, walk.costs, walk.value_bytes, *steps, given)
-        ends = stop == len(graph) and not given
-        results = [walk.costs[tensor - 1] for tensor in walk.walked.results] if ends else []
-        self.loss = loss_bytes(results, walk.value_bytes) if results else 0
+        self.loss = 0
+        if stop == len(graph) and not given:
+            self.loss = loss_bytes([walk.costs[tensor - 1] for tensor in walk.walked.results], walk.value_bytes)
         self.sizes: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
-        self.large: dict[int, int] = {}
-        self.small: dict[int, int] = {}
-        self.copies: set[int] = set()
-        for k in self.ran:
-            if not graph.layers[k].hands_on and graph.wants_gradient[k + 1]:
-                self._use(k)
+        self.large = {k: ran.large for k, ran in self.ran.items() if ran.large}
+        for ran in self.ran.values():
+            used = dict[int, None]()
+            for tensor, source in ran.kept:
+                assert tensor.home is not None, "a tensor of the network"
+                has_entered = run is not None and source <= self.first  # it has memory of its own
+                self.sizes[tensor.home] = tensor.bytes if has_entered else tensor.memory
+                used[tensor.home] = None
+            for home in used:
+                self.uses.setdefault(home, []).append(ran.moment - self.first)
 
     def moment(self, k: int) -> int:
         return self.ran[k].moment - self.first
-
-    def _use(self, k: int) -> None:
-        """Count the data that the backward pass of node `k` uses."""
-        ran, kept = self.ran[k], self.ran[k].kept
-        used, windows = list[int](), 0
-        for index in kept.inputs:
-            tensor = ran.brought[index]
-            if tensor.home is None:
-                windows += tensor.memory
-            else:
-                used.append(self._home(tensor, self.is_stage and self.graph.sources[k][index] <= self.first))
-        used += [self._home(ran.made)] if kept.output else []
-        for home in dict.fromkeys(used):
-            self.uses.setdefault(home, []).append(self.moment(k))
-        least = INDEX_BYTES * min(math.prod(ran.shape), max(tensor.values for tensor in ran.brought))
-        is_large = kept.besides >= least
-        inside = kept.copies + windows + kept.besides * is_large
-        if inside:
-            self.large[k] = inside
-        if kept.besides and not is_large:
-            self.small[k] = kept.besides
-        if inside > windows:
-            self.copies.add(k)
-
-    def _home(self, tensor: Tensor, has_entered: bool = False) -> int:
-        """Return the home of a tensor, noting its bytes: one that has entered a stage has memory of its own."""
-        assert tensor.home is not None, "a tensor of the network"
-        self.sizes[tensor.home] = tensor.bytes if has_entered else tensor.memory
-        return tensor.home
-
-    def all_kept(self) -> tuple[int, int]:
-        """Return the bytes that are kept from the forward to the backward pass, where all are, and the peak."""
-        base, rebuilding = self._always(None)
-        return rebuilding[-1], max(base)
 
     def walk(self, machine: Machine) -> Walk:
         """Return the items of the backward pass."""
@@ -201,7 +161,7 @@ class _Uses:
         stays = {item.waits_from: 0 for item in items}
         for item, size in zip(items, noted, strict=True):  # what has arrived for an item stays
             stays[item.waits_from] += size
-        base, rebuilding = self._always(stays)
+        base, rebuilding = self.always(stays)
         return Walk(tuple(items), base, rebuilding, self.graph, sum(self.seconds.values()))
 
     def _first_uses(self) -> dict[int, int]:
@@ -254,35 +214,30 @@ class _Uses:
         homes_read = dict.fromkeys(self.place[source] for source in graph.sources[node])
         parents = tuple(number[home] for home in homes_read if home in number)
         again = self.seconds[node] if graph.layers[node].can_rebuild else math.inf
-        work = max(0, ran.fresh - size) + ran.made.bytes * (node in self.copies)
+        work = max(0, ran.fresh - size) + ran.made.bytes * ran.copies
         name = f"{graph.nodes[node].name} (inside)"
         return Item(name, size - ran.noted, self.moment(node), again, parents, work, node=node)
 
-    def _always(self, stays: dict[int, int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def always(self, stays: dict[int, int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the bytes of each moment that are there whatever is chosen: in all, and before the node's gradients;
         with None those where everything is kept. `stays`: bytes of items that stay from a moment on. The last moment is
         that of the loss."""
         last = len(self.gradients)
         more, freed = [0] * (last + 1), [0] * last  # bytes that a node keeps are freed once it has run backward
-
-        def add(size: int, start: int, stop: int) -> None:
-            more[start] += size
-            more[last if stays is None else stop] -= size
-
+        spans = [(self.loss, last - 1, last), *[(size, min(at, last), last) for at, size in (stays or {}).items()]]
         for home, moments in self.uses.items():
             first = min(moments)
-            add(self.sizes[home], first, last if home == 0 else max(moments) + 1)  # the input stays
+            spans.append((self.sizes[home], first, last if home == 0 else max(moments) + 1))  # the input stays
             freed[first] += self.sizes[home]
-        for node, size in self.large.items():
-            add(size, self.moment(node), self.moment(node) + 1)
-            freed[self.moment(node)] += size
-        for node, size in self.small.items():
-            add(size, self.moment(node), last)
-            freed[self.moment(node)] += size
-        for moment, size in (stays or {}).items():
-            add(size, min(moment, last), last)
-        add(self.loss, last - 1, last)
+        for ran in self.ran.values():
+            moment = ran.moment - self.first
+            if ran.large or ran.small:
+                spans += [(ran.large, moment, moment + 1), (ran.small, moment, last)]
+                freed[moment] += ran.large + ran.small
+        for size, start, stop in spans:
+            more[start] += size
+            more[last if stays is None else stop] -= size
         used = list(accumulate(more[:-1]))
         every = list(zip(used, freed, self.gradients, strict=True))
-        base = tuple(here + max(each.peak, each.after - gone) for here, gone, each in every)
-        return base, tuple(here + each.before for here, _, each in every)
+        base = tuple([here + max(each.peak, each.after - gone) for here, gone, each in every])
+        return base, tuple([here + each.before for here, _, each in every])
