@@ -14,7 +14,6 @@ from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, map_tiles
@@ -101,98 +100,77 @@ def plan_run(question: RunQuestion) -> RunPlan:
 
 def _plan(question: RunQuestion) -> RunPlan:
     """Plan a run with tiles whole, or in blocks."""
-    network, parallel, value = question.network, question.parallel, question.value_bytes
-    graph, bands, machine = question.graph, network.bands, question.machine or Machine()
-    images, in_blocks = question.images_per_step, question.blocks is not None
-    footprint = network_footprint(graph, question.halo, parallel.exact)
+    network, parallel, value, asked = question.network, question.parallel, question.value_bytes, question.blocks
+    graph, bands, images, budget = question.graph, network.bands, question.images_per_step, question.memory
+    footprint, batch = network_footprint(graph, question.halo, parallel.exact), 1
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    batch = (
-        min(question.tiles_per_batch or 1, images) if question.trains and goes_together(parallel, graph, images) else 1
-    )
-
+    if question.trains and goes_together(parallel, graph, images):
+        batch = min(question.tiles_per_batch or 1, images)
     items = question.items_per_step if parallel.halo == "read" else images
-    spread = choose_spread(parallel, graph, tilings, question.ranks, items, bands, value, machine, not in_blocks, batch)
+    of_run = question.ranks, items, bands, value, question.figures
+    spread = choose_spread(parallel, graph, tilings, *of_run, asked is None, batch)
     check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
     validation = _validation(question, held_out, spread)
 
-    cost = step_cost(question, spread, mesh, cut, batch)
-    most = cost.memory
+    task, cost = _step_task(question, mesh, cut, batch), step_cost(question, spread, mesh, cut, batch)
+    needed = most = cost.memory
     if held_out:
         alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
         most = max(most, step_cost(question, validation, alone, held_out, batch).memory)
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
-    seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
     idle = idle_note(spread, question.ranks, images, batch, question.trains)
     if idle and not parallel.idle_ranks:
         raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
     inexact = _inexact(question, tilings, footprint, spread)
-    draft = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, (), validation)
-    task = _step_task(question, mesh, cut, batch)
-    plan = _in_blocks(question, draft, task, tilings, in_step) or _fitted(question, draft, task, most, in_step, batch)
-    short = plan.blocks.note(question.memory) if plan.blocks else memory_note(question, spread, plan.memory)
-    longer = plan.blocks or plan.rebuilt
+
+    blocks = rebuilt = offloaded = None
+    at_once = 1
+    if asked is not None:
+        if question.tiles_per_batch not in (None, 1):
+            raise ConfigError(
+                f"train.tiles_per_batch is {question.tiles_per_batch}, but memory.blocks computes a part of one tile "
+                "at a time; leave it out"
+            )
+        together = None  # images of a rank that go through the network together
+        if spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
+            together = task.images if spread.shares_images else -(-in_step // question.ranks)
+        blocks = choose_blocks(asked, spread, graph, bands, tilings, value, budget, question.trains, together)
+        if question.budgeted:
+            blocks.check_budget(budget)
+        memory, short = blocks.memory, blocks.note(budget)
+    else:
+        tiles, further = 1, 0
+        if question.trains and not spread.together:
+            tiles = tiles_at_once(question, spread, in_step)
+        if tiles > 1:
+            tile = training_memory(graph, bands, largest.pixels, value)
+            further = (tiles - 1) * (tile.activations + tile.backward)
+        at_once, memory = batch if spread.together else tiles, most + further
+        if question.offload:
+            offloaded = plan_offload(question, spread, largest, needed, tiles)
+            memory = offloaded.memory
+        elif question.trains:
+            together = task.images if spread.together else tiles
+            rebuilt = plan_rebuilt(question, spread, task, cut, needed + further, together)
+            memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
+        if offloaded is not None:
+            offloaded = replace(offloaded, kept=offloaded.kept * at_once, staying=offloaded.staying * at_once)
+        short = memory_note(question, spread, memory)
+
+    longer, again = blocks or rebuilt, 0.0
     if longer is not None:  # by computing once more, and waiting for a store
-        again = longer.extra * (plan.cost.time.forward + plan.cost.time.backward)
-        plan = replace(
-            plan,
-            cost=replace(plan.cost, seconds=plan.cost.seconds + again, time=plan.cost.time._replace(again=again)),
-            seconds=plan.seconds and plan.seconds + again,
-        )
-    plan = replace(plan, warnings=tuple(note for note in (short, idle, inexact) if note))
-    return balanced(question, plan)
-
-
-def _in_blocks(
-    question: RunQuestion, plan: RunPlan, task: Task, tilings: Sequence[Tiling], in_step: int
-) -> RunPlan | None:
-    """Return the plan with its blocks, if any. Raises ConfigError for settings that blocks exclude."""
-    if question.blocks is None:
-        return None
-    if question.tiles_per_batch not in (None, 1):
-        raise ConfigError(
-            f"train.tiles_per_batch is {question.tiles_per_batch}, but memory.blocks computes a part of one tile at a "
-            "time; leave it out"
-        )
-    together = None  # images of a rank that go through the network together
-    if plan.spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
-        together = task.images if plan.spread.shares_images else -(-in_step // question.ranks)
-    limits = question.value_bytes, question.memory, question.trains, together
-    blocks = choose_blocks(question.blocks, plan.spread, task.graph, task.bands, tilings, *limits)
-    if question.budgeted:
-        blocks.check_budget(question.memory)
-    return replace(plan, cost=replace(plan.cost, memory=blocks.memory), blocks=blocks)
-
-
-def _fitted(question: RunQuestion, plan: RunPlan, task: Task, most: int, in_step: int, batch: int) -> RunPlan:
-    """Return the plan with its tiles at once, and the tensors that are recomputed or offloaded so that it fits the
-    memory. `most`: bytes of a step that keeps everything, the validation included; `batch`: images at once where they
-    go through the network together."""
-    spread, needed = plan.spread, plan.memory
-    tiles = 1 if spread.together or not question.trains else tiles_at_once(question, spread, in_step)
-    at_once, further = batch if spread.together else tiles, 0
-    if tiles > 1:
-        tile = training_memory(task.graph, task.bands, plan.micro_batch.pixels, task.value_bytes)
-        further = (tiles - 1) * (tile.activations + tile.backward)
-    memory, rebuilt, offloaded = most + further, None, None
-    if question.offload:
-        offloaded = plan_offload(question, spread, plan.micro_batch, needed, tiles)
-        memory = offloaded.memory
-    elif question.trains:
-        images = task.images if spread.together else tiles
-        rebuilt = plan_rebuilt(question, spread, task, plan.tilings, needed + further, images)
-        memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
-    return replace(
-        plan,
-        cost=replace(plan.cost, memory=memory),
-        tiles_per_batch=at_once,
-        rebuilt=rebuilt,
-        offloaded=offloaded and replace(offloaded, kept=offloaded.kept * at_once, staying=offloaded.staying * at_once),
-    )
+        again = longer.extra * (cost.time.forward + cost.time.backward)
+        cost = replace(cost, seconds=cost.seconds + again, time=cost.time._replace(again=again))
+    has_seconds = question.has_seconds and (question.is_profiled or not spread.together)
+    seconds, notes = cost.seconds if has_seconds else None, tuple(note for note in (short, idle, inexact) if note)
+    cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
+    decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
+    return balanced(question, RunPlan(*decided, *of_memory))
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
@@ -205,9 +183,7 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
         measured = measured or modelled(question.machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, question.machine, ranks // stages)
-        once = (
-            prices.step(StepTime(), 0, 0.0).seconds / stages
-        )  # after the passes; stages have about as many weights each
+        once = prices.step(StepTime(), 0, 0.0).seconds / stages  # after the passes; stages have about as many weights
     limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
     of_pipeline = question.parallel, graph, bands, plan.micro_batch
     try:
@@ -233,7 +209,7 @@ def step_cost(
     """
     task = _step_task(question, mesh, tilings, batch)
     largest, images, of_network = task.decomposition.tiling, task.images, (task.graph, task.bands)
-    cost = mode_cost(task, question.machine or Machine(), spread.mode, spread.fusion)
+    cost = mode_cost(task, question.figures, spread.mode, spread.fusion)
     if spread.together:
         weights, copies = (
             fixed_memory(*of_network, task.value_bytes),

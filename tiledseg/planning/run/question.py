@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
@@ -131,7 +132,7 @@ class RunQuestion:
         """Tiles of a step if set, else images."""
         return max(self.images_per_step, self.tiles_per_step or 1)
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
         """The network's graph with frozen nodes, loss, norms and recomputation as set."""
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
