@@ -72,9 +72,9 @@ class Prices:
         times, pixels = tile_walk(self.graph, self.bands, context, self.width).costs, context[0] * context[1]
         nodes = [self.machine.node(cost) for cost in times]
         nodes = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(nodes, self.weights, strict=True)]
-        reading, *loss = self._ends(pixels, pixels)
-        for k, forward, backward in ((0, reading, 0.0), (-1, *loss)):
-            nodes[k] = nodes[k][0] + forward, nodes[k][1] + backward
+        reading, ahead, back = self._ends(pixels, pixels)
+        nodes[0] = nodes[0][0] + reading, nodes[0][1]
+        nodes[-1] = nodes[-1][0] + ahead, nodes[-1][1] + back
         return nodes
 
     def tile(self, context: tuple[int, int], owned: int) -> StepTime:

@@ -282,8 +282,9 @@ def choose_fusion(
         return total
 
     def seconds(fusion: int) -> float:
-        kinds = itertools.product(*(rank_kinds(each, partition, fusion) for each, partition in dims))
-        return _time(rank_walk(graph, bands, *max(kinds, key=estimate), ranks, value_bytes), prices).seconds
+        of_rows, of_cols = (rank_kinds(each, partition, fusion) for each, partition in dims)
+        row, col = max(itertools.product(of_rows, of_cols), key=estimate)
+        return _time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices).seconds
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
