@@ -13,7 +13,7 @@ from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.sharing.decomposition import MeshShape
 
 
@@ -72,25 +72,6 @@ def test_parts_sum_on_their_own_while_the_whole_sums(mesh: Mesh) -> None:
     part.close()
 
 
-@pytest.mark.mpi
-def test_bad_groups_are_refused_everywhere(mesh: Mesh) -> None:
-    last = mesh.size - 1
-    for groups, words in (
-        ([[last, last]], f"rank {last} stands twice"),
-        ([[0], [0]], "rank 0 stands twice"),
-        ([[mesh.size]], f"no rank {mesh.size} among {mesh.size}"),
-        ([[-1]], "no rank -1"),
-        ([[0], []], "group 1 of 2 has no rank"),
-    ):
-        with pytest.raises(CommunicationError, match=words):
-            mesh.communicator.split(groups)
-    part = mesh.communicator.split([list(range(mesh.size))])
-    if mesh.size > 1:
-        with pytest.raises(CommunicationError, match=f"a part of {mesh.size} ranks cannot be split"):
-            part.split([[0], [1]])
-    part.close()
-
-
 def shapes(size: int) -> Iterator[MeshShape]:
     """Every mesh shape of at most `size` ranks, but at most seven."""
     sides = itertools.product(range(1, size + 1), repeat=4)
@@ -106,8 +87,6 @@ def test_axes_of_every_shape(mesh: Mesh) -> None:
         if axes.position is None:
             assert mesh.rank >= shape.ranks
             assert axes.image.size == 1
-            with pytest.raises(CommunicationError, match="outside the mesh"):
-                axes.rank_at(0, 0)
         else:
             check_place(axes, mesh)
         axes.close()
@@ -124,11 +103,6 @@ def check_place(axes: Axes, mesh: Mesh) -> None:
     if shape.stages > 1:  # without stages it is the job's own, of which ranks outside the mesh are too
         assert axes.weights.gather_objects(mesh.rank) == shape.holders(stage)
         assert all(shape.position(rank).stage == stage for rank in shape.holders(stage))  # type: ignore[union-attr]
-    for place in ((-1, 0), (0, -1), (shape.rows, 0), (0, shape.cols)):
-        with pytest.raises(CommunicationError, match=f"no rank at row {place[0]}, col {place[1]} of the mesh"):
-            axes.rank_at(*place)
-    with pytest.raises(CommunicationError, match=f"no rank of stage {shape.stages} of the mesh"):
-        axes.rank_of_stage(shape.stages)
     swap_letters(axes.stage_messages, mesh.rank, list(itertools.permutations(stages, 2)), lambda a, b: 3 + a + b)
     swap_letters(axes.point_to_point, mesh.rank, list(itertools.permutations(here, 2)), lambda a, b: 5 + a + b)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list
+from tiledseg.comm.launch import SERIAL, Launch, detect, first_host
 from tiledseg.comm.session import check_open_files, check_threads
 from tiledseg.errors import ConfigError
 
@@ -130,23 +129,12 @@ def test_never_a_mix_of_sources(sources: list[dict[str, str]]) -> None:
     assert detect(everything) in [detect(source) for source in sources]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "names"),
-    [
-        ("vm", ["vm"]),
-        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
-        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
-        ("a-1,b-2.example.org", ["a-1", "b-2.example.org"]),
-    ],
-)
-def test_node_lists(nodes: str, names: list[str]) -> None:
-    assert expand_node_list(nodes) == names
-
-
-@pytest.mark.parametrize("nodes", ["", "n[a-b]", "n[]"])
-def test_broken_node_lists(nodes: str) -> None:
-    with pytest.raises(ConfigError):
-        expand_node_list(nodes)
+def test_first_hosts_of_node_lists() -> None:
+    lists = {"vm": "vm", "n[01-03,7],login": "n01", "r[1-2]n[09-10]": "r1n09", "a-1,b-2.example.org": "a-1"}
+    assert {nodes: first_host(nodes) for nodes in lists} == lists
+    for broken in ("", "n[a-b]", "n[]"):
+        with pytest.raises(ConfigError, match="has no first host: set MASTER_ADDR"):
+            first_host(broken)
 
 
 def test_mpi_without_threads_is_refused() -> None:
@@ -162,15 +150,11 @@ def test_mpi_without_threads_is_refused() -> None:
 
 
 def test_too_few_open_files_are_refused_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits of 1024, as many systems have them: who keeps the store of 1200 ranks needs more, the others do not. An
-    agent of torchrun keeps it, whose limit its ranks cannot raise."""
-    asked: list[int] = []
+    """A limit of 1024, as many systems have it: who keeps the store of 1200 ranks needs more, the others do not. Under
+    torchrun an agent keeps it."""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
-    monkeypatch.setattr(resource, "prlimit", lambda process, kind: asked.append(process) or (1024, 4096))
-    for launcher, words in (("slurm", "on rank 0 of 1200"), ("torchrun", "by torchrun, which starts 1200 ranks")):
-        check_open_files(Launch(6, 1200, 0, 6, launcher))
-        check_open_files(Launch(0, 400, 0, 6, launcher))
-        with pytest.raises(ConfigError, match=rf"no more than 1024 files .* 2\d\d\d are needed {words}; raise it"):
-            check_open_files(Launch(0, 1200, 0, 6, launcher))
-    assert asked == [os.getppid()] * 2
+    for launch in (Launch(6, 1200, 0, 6, "slurm"), Launch(0, 400, 0, 6, "slurm"), Launch(0, 1200, 0, 6, "torchrun")):
+        check_open_files(launch)
+    with pytest.raises(ConfigError, match=r"no more than 1024 files .* 2\d\d\d are needed on rank 0 of 1200; raise it"):
+        check_open_files(Launch(0, 1200, 0, 6, "slurm"))

@@ -15,7 +15,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
 from tiledseg.comm.session import cuda_aware_mpi
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.errors import ConfigError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -31,7 +31,7 @@ def all_pairs(size: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("largest", [9, 5_000, 100_000])
+@pytest.mark.parametrize("largest", [9, 100_000])
 def test_all_to_all_with_unequal_and_empty_messages(mesh: Mesh, messages: PointToPoint, largest: int) -> None:
     """Counts reach the libraries' ways for short and for long messages; those of no values are not sent."""
     counts = {(a, b): 0 if (a + 2 * b) % 4 == 0 else 1 + (largest * (a + 3 * b)) // 7 for a, b in all_pairs(mesh.size)}
@@ -154,21 +154,6 @@ def test_traffic(mesh: Mesh, messages: PointToPoint, monkeypatch: pytest.MonkeyP
     assert len(marks) == 2
     messages.meter.reset()
     assert (messages.meter, messages.meter.seconds) == (MessageMeter(), 0.0)
-
-
-@pytest.mark.mpi
-def test_bad_messages_are_refused_before_any_is_posted(mesh: Mesh, messages: PointToPoint) -> None:
-    good = [Message((mesh.rank + 1) % mesh.size, torch.ones(4))] if mesh.size > 1 else []
-    for peer in (mesh.rank, mesh.size, -1):
-        with pytest.raises(CommunicationError, match=f"rank {mesh.rank} of {mesh.size} cannot send to rank {peer}:"):
-            messages.start([*good, Message(peer, torch.ones(4))], [])
-        with pytest.raises(CommunicationError, match=f"cannot receive from rank {peer}:"):
-            messages.start(good, [Message(peer, torch.ones(4))])
-    if mesh.size > 1:
-        with pytest.raises(CommunicationError, match=r"shape \(3, 4\) with strides \(1, 3\): call .contiguous\(\)"):
-            messages.start([*good, Message(good[0].peer, torch.ones(4, 3).T)], [])
-    assert messages.meter == MessageMeter()
-    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 4)
 
 
 @pytest.mark.mpi(min_size=2)

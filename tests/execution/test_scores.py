@@ -61,37 +61,31 @@ def test_agrees_with_torchmetrics(seed: int, classes: int, size: int) -> None:
     assert ours.accuracy == pytest.approx(float(accuracy), rel=1e-6)
 
 
-@settings(derandomize=True, max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 300), max_size=4))
-def test_matrices_of_parts_add_up(seed: int, cuts: list[int]) -> None:
-    truth, prediction = random_pair(seed, 5, 300)
-    edges = [0, *sorted(cuts), 300]
-    parts = [confusion_matrix(truth[a:b], prediction[a:b], 5) for a, b in itertools.pairwise(edges)]
-    np.testing.assert_array_equal(sum(parts), confusion_matrix(truth, prediction, 5))
-
-
-def test_chunks_do_not_change_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_and_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     truth, prediction = random_pair(3, 4, 1000)
     valid = np.random.default_rng(0).random(1000) < 0.7
+    probabilities, labels = drawn()
     whole = confusion_matrix(truth, prediction, 4, valid=valid)
+    shares = counted(probabilities, labels)
+    assert whole.sum() == (valid & (truth != 255)).sum()
+    cuts = list(itertools.pairwise([0, 1, 300, 300, 1000]))
+    parts = [confusion_matrix(truth[a:b], prediction[a:b], 4, valid=valid[a:b]) for a, b in cuts]
+    np.testing.assert_array_equal(sum(parts), whole)
+    assert (sum(counted(probabilities[i : i + 700], labels[i : i + 700]) for i in range(0, 5000, 700)) == shares).all()
     monkeypatch.setattr("tiledseg.execution.scores._CHUNK", 37)
     np.testing.assert_array_equal(confusion_matrix(truth, prediction, 4, valid=valid), whole)
-    assert whole.sum() == (valid & (truth != 255)).sum()
+    assert (counted(probabilities, labels) == shares).all()
 
 
-def test_absent_class_has_no_score_and_leaves_the_mean_alone() -> None:
+def test_a_class_that_is_absent_has_no_score_and_one_that_is_missed_or_invented_has_zero() -> None:
     two = scores(confusion_matrix(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), 2))
     three = scores(confusion_matrix(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), 3))
     assert math.isnan(three.iou[2])
     assert three.mean_iou == two.mean_iou
     assert three.mean_f1 == two.mean_f1
-
-
-def test_class_missed_or_invented_scores_zero() -> None:
-    result = scores(confusion_matrix(np.array([0, 1]), np.array([0, 2]), 3))
-    assert result.iou == (1.0, 0.0, 0.0)
-    assert result.precision == (1.0, 0.0, 0.0)
-    assert result.mean_iou == pytest.approx(1 / 3)
+    wrong = scores(confusion_matrix(np.array([0, 1]), np.array([0, 2]), 3))
+    assert wrong.iou == wrong.precision == (1.0, 0.0, 0.0)
+    assert wrong.mean_iou == pytest.approx(1 / 3)
 
 
 def test_nothing_valid_is_null_in_strict_json() -> None:
@@ -153,20 +147,8 @@ def test_each_pixel_is_in_the_bin_of_its_confidence() -> None:
     assert plain["bins"] == BINS
 
 
-def test_parts_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    probabilities, labels = drawn()
-    whole = counted(probabilities, labels)
-    parts = sum(counted(probabilities[i : i + 700], labels[i : i + 700]) for i in range(0, 5000, 700))
-    assert (parts == whole).all()
-    monkeypatch.setattr("tiledseg.execution.scores._CHUNK", 333)
-    assert (counted(probabilities, labels) == whole).all()
-
-
-def test_no_pixel_has_no_error() -> None:
+def test_no_pixel_has_no_error_and_a_confidence_that_is_no_number_counts_as_none() -> None:
     assert calibration_error(empty_counts(3)) is None
-
-
-def test_confidences_that_are_no_numbers_count_as_none() -> None:
     confidence_P = np.array([np.nan, 0.9])
     counts = reliability_counts(confidence_P, np.array([0, 1]), np.array([True, True]), 2)
     assert counts[0, 0, 0] == 1

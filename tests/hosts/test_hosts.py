@@ -39,16 +39,6 @@ SECONDS_TO_LEAVE = 6.0
 """From the deadline to the end of the last rank: the watch's graces, and room for a busy machine."""
 
 
-def by_torchrun(hosts: Sequence[Host], command: Sequence[str], ranks_each: int = 1) -> list[Popen[str]]:
-    """An agent on each host, which starts its ranks."""
-    agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"]
-    agent += [f"--nproc-per-node={ranks_each}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-    return [
-        host.start([*agent, f"--node-rank={number}", "-m", *command], _environment())
-        for number, host in enumerate(hosts)
-    ]
-
-
 def by_hand(hosts: Sequence[Host], command: Sequence[str]) -> list[Popen[str]]:
     """One rank on each host, which its environment tells its place."""
     meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": PORT, "WORLD_SIZE": str(len(hosts))}
@@ -94,7 +84,7 @@ def _end(process: Popen[str], seconds: float) -> Done:
 
 
 def _kill(processes: Sequence[Popen[str]]) -> None:
-    """TERM first: an agent of torchrun ends its ranks."""
+    """TERM first: mpirun ends its ranks."""
     left = [process for process in processes if process.poll() is None]
     for process in left:
         process.terminate()
@@ -131,13 +121,6 @@ def check_run(material: Material, name: str, mode: str, start: Callable[[list[st
 def test_losses_under_mpirun_are_those_of_one_rank(material: Material) -> None:
     with hosts(2) as nodes:
         check_run(material, "mpirun", "layer", lambda words: by_mpirun(nodes, words, material.root / "agent"))
-
-
-@nightly
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_losses_under_torchrun_are_those_of_one_rank(material: Material, ranks: int) -> None:
-    with hosts(2) as nodes:
-        check_run(material, f"torchrun-{ranks}", "layer", lambda words: by_torchrun(nodes, words, ranks))
 
 
 @nightly

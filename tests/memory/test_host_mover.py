@@ -8,22 +8,12 @@ import pytest
 import torch
 
 from tests.memory.stores import ROOM, LateLanes, to_host
+from tests.memory.test_pitfalls import chain, expected
 from tests.memory.zoo import leaf
 from tiledseg.errors import MemoryLimitError
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import PAGE, Sent, store_rates
 from tiledseg.memory.offload import Offload
-
-
-def chain(x: torch.Tensor, length: int) -> torch.Tensor:
-    """Each step but the last saves a storage as large as `x`, which nobody else holds."""
-    for k in range(length):
-        x = (x * (1 + k / 8)).sin()
-    return (x * x).sum()
-
-
-def gradient(x: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.autograd.grad(chain(x, length), x)[0]
 
 
 def drawn(size: int, seed: int) -> torch.Tensor:
@@ -36,12 +26,12 @@ def test_slots_that_are_used_again_hold_what_was_sent_last() -> None:
     mover = HostMover(LateLanes(3), ROOM, 3 * PAGE)
     for number in range(400):
         if len(sent) > 6 or (sent and draw.random() < 0.4):
-            each, expected_P = sent.pop(draw.choice(list(sent)))
+            each, data_P = sent.pop(draw.choice(list(sent)))
             if draw.random() < 0.7:
                 brought = mover.bring(each)
                 if draw.random() < 0.7:
                     brought.copying.wait()
-                    assert torch.equal(brought.flat_P, expected_P)
+                    assert torch.equal(brought.flat_P, data_P)
                 else:
                     brought.copying.stop()  # nobody wants it any more
             mover.drop(each)
@@ -57,37 +47,17 @@ def test_more_than_the_limit_is_refused_in_one_line() -> None:
         pytest.raises(MemoryLimitError, match=r"store in the host's memory may have 40000 bytes.*give it at least \d+"),
         to_host(0, limit=40_000),
     ):
-        gradient(x, 8)
-
-
-def test_many_steps_take_the_memory_of_two() -> None:
-    """What was asked of the host in the first step serves all others; and what comes back stays within the budget."""
-    x = leaf(64, 64, step=1)
-    asked: list[int] = []
-
-    class Counting(LateLanes):
-        def host(self, size: int) -> torch.Tensor:
-            asked.append(size)
-            return super().host(size)
-
-    expected, budget = gradient(x, 8), 4 * x.nbytes
-    with Offload(lambda: HostMover(Counting(1), ROOM, PAGE), budget, 1) as moving:
-        first = [gradient(x, 8) for _ in range(2)]
-        after_two = len(asked)
-        found = [gradient(x, 8) for _ in range(50)]
-    assert all(torch.equal(each, expected) for each in (*first, *found))
-    assert len(asked) == after_two > 0
-    assert moving.figures.peak_bytes <= budget
+        expected(x, 8)
 
 
 def test_what_a_device_has_waited_is_told() -> None:
     """The host has not waited for it: it is asked what the device did, before the end and at it."""
     x = leaf(64, 64, step=1)
     with to_host(0) as moving:
-        gradient(x, 8)
+        expected(x, 8)
         before = moving.counted().waited_seconds
         assert before > 1  # a late lane counts a second for each copy that is waited for
-        gradient(x, 8)
+        expected(x, 8)
     assert moving.figures.waited_seconds > before
 
 
@@ -99,19 +69,13 @@ def test_rates_are_those_of_bytes_both_ways() -> None:
 
 def test_nothing_is_left_after_an_error() -> None:
     x, lanes = leaf(64, 64, step=1), LateLanes(2)
-    made: list[HostMover] = []
-
-    def mover() -> HostMover:
-        made.append(HostMover(lanes, ROOM, PAGE))
-        return made[-1]
+    mover = HostMover(lanes, ROOM, PAGE)
 
     def attempt() -> None:
-        with Offload(mover, 0, 1):
+        with Offload(lambda: mover, 0, 1):
             chain(x, 8)
             raise ValueError("of the user's own")
 
     with pytest.raises(ValueError, match="of the user's own"):
         attempt()
-    assert not made[0]._host
-    assert not lanes._out
-    assert not lanes._in
+    assert not mover._host + lanes._out + lanes._in

@@ -132,11 +132,6 @@ def test_more_stages_than_layers(stages: int) -> None:
         choose_balances(BalancePrices([1, 2, 3]), stages)[0]
 
 
-def test_a_time_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="layer 1 is nan"):
-        choose_balances(BalancePrices([1, float("nan")]), 1)[0]
-
-
 @law
 @given(TIMES, st.data())
 def test_chunks_that_recompute_pay_for_it(times: list[int], data: st.DataObject) -> None:

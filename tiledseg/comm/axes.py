@@ -13,7 +13,7 @@ from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import PointToPoint
-from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 
@@ -37,20 +37,15 @@ class Axes:
     stage_messages: PointToPoint
 
     def rank_at(self, row: int, col: int) -> int:
-        """Return the rank of the job at (row, col) of this replica and stage; CommunicationError where none is."""
-        return self._rank(f"at row {row}, col {col}", row=row, col=col)
+        """Return the rank of the job at (row, col) of this replica and stage."""
+        return self._rank(row=row, col=col)
 
     def rank_of_stage(self, stage: int) -> int:
-        """Return the rank of the job that holds `stage` for this rank's block; CommunicationError where there is
-        none."""
-        return self._rank(f"of stage {stage}", stage=stage)
+        """Return the rank of the job that holds `stage` for this rank's block."""
+        return self._rank(stage=stage)
 
-    def _rank(self, whom: str, **place: int) -> int:
-        if self.position is None:
-            raise CommunicationError(f"no rank {whom}: this rank stands outside the mesh {self.shape}")
-        sizes = {"row": self.shape.rows, "col": self.shape.cols, "stage": self.shape.stages}
-        if not all(0 <= at < sizes[name] for name, at in place.items()):
-            raise CommunicationError(f"no rank {whom} of the mesh {self.shape}: all count from 0")
+    def _rank(self, **place: int) -> int:
+        assert self.position is not None, "a rank outside the mesh has no peers in it"
         return self.shape.rank_at(self.position._replace(**place))
 
     def close(self) -> None:

@@ -93,7 +93,6 @@ class Communicator(ABC):
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; return when done."""
-        check_source(source, self.size)
         if tensor.numel() == 0:
             return
         staged = self._staged(tensor, tensor.dtype)
@@ -104,7 +103,6 @@ class Communicator(ABC):
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return the picklable `value` of rank `source`, on every rank; the values of the others are not used."""
-        check_source(source, self.size)
         with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
             return self._broadcast_object(value, source)
 
@@ -124,10 +122,9 @@ class Communicator(ABC):
 
         Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
         group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
-        as wanted; close the parts before the whole. Raises CommunicationError, before any communication, for groups
-        that are not so.
+        as wanted, since torch's groups are made by all ranks of it; close the parts before the whole.
         """
-        check_groups(groups, self.size, self.is_part)
+        assert not self.is_part, "a part cannot be split"
         self._take_turn(None)
         with self._talk("split", "a split of %d ranks", self.size):
             part = self._split(groups)
@@ -316,25 +313,3 @@ def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
         raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")
     return _SUM_DTYPES[tensor.dtype]
-
-
-def check_source(source: int, size: int) -> None:
-    """Raise CommunicationError where no rank `source` exists."""
-    if not 0 <= source < size:
-        raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
-
-
-def check_groups(groups: Sequence[Sequence[int]], size: int, is_part: bool = False) -> None:
-    """Raise CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1, or are
-    to be made of a part: torch's groups are made by all ranks of the job, the same law for every transport."""
-    if is_part:
-        raise CommunicationError(f"a part of {size} ranks cannot be split: split the whole job's communicator")
-    seen: set[int] = set()
-    for number, group in enumerate(groups):
-        if not group:
-            raise CommunicationError(f"group {number} of {len(groups)} has no rank: leave it out")
-        for rank in group:
-            check_source(rank, size)
-            if rank in seen:
-                raise CommunicationError(f"rank {rank} stands twice in the groups {list(map(list, groups))}")
-            seen.add(rank)

@@ -76,31 +76,12 @@ def detect(environ: Mapping[str, str]) -> Launch:
     return SERIAL
 
 
-def expand_node_list(nodes: str) -> list[str]:
-    """Parse a Slurm node list into host names: 'n[01-03,7],login' -> n01 n02 n03 n7 login. Raises ConfigError."""
-    names: list[str] = []
-    for item in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", nodes):
-        names.extend(_expand_brackets(item, nodes))
-    if not names:
-        raise ConfigError(f"Slurm gave an empty node list {nodes!r}: set MASTER_ADDR and MASTER_PORT instead")
-    return names
-
-
-def _expand_brackets(item: str, nodes: str) -> list[str]:
-    """Expand the first bracket of one item and then the rest, so that racks like r[1-2]n[1-2] work."""
-    found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", item)
-    if not found:
-        return [item]
-    prefix, ranges, suffix = found.groups()
-    names = []
-    for piece in ranges.split(","):
-        numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
-        if not numbers:
-            raise ConfigError(f"Slurm's node list {nodes!r} has a range {piece!r} that is not a number or a-b")
-        first, last = numbers[1], numbers[2] or numbers[1]
-        for number in range(int(first), int(last) + 1):
-            names.extend(_expand_brackets(f"{prefix}{number:0{len(first)}d}{suffix}", nodes))
-    return names
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm node list: 'n[01-03,7],login' -> n01. Raises ConfigError."""
+    name = re.sub(r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]", r"\1", nodes).split(",")[0]
+    if not name or set(name) & set("[]"):
+        raise ConfigError(f"Slurm's node list {nodes!r} has no first host: set MASTER_ADDR and MASTER_PORT instead")
+    return name
 
 
 def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> Launch:

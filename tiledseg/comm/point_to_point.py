@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
 from tiledseg.comm.stopwatch import CPU, Stopwatch, least
-from tiledseg.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from tiledseg.comm.collectives import Communicator
 
 
 class Work:
@@ -44,6 +46,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
     if tensor.dtype == torch.uint8 and tensor.dim() == 1:
         return tensor
+    assert tensor.is_contiguous(), f"a tensor with strides {tensor.stride()} has no bytes in one piece"
     # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -77,38 +80,26 @@ class MessageMeter:
         self.waits.reset()
 
 
-class Carrier(Protocol):
-    """The part of a communicator that messages need (see `collectives.Communicator`)."""
-
-    rank: int
-    size: int
-
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
-
-    def reads(self, tensor: torch.Tensor) -> bool: ...
-
-
 class PointToPoint:
     """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Communicator) -> None:
         self.meter = MessageMeter()
         self._carrier = carrier
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
 
-        Until then leave the tensors of both alone. Raises CommunicationError, before anything is posted, for a peer
-        that is no other rank or a tensor that is not contiguous; and here or from `.wait()` where a peer was lost.
+        Until then leave the tensors of both alone, which are contiguous. Raises CommunicationError, here or from
+        `.wait()`, where a peer was lost.
         """
-        check_messages(sends, receives, self._carrier.rank, self._carrier.size)
         sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
         if not sends and not receives:
             return Work()
         outgoing, incoming = ([Message(m.peer, self._carried(m.tensor)) for m in each] for each in (sends, receives))
         for tensor, buffer in _staged(sends, outgoing):
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
-        carried = _Peers([*outgoing, *incoming])  # kept until the transport has read and written them
+        carried = _Messages([*outgoing, *incoming])  # kept until the transport has read and written them
         with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
             finish = self._carrier.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
@@ -134,29 +125,11 @@ class PointToPoint:
         return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
-def check_messages(sends: Sequence[Message], receives: Sequence[Message], rank: int, size: int) -> None:
-    """Raise CommunicationError where a peer is not another of the `size` ranks, or a tensor is not contiguous."""
-    for word, messages in (("send to", sends), ("receive from", receives)):
-        for peer, tensor in messages:
-            if not 0 <= peer < size or peer == rank:
-                raise CommunicationError(
-                    f"rank {rank} of {size} cannot {word} rank {peer}: a peer is another rank, counted from 0"
-                )
-            if not tensor.is_contiguous():
-                raise CommunicationError(
-                    f"rank {rank} cannot {word} rank {peer} a tensor of shape {tuple(tensor.shape)} with strides "
-                    f"{tensor.stride()}: call .contiguous() first"
-                )
-
-
-class _Peers:
-    """The ranks of messages, named only where somebody asks."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
+class _Messages(list[Message]):
+    """Messages as text: their ranks, named only where somebody asks."""
 
     def __str__(self) -> str:
-        return name_ranks(sorted({message.peer for message in self._messages}))
+        return name_ranks(sorted({message.peer for message in self}))
 
 
 def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tuple[torch.Tensor, torch.Tensor]]:

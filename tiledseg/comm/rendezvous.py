@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from tiledseg.comm.doing import name_ranks
-from tiledseg.comm.launch import Launch, expand_node_list
+from tiledseg.comm.launch import Launch, first_host
 from tiledseg.errors import CommunicationError, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
             "set MASTER_ADDR and MASTER_PORT"
         )
     port = _FIRST_PORT + (int(job) + 7919 * int(step)) % _PORTS
-    return (LOOPBACK if launch.one_node else expand_node_list(nodes)[0]), port
+    return (LOOPBACK if launch.one_node else first_host(nodes)), port
 
 
 def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_seconds: float = 5.0) -> str:

@@ -21,7 +21,7 @@ from tiledseg.comm.launch import SERIAL, Launch, detect, open_files_needed
 from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError, InputError, first_line
 from tiledseg.system.console import end, flush
-from tiledseg.system.files import allow_open_files, check_parent
+from tiledseg.system.files import allow_open_files
 from tiledseg.system.signals import ending, swallowed
 
 if TYPE_CHECKING:
@@ -152,18 +152,16 @@ def joined_mesh() -> Iterator[Mesh]:
 
 @contextmanager
 def without_collections(module: str) -> Iterator[None]:
-    """Import `module` without a search for cyclic garbage. Among the objects that an import makes it finds none,
-    and takes a fifth of the time of torch's. Nor later: these objects stay until the process ends. Where the module is
-    there already, so may be garbage of somebody else's: nothing is done."""
-    if module in sys.modules:
-        yield
-        return
-    was_on = gc.isenabled()
-    gc.disable()
+    """Import `module` without a search for cyclic garbage, which takes a fifth of the time of torch's import and finds
+    none. Where the module is there already nothing is done."""
+    is_new, was_on = module not in sys.modules, gc.isenabled()
+    if is_new:
+        gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if is_new:
+            gc.freeze()
         if was_on:
             gc.enable()
 
@@ -183,34 +181,30 @@ def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
     """Connect MPI's ranks where it carries the tensors, else Gloo's, and start their watch. Collective."""
+    import torch.distributed as dist
+
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
+    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
+    from tiledseg.comm.watch import open_watch
 
     check_open_files(launch)
-    carrier = world if transport == "mpi" else None
-    if carrier is not None:
-        from tiledseg.comm.transport_mpi import MpiCommunicator
-
+    by_mpi = transport == "mpi"
+    if by_mpi:
         check_threads(initialised())
-        if deadline is None:
-            return MpiCommunicator(carrier, cuda_aware_mpi(environ)), None
     elif (interface := gloo_interface(launch)) is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk
-    store, watch = open_store(launch, environ, world), None
-    if deadline is not None:
-        from tiledseg.comm.watch import open_watch
+    watch = None
+    if deadline is not None or not by_mpi:
+        store = open_store(launch, environ, world)
+        watch = None if deadline is None else open_watch(store, launch, environ, deadline)
+        await_all_ranks(store, launch)
+        if watch is not None:
+            watch.start()
+    if by_mpi and world is not None:
+        from tiledseg.comm.transport_mpi import MpiCommunicator
 
-        watch = open_watch(store, launch, environ, deadline)
-    await_all_ranks(store, launch)
-    if watch is not None:
-        watch.start()
-    if carrier is not None:
-        return MpiCommunicator(carrier, cuda_aware_mpi(environ)), watch
-
-    import torch.distributed as dist
-
-    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
-
+        return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
@@ -220,12 +214,9 @@ def _connect(
 
 def check_open_files(launch: Launch) -> None:
     """Raise ConfigError, before any rank waits for another, where this rank may not open the files that it needs."""
-    agents = launch.launcher == "torchrun"  # whose process keeps the store
-    whom = f"on rank {launch.rank} of {launch.size}"
-    least = open_files_needed(launch.size, launch.is_root and not agents)
-    allow_open_files(1024 + 4 * launch.size, least, whom)
-    if agents and launch.is_root:
-        check_parent(open_files_needed(launch.size, keeps_store=True), f"by torchrun, which starts {launch.size} ranks")
+    keeps_store = launch.is_root and launch.launcher != "torchrun"  # whose own process keeps it
+    least = open_files_needed(launch.size, keeps_store)
+    allow_open_files(1024 + 4 * launch.size, least, f"on rank {launch.rank} of {launch.size}")
 
 
 def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:

@@ -58,13 +58,6 @@ class Report(NamedTuple):
     words: str
     ended: bool = False
 
-    def encode(self) -> str:
-        return json.dumps(self)
-
-
-def decode(text: bytes) -> Report:
-    return Report(*json.loads(text))
-
 
 class SeenReport(NamedTuple):
     """A report, and for how many seconds the same one has been read again and again."""
@@ -102,12 +95,12 @@ def _groups(reports: Sequence[Report], how: str) -> list[str]:
     groups: dict[str, list[Report]] = defaultdict(list)
     for report in reports:
         groups[report.words].append(report)
-    return [f"{_who(each)} {how}: {words[:_WORDS]}{'...' * (len(words) > _WORDS)}" for words, each in groups.items()]
-
-
-def _who(reports: Sequence[Report]) -> str:
-    ranks = sorted(report.rank for report in reports)
-    return f"rank {ranks[0]} on {reports[0].host}" if len(ranks) == 1 else name_ranks(ranks)
+    lines = []
+    for words, each in groups.items():
+        host = f" on {each[0].host}" if len(each) == 1 else ""
+        who = name_ranks(sorted(report.rank for report in each))
+        lines.append(f"{who}{host} {how}: {words[:_WORDS]}{'...' * (len(words) > _WORDS)}")
+    return lines
 
 
 class Board:
@@ -130,12 +123,12 @@ class Board:
 
     def put(self, report: Report) -> None:
         """Replace the rank's report, where the store answers."""
-        self.call(lambda store: store.set(str(report.rank), report.encode()))
+        self.call(lambda store: store.set(str(report.rank), json.dumps(report)))
 
     def read(self, ranks: Sequence[int]) -> list[Report] | None:
         """Return the last reports of `ranks`, all of which have put one; None where the store does not answer."""
         texts = self.call(lambda store: store.multi_get([str(rank) for rank in ranks]))
-        return [decode(text) for text in texts] if texts is not None else None
+        return [Report(*json.loads(text)) for text in texts] if texts is not None else None
 
     def count(self, name: str, more: int = 1) -> int | None:
         """Add to the counter `name` and return its value; None where the store does not answer."""

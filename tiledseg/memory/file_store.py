@@ -1,12 +1,5 @@
 """A store of a CPU's tensors in a file on a local disk: for what does not fit memory and is not needed for a while.
 
-    store = FileStore("/scratch", limit=64 << 30)
-    sent = store.send(flat_P)  # returns at once; `flat_P` must stay as it is until `sent.copying.wait()`
-    ...
-    flat_P, copying = store.bring(sent)  # waits for the copy out by itself
-    copying.wait()
-    store.drop(sent)
-
 The file has no name: it is gone with the process, however that ends. The system is told to drop copied bytes from its
 cache, which would take as much memory as the store saves.
 """
@@ -27,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, WriteError
-from tiledseg.memory.mover import Brought, Mover, Sent, Slot, SlotTable
+from tiledseg.memory.mover import Copying, Mover, Sent, Slot
 
 Bytes = NDArray[np.uint8]
 
@@ -38,13 +31,9 @@ class FileTransfer:
     def __init__(self, pool: ThreadPoolExecutor, move: Callable[[Bytes], None], data: Bytes) -> None:
         # The thread takes it out as it begins. Nothing else may hold it: a stopped copy stays in the pool's queue.
         self._data = [data]
-        self._future = pool.submit(self._run, move)
-
-    def _run(self, move: Callable[[Bytes], None]) -> None:
-        move(self._data.pop())
+        self._future = pool.submit(lambda: move(self._data.pop()))
 
     def done(self) -> bool:
-        """Return True once all has been copied, or has failed. Does not wait."""
         return self._future.done()
 
     def wait(self) -> None:
@@ -71,47 +60,29 @@ class FileTransfer:
 class FileStore(Mover):
     """Slots in an unnamed file of `folder`, `limit` bytes of them at most.
 
-    `threads` write, and as many read: a read never queues after a write. All methods may be called from any thread. The
-    copies are exact. Raises ConfigError where the folder takes no file.
+    `threads` write, and as many read: a read never queues after a write. The copies are exact. Raises ConfigError where
+    the folder takes no file.
     """
 
     def __init__(self, folder: str | Path, limit: int, threads: int = 2) -> None:
+        super().__init__(f"the store in {folder}", limit)
         self.folder = Path(folder)
         try:
             self._file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
             raise ConfigError(f"the store cannot be in {folder}: {reason}; give a folder on a local disk") from error
-        self.slots = SlotTable(f"the store in {self.folder}", limit)
-        self._lock = threading.Lock()
         self._writers, self._readers = (_threads(threads, name) for name in ("store-write", "store-read"))
 
-    def takes(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu"
+    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+        return FileTransfer(self._writers, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy())
 
-    def send(self, flat_P: torch.Tensor) -> Sent:
-        """Begin to copy all bytes of a storage out. Raises MemoryLimitError beyond the store's limit. Waiting raises
-        WriteError where the disk does not take them."""
-        with self._lock:
-            slot = self.slots.take(flat_P.numel())
-        return Sent(slot, FileTransfer(self._writers, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy()))
-
-    def bring(self, sent: Sent) -> Brought:
-        """Begin to copy all bytes back. Waiting raises the error of the copy out, or WriteError where the disk does not
-        give the bytes."""
-
+    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
         def move(data: Bytes) -> None:
             sent.copying.wait()
             self._move(os.preadv, sent.slot, data)
 
-        flat_P = torch.empty(sent.slot.size, dtype=torch.uint8)
-        return Brought(flat_P, FileTransfer(self._readers, move, flat_P.numpy()))
-
-    def drop(self, sent: Sent) -> None:
-        """Free a slot. A copy to it that runs is awaited, one that has not begun never will; reads must have ended."""
-        sent.copying.stop()
-        with self._lock:
-            self.slots.give_back(sent.slot)
+        return FileTransfer(self._readers, move, flat_P.numpy())
 
     def close(self) -> None:
         """End the threads and give the file back. Copies not begun never will; again changes nothing."""
@@ -120,7 +91,7 @@ class FileStore(Mover):
         self._file.close()
 
     def _move(self, move: Callable[[int, list[memoryview], int], int], slot: Slot, data: Bytes) -> None:
-        """Move all bytes; the system may move fewer at a time than it is asked for."""
+        """Move all bytes; the system may move fewer at a time than it is asked for. Raises WriteError."""
         rest, offset = data.data, slot.offset
         while len(rest):
             try:

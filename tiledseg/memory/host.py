@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
-from tiledseg.memory.mover import Brought, Copying, Mover, Sent, Slot, SlotTable
+from tiledseg.memory.mover import Copying, Mover, Sent, Slot
 
 CHUNK = 256 << 20
 """Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
@@ -59,7 +59,7 @@ class GpuLanes:
 
     def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
         """Begin to copy it to a device's memory, `after` the copy out has ended."""
-        assert isinstance(after, _Copied), "a copy of these lanes"
+        assert isinstance(after, _LaneCopy), "a copy of these lanes"
         self._in.wait_event(after.event)
         return self._copy(self._in, parts, flat_P.split([len(part) for part in parts]), flat_P)
 
@@ -69,7 +69,7 @@ class GpuLanes:
         sources: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
         brought_P: torch.Tensor | None = None,
-    ) -> _Copied:
+    ) -> _LaneCopy:
         self.look()
         for stream in self._computing.values():
             lane.wait_stream(stream)
@@ -77,7 +77,7 @@ class GpuLanes:
             for source_P, target_P in zip(sources, targets, strict=True):
                 target_P.copy_(source_P, non_blocking=True)
             event = lane.record_event()
-        return _Copied(self, event, torch.cuda.current_stream(self.device), brought_P)
+        return _LaneCopy(self, event, torch.cuda.current_stream(self.device), brought_P)
 
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Have all that computes wait; the host does not."""
@@ -92,20 +92,15 @@ class GpuLanes:
             self._add_up()
 
     def stood_still(self) -> float:
-        """Return the seconds, since the last call, for which the device has waited for copies, as far as that is
-        over."""
+        """Return the seconds for which the device has waited for copies since the last call, as far as that is over."""
         self._add_up()
         stood, self._stood = self._stood, 0.0
         return stood
 
     def _add_up(self) -> None:
-        going_on = []
-        for begun, ended in self._stalls:
-            if ended.query():
-                self._stood += begun.elapsed_time(ended) / 1000
-            else:
-                going_on.append((begun, ended))
-        self._stalls = going_on
+        over = [stall for stall in self._stalls if stall[1].query()]
+        self._stalls = [stall for stall in self._stalls if stall not in over]
+        self._stood += sum(begun.elapsed_time(ended) for begun, ended in over) / 1000
 
     def end(self) -> None:
         """Return once no copy runs."""
@@ -113,8 +108,8 @@ class GpuLanes:
             lane.synchronize()
 
 
-class _Copied:
-    """See `Copying`. `made`: where the memory that it brings into was asked for."""
+class _LaneCopy:
+    """See `Copying`. `made`: where the memory `brought_P` that it brings into was asked for."""
 
     def __init__(
         self, lanes: GpuLanes, event: torch.cuda.Event, made: torch.cuda.Stream, brought_P: torch.Tensor | None
@@ -126,14 +121,13 @@ class _Copied:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        self.stop()
+        """Have what computes come after the copy, which is made in any case."""
+        self._lanes.wait_for(self.event)
         here = torch.cuda.current_stream(self._lanes.device)
         if self._brought_P is not None and here != self._made:
             self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
 
-    def stop(self) -> None:
-        """Have what computes come after the copy, which is made in any case."""
-        self._lanes.wait_for(self.event)
+    stop = wait
 
 
 class HostMover(Mover):
@@ -141,25 +135,24 @@ class HostMover(Mover):
     first step and stays. Bytes that come back lie where torch's allocator puts them."""
 
     def __init__(self, lanes: GpuLanes, limit: int, chunk: int = CHUNK) -> None:
-        self._lanes, self._chunk, self.device = lanes, chunk, lanes.device
-        self._slots = SlotTable("the store in the host's memory", limit)
+        super().__init__("the store in the host's memory", limit, lanes.device)
+        self._lanes, self._chunk = lanes, chunk
         self._host: list[torch.Tensor] = []
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        if tensor.device != self._lanes.device:
+        if tensor.device != self.device:
             return False
         self._lanes.look()
         return True
 
-    def send(self, flat_P: torch.Tensor) -> Sent:
-        slot = self._slots.take(flat_P.numel())
-        try:
-            while self._chunk * len(self._host) < slot.stop:
-                self._host.append(self._lanes.host(self._chunk))
-        except MemoryLimitError:
-            self._slots.give_back(slot)
-            raise
-        return Sent(slot, self._lanes.out(flat_P, self._parts(slot)))
+    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+        while self._chunk * len(self._host) < slot.stop:
+            self._host.append(self._lanes.host(self._chunk))
+        return self._lanes.out(flat_P, self._parts(slot))
+
+    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
+        unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
+        return self._lanes.back(self._parts(sent.slot), unversioned_P, sent.copying)
 
     def _parts(self, slot: Slot) -> list[torch.Tensor]:
         """Return the slot's memory, a part of each chunk that it reaches into."""
@@ -169,15 +162,6 @@ class HostMover(Mover):
             parts.append(self._host[number][at : at + stop - begin])
             begin += len(parts[-1])
         return parts
-
-    def bring(self, sent: Sent) -> Brought:
-        flat_P = torch.empty(sent.slot.size, dtype=torch.uint8, device=self._lanes.device)
-        unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
-        return Brought(flat_P, self._lanes.back(self._parts(sent.slot), unversioned_P, sent.copying))
-
-    def drop(self, sent: Sent) -> None:
-        sent.copying.stop()
-        self._slots.give_back(sent.slot)
 
     def stood_still(self) -> float:
         return self._lanes.stood_still()

@@ -29,14 +29,12 @@ _AHEAD = 32  # storages before the last used one that are looked at for a prefet
 class SavedView:
     """A view of a storage that may leave. `alias` is None while it is away."""
 
-    __slots__ = ("__weakref__", "_dropped", "_left_at", "_version", "alias", "number", "view")
+    __slots__ = ("__weakref__", "_dropped", "_left_at", "_version", "alias", "entry", "view")
 
-    def __init__(self, tensor: torch.Tensor, number: int, dropped: Callable[[int], None]) -> None:
+    def __init__(self, tensor: torch.Tensor, entry: StorageEntry, dropped: Callable[[StorageEntry], None]) -> None:
         self.alias: torch.Tensor | None = tensor.detach()
         self._version = self._left_at = tensor._version
-        self.view = StorageView.of(tensor)
-        self.number = number
-        self._dropped = dropped
+        self.view, self.entry, self._dropped = StorageView.of(tensor), entry, dropped
 
     def leave(self) -> None:
         """Let go of the bytes, which are elsewhere from here on."""
@@ -51,14 +49,13 @@ class SavedView:
             raise overwritten(self.view.dtype, self.view.shape, version, self._version)
 
     def __del__(self) -> None:
-        # May run in any thread and at any point of it: it may take no lock.
-        self._dropped(self.number)
+        self._dropped(self.entry)  # in any thread and at any point of it: it may take no lock
 
 
 @dataclass(eq=False)
 class StorageEntry:
-    """A storage that autograd keeps: in memory, there and being copied out (`sent`, `flat_P`), outside (`sent`), or on
-    its way back (`brought`).
+    """A storage that autograd keeps: in memory, there and being copied out (`sent`, `flat_P`: all its bytes), outside
+    (`sent`), or on its way back (`brought`).
 
     `key` identifies the storage while it is in memory, `number` forever. `alone`: nobody but autograd holds it.
     `live`: saved views of it. `used`: uses since it came back, or ever; `wanted`: views saved when it came back, each
@@ -73,27 +70,20 @@ class StorageEntry:
     used: int = 0
     wanted: int = 0
     sent: Sent | None = None
-    flat_P: torch.Tensor | None = None  # all its bytes, while they are copied out
+    flat_P: torch.Tensor | None = None
     brought: Brought | None = None
-    _views: list[weakref.ref[SavedView]] = field(default_factory=list)
+    saved: list[weakref.ref[SavedView]] = field(default_factory=list)
 
     @property
     def in_memory(self) -> bool:
         return self.sent is None or self.flat_P is not None
 
-    def add(self, saved: SavedView) -> None:
-        self.live += 1
-        self._views.append(weakref.ref(saved))
-
     def views(self) -> list[SavedView]:
-        return [saved for reference in self._views if (saved := reference()) is not None]
-
-    def aliases(self) -> list[torch.Tensor]:
-        return [saved.alias for saved in self.views() if saved.alias is not None]
+        return [saved for reference in self.saved if (saved := reference()) is not None]
 
     def find_alone(self) -> bool:
         """Return True if autograd alone holds the storage now."""
-        aliases = self.aliases()
+        aliases = [saved.alias for saved in self.views() if saved.alias is not None]
         self.alone = bool(aliases) and held_by(aliases[0], len(aliases))
         return self.alone
 
@@ -105,17 +95,16 @@ class Ledger:
     """
 
     def __init__(self, mover: Mover, budget: int, least: int, figures: Figures) -> None:
-        self._mover, self._budget, self._least = mover, budget, least
-        self.figures = figures
+        self._mover, self._budget, self._least, self.figures = mover, budget, least, figures
         self._lock = threading.RLock()
-        self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()
         self._entries: dict[int, StorageEntry] = {}
         self._by_key: dict[int, StorageEntry] = {}
         self._held_by_others: dict[StorageEntry, None] = {}
         self._staying: dict[StorageEntry, None] = {}  # autograd alone holds them; oldest first
         self._leaving: dict[StorageEntry, None] = {}
-        self.resident_bytes = 0  # that autograd alone holds in memory
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched
+        self.resident_bytes = 0  # that autograd alone holds in memory
         self._leaving_bytes = self._count = 0
         self._kept_bytes = self._step_peak = 0  # in memory or outside
         self._was_used = False  # in this step
@@ -140,9 +129,8 @@ class Ledger:
         with self._lock:
             self._settle()
             saved.check()
-            entry = self._entries[saved.number]
-            tensor = self._use(entry, saved)
-            self._prefetch_before(entry)
+            tensor = self._use(saved.entry, saved)
+            self._prefetch_before(saved.entry)
             self._move_out()
             return tensor
 
@@ -168,7 +156,7 @@ class Ledger:
         with self._lock:
             self.figures.waited_seconds += self._mover.stood_still()
 
-    # Saves.
+    # The way out.
 
     def _save(self, tensor: torch.Tensor) -> SavedView:
         key = storage_key(tensor)
@@ -178,11 +166,10 @@ class Ledger:
             entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
             self._entries[entry.number] = self._by_key[key] = entry
             self._held_by_others[entry] = None
-        saved = SavedView(tensor, entry.number, self._dropped.put)
-        entry.add(saved)
+        saved = SavedView(tensor, entry, self._dropped.put)
+        entry.live += 1
+        entry.saved.append(weakref.ref(saved))
         return saved
-
-    # The way out.
 
     def _move_out(self) -> None:
         """Send the oldest storages away until the others fit the budget; wait where more is held than may be."""
@@ -208,8 +195,8 @@ class Ledger:
         return sum(size for _, size in self._ahead)
 
     def _send(self, entry: StorageEntry) -> None:
-        alias = entry.aliases()[0]
-        flat_P = torch.empty(0, dtype=torch.uint8, device=alias.device).set_(alias.untyped_storage())
+        storage = next(saved.alias for saved in entry.views() if saved.alias is not None).untyped_storage()
+        flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
         del self._staying[entry]
         self._leaving[entry] = None
@@ -286,20 +273,17 @@ class Ledger:
 
     def _settle(self) -> None:
         """Take note of views that are gone and copies that have ended."""
-        self._forget_dropped()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._dropped.get_nowait()
+                entry.live -= 1
+                if entry.live == 0:
+                    self._free(entry)
         while self._leaving:
             first = next(iter(self._leaving))
             if first.sent is None or not first.sent.copying.done():
                 return
             self._finish_leaving(first)
-
-    def _forget_dropped(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                entry = self._entries[self._dropped.get_nowait()]
-                entry.live -= 1
-                if entry.live == 0:
-                    self._free(entry)
 
     def _free(self, entry: StorageEntry) -> None:
         del self._entries[entry.number]

@@ -6,11 +6,12 @@ come and go in the same order at every step stays as long as it was at the first
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,37 +50,35 @@ class Slot(NamedTuple):
 
 
 class SlotTable:
-    """The slots of one store, `name` in errors, of at most `limit` bytes. Its owner keeps other threads out."""
+    """The slots of one store, `name` in errors, of at most `limit` bytes; `end`: up to the highest one so far."""
 
     def __init__(self, name: str, limit: int) -> None:
-        self._name, self._limit = name, limit
-        self._gaps = [(0, limit)]  # (begin, stop), in order, none touching another
-        self.end = self.taken = 0  # bytes up to the highest slot so far, and in slots
+        self._name, self._limit, self.end = name, limit, 0
+        self._slots: list[Slot] = []  # in the order of their places
+
+    @property
+    def taken(self) -> int:
+        """The bytes in slots."""
+        return sum(slot.stop - slot.offset for slot in self._slots)
 
     def take(self, size: int) -> Slot:
         """Return the lowest slot of `size` bytes that is free. Raises MemoryLimitError beyond the limit."""
-        for number, (begin, stop) in enumerate(self._gaps):
+        begin = 0
+        for number, (offset, stop) in enumerate([*((s.offset, s.stop) for s in self._slots), (self._limit, 0)]):
             slot = Slot(begin, size)
-            if slot.stop <= stop:
-                self._gaps[number : number + 1] = [(slot.stop, stop)] if slot.stop < stop else []
-                self.end, self.taken = max(self.end, slot.stop), self.taken + slot.stop - begin
+            if slot.stop <= offset:
+                self._slots.insert(number, slot)
+                self.end = max(self.end, slot.stop)
                 return slot
-        end = self._gaps[-1][0] if self._gaps and self._gaps[-1][1] == self._limit else self._limit
+            begin = stop or begin
         raise MemoryLimitError(
             f"{self._name} may have {self._limit} bytes, of which {self.taken} are taken, but {size} more are asked "
-            f"for; give it at least {Slot(end, size).stop}, or keep more in memory"
+            f"for; give it at least {Slot(begin, size).stop}, or keep more in memory"
         )
 
     def give_back(self, slot: Slot) -> None:
         """Free a slot that has been taken."""
-        self.taken -= slot.stop - slot.offset
-        joined: list[tuple[int, int]] = []
-        for begin, stop in sorted([*self._gaps, (slot.offset, slot.stop)]):
-            if joined and joined[-1][1] == begin:
-                begin = joined.pop()[0]
-            assert not joined or joined[-1][1] < begin, f"{slot} is given back, but was not taken"
-            joined.append((begin, stop))
-        self._gaps = joined
+        self._slots.remove(slot)
 
 
 class Sent(NamedTuple):
@@ -96,43 +95,59 @@ class Brought(NamedTuple):
     copying: Copying
 
 
-class StoreRates(NamedTuple):
-    """Rates of a store, bytes a second."""
-
-    written: float
-    read: float
-
-
 class Mover:
-    """A store and the copies to it and from it. This one moves nothing, for a ledger that only counts what is held."""
+    """A store of a device's tensors, and the copies to it and from it, from any thread. A store gives the methods with
+    an underscore; this one moves nothing, for a ledger that only counts what is held."""
 
-    device = torch.device("cpu")
-    """The device of the tensors."""
+    def __init__(self, name: str = "no store", limit: int = 0, device: torch.device | None = None) -> None:
+        self.slots, self.device = SlotTable(name, limit), device or torch.device("cpu")
+        self._lock = threading.Lock()
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return True if tensors of this kind and device can be moved at all."""
-        return True
+        """Return True if tensors of this device can be moved at all."""
+        return tensor.device == self.device
 
     def send(self, flat_P: torch.Tensor) -> Sent:
         """Begin to copy all bytes of a storage out. They stay as they are, and are held, until that has ended.
 
-        Raises MemoryLimitError or WriteError where there is no room.
+        Raises MemoryLimitError where there is no room. Waiting raises WriteError where a disk does not take them.
         """
-        raise AssertionError("nothing is to leave")
+        with self._lock:
+            slot = self.slots.take(flat_P.numel())
+        try:
+            return Sent(slot, self._out(flat_P, slot))
+        except MemoryLimitError:
+            self._give_back(slot)
+            raise
 
     def bring(self, sent: Sent) -> Brought:
-        """Begin to copy all bytes back to memory of their own, after the copy out has ended."""
-        raise AssertionError("nothing has left")
+        """Begin to copy all bytes back to memory of their own, after the copy out has ended, whose error waiting
+        raises."""
+        flat_P = torch.empty(sent.slot.size, dtype=torch.uint8, device=self.device)
+        return Brought(flat_P, self._back(sent, flat_P))
 
     def drop(self, sent: Sent) -> None:
-        """Free the place outside; a copy to it is stopped."""
+        """Free the place outside. A copy to it that runs is awaited, one that has not begun never will; copies from it
+        must have ended."""
+        sent.copying.stop()
+        self._give_back(sent.slot)
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._lock:
+            self.slots.give_back(slot)
+
+    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+        raise AssertionError("nothing is to leave")
+
+    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
+        raise AssertionError("nothing has left")
 
     def stood_still(self) -> float:
         """Return the seconds, since the last call, for which a device has waited for copies while the host went on."""
         return 0.0
 
     def settle(self) -> None:
-        """Return once no copy runs."""
+        """Return once no copy runs on a device."""
 
     def close(self) -> None:
         """Give all back. Nothing that was sent can be brought any more."""
@@ -163,28 +178,31 @@ class Figures:
             self.waited_seconds += time.perf_counter() - begun
 
 
+class StoreRates(NamedTuple):
+    """Rates of a store, bytes a second."""
+
+    written: float
+    read: float
+
+
 def store_rates(mover: Mover, size: int, tensor: int = TENSOR) -> StoreRates:
     """Measure a store by `size` bytes in tensors of `tensor` bytes, sent once before; then close it. Raises WriteError
     or MemoryLimitError where it has no room."""
     count, draw = max(1, size // tensor), torch.Generator(mover.device).manual_seed(0)
-    try:
-        data_P = torch.randint(0, 256, (tensor,), dtype=torch.uint8, device=mover.device, generator=draw)
-        for sent in [mover.send(data_P) for _ in range(count)]:
-            sent.copying.wait()
-            mover.drop(sent)
-        mover.settle()
+
+    def moved(begin: Callable[[Any], Any], items: Iterable[Any]) -> tuple[list[Any], float]:
         begun = time.perf_counter()
-        there = [mover.send(data_P) for _ in range(count)]
-        for sent in there:
-            sent.copying.wait()
-        mover.settle()
-        out = time.perf_counter()
-        brought = [mover.bring(sent) for sent in there]
-        for each in brought:
+        there = [begin(item) for item in items]
+        for each in there:
             each.copying.wait()
         mover.settle()
-        back = time.perf_counter()
+        return there, count * tensor / (time.perf_counter() - begun)
+
+    try:
+        data_P = torch.randint(0, 256, (tensor,), dtype=torch.uint8, device=mover.device, generator=draw)
+        for sent in moved(mover.send, [data_P] * count)[0]:
+            mover.drop(sent)
+        there, written = moved(mover.send, [data_P] * count)
+        return StoreRates(written, moved(mover.bring, there)[1])
     finally:
         mover.close()
-    moved = count * tensor
-    return StoreRates(moved / (out - begun), moved / (back - out))

@@ -28,14 +28,14 @@ MOST_LAYERS = 12
 
 @dataclass(eq=False)
 class ModulePart:
-    """A part of a module that runs by itself: `modules`, called by `forward`. `name` is for the user.
+    """A part of a module that runs by itself: `module`, called by `forward`. `name` is for the user.
 
     `bytes`: most that it keeps in a step; `in_step`: in this step so far; `seconds`: the least of a run. `stays`: it
     keeps them.
     """
 
     name: str
-    modules: tuple[nn.Module, ...]
+    module: nn.Module
     forward: Callable[..., Any]
     bytes: int = 0
     in_step: int = 0
@@ -94,7 +94,7 @@ class Recomputing(Offload):
         if part.stays or within() or not torch.is_grad_enabled() or torch.jit.is_tracing():
             return part.forward(*args, **kwargs)
         begun = time.perf_counter()
-        result, freed = run_part(part.name, part.modules, part.forward, args, kwargs)
+        result, freed = run_part(part.name, part.module, part.forward, args, kwargs)
         if not _in_backward():
             part.seconds = min(part.seconds, time.perf_counter() - begun)
             part.in_step += freed
@@ -144,8 +144,6 @@ def _in_backward() -> bool:
 def find_places(model: nn.Module) -> list[Place]:
     """Return the places of parts of at most `MOST_LAYERS` layers. Raises ConfigError where the module cannot run again,
     or has no such parts."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {type(model).__name__}; give a torch.nn.Module, or leave model out")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction) or hasattr(module, "_orig_mod"):
             kind = "compiled" if hasattr(module, "_orig_mod") else "a module of torch.jit"
@@ -164,12 +162,11 @@ def find_places(model: nn.Module) -> list[Place]:
 def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[Place]:
     few = not isinstance(module, nn.ModuleList | nn.ModuleDict) and not is_root and 2 <= _layers(module) <= MOST_LAYERS
     if few and not any(map(_is_watched, module.children())):
-        yield module, [ModulePart(name, (module,), module.forward)]
+        yield module, [ModulePart(name, module, module.forward)]
         return
-    runs = tuple(_runs(module)) if type(module).forward is nn.Sequential.forward else ()
+    runs = _runs(module) if type(module).forward is nn.Sequential.forward else []
     if any(len(run) > 1 for run in runs):
-        several = (len(run) > 1 and ModulePart(f"a part of {name}", run, _in_turn(run)) for run in runs)
-        yield module, [part or run[0] for part, run in zip(several, runs, strict=True)]
+        yield module, [_joined(f"a part of {name}", run) if len(run) > 1 else run[0] for run in runs]
     together = {id(child) for run in runs if len(run) > 1 for child in run}
     for child_name, child in module.named_children():
         if id(child) not in together:
@@ -181,21 +178,18 @@ def _layers(module: nn.Module) -> int:
     return sum(1 for part in module.modules() if not any(True for _ in part.children()))
 
 
-def _runs(sequence: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
-    """Yield its modules in turn, one that stands there twice twice: as many as are few layers together; larger ones
-    alone."""
-    run: tuple[nn.Module, ...] = ()
+def _runs(sequence: nn.Module) -> list[list[nn.Module]]:
+    """Return its modules in turn, one that stands there twice twice: as many as are few layers together; larger ones,
+    and those that are watched, alone."""
+    runs: list[list[nn.Module]] = [[]]
     for child in filter(None, sequence._modules.values()):
         alone = _layers(child) > MOST_LAYERS or _is_watched(child)
-        if run and (alone or sum(map(_layers, run)) + _layers(child) > MOST_LAYERS):
-            yield run
-            run = ()
-        run = (*run, child)
+        if alone or sum(map(_layers, runs[-1])) + _layers(child) > MOST_LAYERS:
+            runs.append([])
+        runs[-1].append(child)
         if alone:
-            yield run
-            run = ()
-    if run:
-        yield run
+            runs.append([])
+    return [run for run in runs if run]
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -203,12 +197,7 @@ def _is_watched(module: nn.Module) -> bool:
     return any(part._forward_hooks or part._backward_hooks for part in module.modules())
 
 
-def _in_turn(run: Sequence[nn.Module]) -> Callable[[Any], Any]:
-    """Return a call of the modules one after the other."""
-
-    def forward(input: Any) -> Any:  # as torch.nn.Sequential names it
-        for module in run:
-            input = module(input)
-        return input
-
-    return forward
+def _joined(name: str, run: Sequence[nn.Module]) -> ModulePart:
+    """Return the modules one after the other as a part."""
+    together = nn.Sequential(*run)
+    return ModulePart(name, together, together.forward)

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -29,8 +30,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from tiledseg.memory.saved import Hooks, KeptTensor, hooks_around, storage_key
 
 _SMALL = 1 << 20  # bytes of a buffer that is copied; a larger one must not change
-_HERE = threading.local()
-
+_WITHIN = ContextVar("within", default=False)
 _ONE_AT_A_TIME = threading.RLock()  # a second run takes a module's state away for a while
 
 
@@ -129,29 +129,26 @@ def _nothing(packed: object) -> torch.Tensor:
 
 def within() -> bool:
     """Return True while a call of a part runs in this thread: parts within it run as they are."""
-    return getattr(_HERE, "within", False)
+    return _WITHIN.get()
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    before = within()
-    _HERE.within = True
+    token = _WITHIN.set(True)
     try:
         yield
     finally:
-        _HERE.within = before
+        _WITHIN.reset(token)
 
 
-def run_part(
-    name: str, modules: Sequence[nn.Module], forward: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[Any, int]:
-    """Return the result of `forward`, a call of `modules`, and the bytes that it would have kept for the backward
+def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, int]:
+    """Return the result of `forward`, a call of `module`, and the bytes that it would have kept for the backward
     pass."""
     leaves, form = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     versions, around = [tensor._version for tensor in tensors], hooks_around()
     kept = [(KeptTensor(x, around), x.requires_grad) if isinstance(x, torch.Tensor) else x for x in leaves]
-    state = _PartState(modules, tensors)
+    state = _PartState(module, tensors)
 
     def again() -> None:
         inputs = [x[0].get().detach().requires_grad_(x[1]) if _is_kept(x) else x for x in kept]
@@ -159,8 +156,7 @@ def run_part(
         with state.restored(), _alone():
             forward(*own_args, **own_kwargs)
 
-    weights = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-    steady = {storage_key(tensor) for tensor in (*tensors, *weights)}
+    steady = {storage_key(tensor) for tensor in (*tensors, *module.parameters(), *module.buffers())}
     handles: list[SavedHandle] = []
 
     def pack(tensor: torch.Tensor) -> SavedHandle:
@@ -190,10 +186,11 @@ class _PartState:
     """All that a call depends on besides its inputs, as it is now: attributes and buffers of modules (running
     statistics, counters), the generators of torch, NumPy and Python, autocast. Parameters must not change."""
 
-    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> None:
-        self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
+    def __init__(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+        self._parts = list(module.modules())
         self._attributes = [{**part.__dict__, "_buffers": _copied(part._buffers)} for part in self._parts]
-        self._fixed = [KeptTensor(tensor) for part in self._parts for tensor in _must_not_change(part)]
+        large = (buffer for buffer in module.buffers() if buffer.nbytes > _SMALL)
+        self._fixed = [KeptTensor(tensor) for tensor in (*module.parameters(), *large)]
         self._devices, self._states = get_device_states(*tensors)
         self._draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
         kinds = dict.fromkeys(["cpu", *(tensor.device.type for tensor in tensors)])
@@ -225,11 +222,6 @@ class _PartState:
         for part, each in zip(self._parts, attributes, strict=True):
             part.__dict__.clear()
             part.__dict__.update(each)
-
-
-def _must_not_change(part: nn.Module) -> Iterator[torch.Tensor]:
-    yield from (weight for weight in part._parameters.values() if weight is not None)
-    yield from (buffer for buffer in part._buffers.values() if buffer is not None and buffer.nbytes > _SMALL)
 
 
 def _copied(buffers: dict[str, Any]) -> dict[str, Any]:

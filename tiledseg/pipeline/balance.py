@@ -71,15 +71,12 @@ class BalancePrices:
         return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in runs)
 
     def check(self, chunks: int, stages: int) -> None:
-        """Raise ConfigError for more chunks than layers, and for times that are none."""
+        """Raise ConfigError for more chunks than layers."""
         if not 1 <= chunks <= len(self.times):
             need = f" (folded: {chunks} chunks)" if chunks > stages else ""
             raise ConfigError(
                 f"{stages} stages{need} cannot share {len(self.times)} layers; give each at least 1 layer: fewer stages"
             )
-        for layer, time in enumerate(self.times):
-            if not 0 <= time < math.inf:
-                raise ConfigError(f"the time of layer {layer} is {time}; give 0 or more")
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from tiledseg.config.words import RECOMPUTE, chunk_ranks
-from tiledseg.errors import ConfigError
+from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.graph import Graph
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
@@ -54,11 +53,6 @@ class Settings:
     balance: tuple[int, ...]
     recompute: tuple[str, ...]
     times: ChunkTimes | None = None
-
-    def __post_init__(self) -> None:
-        for mode in self.recompute:
-            if mode not in RECOMPUTE:
-                raise ConfigError(f"a stage recomputes '{mode}'; give one of {', '.join(RECOMPUTE)}")
 
     def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
         mode = self.recompute[stage]
@@ -164,17 +158,7 @@ def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
 
 
 def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkTimes | None = None) -> Program:
-    """Return the actions of every rank for one step; `times` as for `compute_orders`.
-
-    Raises ConfigError for an unknown schedule, or no micro-batch.
-    """
-    if micro_batches < 1:
-        raise ConfigError(f"there are {micro_batches} micro-batches; give at least 1")
-    if pipeline.ranks != chunk_ranks(schedule, pipeline.size):
-        raise ConfigError(
-            f"the schedule {schedule} puts chunks on ranks {list(chunk_ranks(schedule, pipeline.size))}, but the "
-            f"pipeline has them on {list(pipeline.ranks)}; give it that placement"
-        )
+    """Return the actions of every rank for one step; `times` as for `compute_orders`."""
     orders = compute_orders(schedule, pipeline.size, micro_batches, times)
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 

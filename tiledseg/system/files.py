@@ -79,20 +79,6 @@ def allow_open_files(enough: int = _ENOUGH, least: int = _LEAST, what: str = "")
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if hard != resource.RLIM_INFINITY and hard < least:
-        raise _too_few(hard, least, what)
-
-
-def check_parent(least: int, what: str) -> None:
-    """Raise ConfigError where this process's parent may not have `least` files open, and the system says so."""
-    try:
-        soft, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
-    except (AttributeError, OSError):  # not Linux, or another user's
-        return
-    if soft != resource.RLIM_INFINITY and soft < least:
-        raise _too_few(soft, least, what)
-
-
-def _too_few(limit: int, least: int, what: str) -> ConfigError:
-    return ConfigError(
-        f"no more than {limit} files may be open here, {least} are needed{what and f' {what}'}; raise it (ulimit -n)"
-    )
+        raise ConfigError(
+            f"no more than {hard} files may be open here, {least} are needed{what and f' {what}'}; raise it (ulimit -n)"
+        )
