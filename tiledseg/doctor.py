@@ -13,8 +13,7 @@ if __name__ == "__main__":
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.parser import Parser, add_format_option, run
@@ -23,7 +22,6 @@ from tiledseg.planning.answer.text import columns
 from tiledseg.system.console import answer
 
 if TYPE_CHECKING:
-    from tiledseg.comm.diagnosis import Diagnosis
     from tiledseg.comm.mesh import Mesh
 
 _KIB, _MIB = 2**10, 2**20
@@ -87,32 +85,27 @@ def _diagnose(mesh: Mesh, form: str) -> None:
 
     diagnosis = diagnose(mesh, sizes=(8, 64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB))
     if mesh.is_root:
-        answer(json.dumps(asdict(diagnosis), indent=2) if form == "json" else _table(diagnosis))
+        answer(json.dumps(diagnosis, indent=2) if form == "json" else _table(diagnosis))
 
 
-def _table(diagnosis: Diagnosis) -> str:
-    ranks = [("rank", "host", "local rank", "device", "threads", "cores")]
-    ranks += [(str(r.rank), r.host, str(r.local_rank), r.device, str(r.threads), str(r.cores)) for r in diagnosis.ranks]
-    versions = diagnosis.ranks[0].versions
+def _table(diagnosis: dict[str, Any]) -> str:
+    keys = ("rank", "host", "local_rank", "device", "threads", "cores")
+    rows = [tuple(key.replace("_", " ") for key in keys)]
+    rows += [tuple(str(report[key]) for key in keys) for report in diagnosis["ranks"]]
+    versions = diagnosis["ranks"][0]["versions"]
     width = max(map(len, versions))
     blocks = [
-        f"{len(diagnosis.ranks)} ranks, launcher {diagnosis.launcher}, transport {diagnosis.transport}",
-        columns(ranks),
+        f"{len(rows) - 1} ranks, launcher {diagnosis['launcher']}, transport {diagnosis['transport']}",
+        columns(rows),
         "\n".join(f"  {name:{width}}  {version}" for name, version in versions.items()),
     ]
-    if diagnosis.transfers:
-        rows = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
-        rows += [
-            (
-                str(t.bytes),
-                f"{t.seconds * 1e3:.3f}",
-                f"{t.bytes_per_second / 1e9:.3f}",
-                f"{t.bus_bytes_per_second / 1e9:.3f}",
-            )
-            for t in diagnosis.transfers
-        ]
-        blocks.append(columns(rows))
+    if diagnosis["transfers"]:
+        times: list[tuple[str, ...]] = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
+        for each in diagnosis["transfers"]:
+            rates = (f"{each[key] / 1e9:.3f}" for key in ("bytes_per_second", "bus_bytes_per_second"))
+            times.append((str(each["bytes"]), f"{each['seconds'] * 1e3:.3f}", *rates))
+        blocks.append(columns(times))
     else:
         blocks.append("one rank alone: nothing to carry, no bandwidth measured")
-    blocks += [f"warning: {line}" for line in diagnosis.warnings]
+    blocks += [f"warning: {line}" for line in diagnosis["warnings"]]
     return "\n\n".join(blocks)

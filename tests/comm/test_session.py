@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.comm import job
 from tests.comm.launching import MPIRUN, TORCHRUN, Done, clean_environment, free_port, mpirun, run_job
+from tiledseg.commands.parser import run
 
 JOB = str(Path(__file__).with_name("job.py"))
 SOON = 60.0  # seconds; a few where nothing else runs. Without what is tested: until the watch speaks, ten minutes
@@ -108,12 +110,15 @@ def test_help_is_printed_once() -> None:
         (["fine", "--count", "many"], 2, ".*invalid int value: 'many'.*"),
     ],
 )
-def test_one_rank_alone_names_no_rank(arguments: list[str], code: int, line: str) -> None:
-    check_line(alone(*arguments), code, line)
-
-
-def test_a_traceback_is_shown_on_demand() -> None:
-    assert "Traceback" in alone("crash", TILEDSEG_TRACEBACK="1").err
+def test_one_rank_alone_names_no_rank(
+    arguments: list[str], code: int, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process. A traceback is shown on demand."""
+    monkeypatch.setattr(sys, "argv", ["job", *arguments])
+    check_line(Done(run(job.main), *capfd.readouterr(), time.time()), code, line)
+    monkeypatch.setenv("TILEDSEG_TRACEBACK", "1")
+    run(job.main)
+    assert ("Traceback" in capfd.readouterr().err) == ("--count" not in arguments)
 
 
 def test_one_rank_alone_needs_no_mpi_library(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.memory.host import GpuLanes, HostMover
-from tiledseg.memory.mover import store_rates
 
 MIB = 1 << 20
 pytestmark = [
@@ -104,11 +103,6 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     assert torch.equal(brought.flat_P, expected_P)
     assert mover.stood_still() > 0
     mover.close()
-
-
-def test_rates_of_the_way_to_the_host() -> None:
-    rates = store_rates(HostMover(GpuLanes(torch.device("cuda", torch.cuda.current_device())), 256 * MIB), 256 * MIB)
-    assert min(rates) > 1e9
 
 
 def test_a_calibration_measures_the_way() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route, Turn
 from tiledseg.pipeline.simulation import in_flight, replay
 
 FIRST_SKIP = 1000  # the number of the tensor; smaller ones go from chunk to chunk
@@ -19,11 +19,16 @@ def chained(ranks: Sequence[int], skips: Sequence[tuple[int, int]] = ()) -> Chun
     return ChunkMap(tuple(ranks), (*links, *over))
 
 
+def flat(turns: Iterable[Turn]) -> list[ChunkPass | MessageEnd]:
+    """All that a rank does, in order."""
+    return [action for turn in turns for action in (*turn.receives, turn.compute, *turn.sends)]
+
+
 def is_sound(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> bool:
     """Each pass is done once, on its rank, after all that it needs; each message has two ends, around its passes; no
     rank waits forever; no chunk holds more micro-batches than `most_in_flight` says, where it is given."""
     order, stuck = replay(program)
-    place = {action: at for at, action in enumerate(order)}
+    place = {(rank, action): at for at, (rank, turn) in enumerate(order) for action in flat([turn])}
     ranks, wanted, pairs = pipeline.ranks, set(), []
     for m in range(micro_batches):
         for chunk, rank in enumerate(ranks):
@@ -38,7 +43,7 @@ def is_sound(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_f
                     way[1:1] = [(ranks[maker], send), (ranks[taker], send.other_end(ranks[maker]))]
                     wanted |= set(way)
                 pairs += pairwise(way)
-    done = Counter((rank, action) for rank, actions in enumerate(program) for action in actions)
+    done = Counter((rank, action) for rank, turns in enumerate(program) for action in flat(turns))
     if stuck or done != Counter(wanted) or any(place[one] > place[other] for one, other in pairs):
         return False
     held = in_flight(program, len(ranks))

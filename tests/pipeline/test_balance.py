@@ -122,14 +122,10 @@ def test_folded_under_a_limit() -> None:
     )
     with pytest.raises(ConfigError, match="stage 0 needs at least 2 B, but the memory of a stage is 1 B;"):
         choose_folded_balances(BalancePrices([1, 1, 1, 1, 5, 1], memory, 1), [(0, 5)], 2)[0]
+    with pytest.raises(ConfigError, match="4 stages cannot share 3 layers"):
+        choose_balances(BalancePrices([1, 2, 3]), 4)[0]
     with pytest.raises(ConfigError, match="no cut in front of stage 0"):
         choose_folded_balances(BalancePrices([1, 1, 1]), [(0, 1), (1, 2)], 2)[0]
-
-
-@pytest.mark.parametrize("stages", [0, 4])
-def test_more_stages_than_layers(stages: int) -> None:
-    with pytest.raises(ConfigError, match=f"{stages} stages cannot share 3 layers"):
-        choose_balances(BalancePrices([1, 2, 3]), stages)[0]
 
 
 @law

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
-from tests.pipeline.chained import chained
+from tests.pipeline.chained import chained, flat
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.schedule import (
     ChunkMap,
@@ -54,12 +54,12 @@ def test_every_action_is_there_once_posted_in_order_and_let_go_in_time(drawn: tu
     actions, pipeline = drawn
     plans = [itinerary(actions, rank) for rank in range(len(actions))]
     for rank, (own, moves) in enumerate(zip(actions, plans, strict=True)):
-        assert [action for move in moves for action in (*move.receives, move.compute, *move.sends)] == list(own)
+        assert [action for move in moves for action in (*move.receives, move.compute, *move.sends)] == flat(own)
         for index, move in enumerate(moves):
             before = {receive for earlier in moves[: index + 1] for receive in earlier.posts}
             assert before.issuperset(move.receives), "posted before it is waited for"
             for send in move.released:  # the peer had it before it sent what has just come
-                theirs = actions[send.peer]
+                theirs = flat(actions[send.peer])
                 answers = [theirs.index(r.other_end(rank)) for r in move.receives if r.peer == send.peer]
                 assert any(at > theirs.index(send.other_end(rank)) for at in answers)
         released = [send for move in moves for send in move.released]
@@ -69,7 +69,7 @@ def test_every_action_is_there_once_posted_in_order_and_let_go_in_time(drawn: tu
             sent = [send for move in plans[peer] for send in move.sends if send.peer == rank]
             assert posted == sent, "a transport matches by order"
     for chunk, rank in enumerate(pipeline.ranks):  # so that running statistics move as they do without a pipeline
-        forward = [a.micro_batch for a in actions[rank] if isinstance(a, ChunkPass) and a[1:] == (chunk, False)]
+        forward = [t.compute.micro_batch for t in actions[rank] if t.compute[1:] == (chunk, False)]
         assert forward == list(range(len(forward)))
 
 

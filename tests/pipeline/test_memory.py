@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.pipeline.test_executor import PLAIN, balance, run
+from tests.pipeline.test_executor import PLAIN, run
 from tests.pipeline.test_executor import Case as ExecutorCase
 from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
@@ -64,36 +64,20 @@ def most_alive(schedule: str, recompute: str, count: int, mesh: Mesh) -> tuple[i
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_activations_in_flight_are_those_of_the_formula(schedule: str, meshes: dict[str, Mesh]) -> None:
-    """As many times the tensors of one micro-batch as the schedule says: stages - i for 1f1b, all for gpipe."""
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [("1f1b", "never"), ("gpipe", "never"), ("gpipe", "except_last"), *((each, "always") for each in SCHEDULES)],
+)
+def test_activations_in_flight_are_those_of_the_formula(schedule: str, recompute: str, meshes: dict[str, Mesh]) -> None:
+    """As many times the tensors of one micro-batch as the schedule says: stages - i for 1f1b, all for gpipe; with
+    recomputation once. `except_last` keeps the last of gpipe, whose backward pass comes first."""
     torch.set_num_threads(1)
     mesh = meshes["gloo"]
-    one, left = most_alive(schedule, "never", 1, mesh)
-    most, _ = most_alive(schedule, "never", COUNT, mesh)
-    assert left == 0
-    in_flight = COUNT if schedule == "gpipe" else min(mesh.size - mesh.rank, COUNT)
-    assert most == in_flight * one > 0
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_recomputation_keeps_the_activations_of_one_micro_batch(schedule: str, meshes: dict[str, Mesh]) -> None:
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    assert len(balance(ExecutorCase(PLAIN, schedule, "always", ()), mesh.size)) >= mesh.size
-    one, _ = most_alive(schedule, "always", 1, mesh)
-    most, left = most_alive(schedule, "always", COUNT, mesh)
-    assert (most, left) == (one, 0)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_except_last_keeps_the_last_of_gpipe(meshes: dict[str, Mesh]) -> None:
-    """Its backward pass comes first: recomputing it would keep no less."""
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    one, _ = most_alive("gpipe", "never", 1, mesh)
-    assert most_alive("gpipe", "except_last", COUNT, mesh)[0] == one
+    one, left = most_alive(schedule, "never" if recompute == "except_last" else recompute, 1, mesh)
+    most, left_of_all = most_alive(schedule, recompute, COUNT, mesh)
+    in_flight = {"gpipe": COUNT, "1f1b": min(mesh.size - mesh.rank, COUNT)}[schedule] if recompute == "never" else 1
+    assert (most, left, left_of_all) == (in_flight * one, 0, 0)
+    assert one > 0
 
 
 @pytest.mark.mpi(min_size=2)

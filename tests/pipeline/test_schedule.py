@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.chained import FIRST_SKIP, chained, is_sound
+from tests.pipeline.chained import FIRST_SKIP, chained, flat, is_sound
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
@@ -19,7 +19,6 @@ from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.balance import BalancePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.schedule import (
     ChunkMap,
-    ChunkPass,
     ChunkTimes,
     MessageEnd,
     Route,
@@ -69,7 +68,7 @@ def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
     ranks = chunk_ranks("folded", stages)
     pipeline = chained(ranks, [(c, len(ranks) - 1 - c) for c in range(stages)])
     made = program("folded", pipeline, micro_batches)
-    messages = [a for actions in made for a in actions if isinstance(a, MessageEnd)]
+    messages = [a for turns in made for a in flat(turns) if isinstance(a, MessageEnd)]
     assert not any(message.route.tensor >= FIRST_SKIP for message in messages)
     assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
 
@@ -119,7 +118,7 @@ def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
     )
     made = program("1f1b", ChunkMap((0, 1, 2, 3), routes), 2)
     assert is_sound(made, ChunkMap((0, 1, 2, 3), routes), 2, (2, 2, 2, 1))
-    messages = [action for actions in made for action in actions if isinstance(action, MessageEnd)]
+    messages = [action for turns in made for action in flat(turns) if isinstance(action, MessageEnd)]
     returned = {message.route.tensor for message in messages if message.gradient}
     assert returned == {2, 4, 5, 6}
 
@@ -139,7 +138,7 @@ def test_a_pass_without_gradients_keeps_every_rank_busy(schedule: str, stages: i
     """Forward only, chunks of equal ranks: M micro-batches take M turns and the way there."""
     pipeline = chained(chunk_ranks(schedule, stages))
     actions = forward_program(pipeline, 20)
-    assert not [a for rank in actions for a in rank if isinstance(a, ChunkPass) and a.backward]
+    assert not any(turn.compute.backward for turns in actions for turn in turns)
     folded = len(pipeline.ranks) > stages
     times = [2.0 if pipeline.ranks.count(rank) == 1 and folded else 1.0 for rank in pipeline.ranks]
     assert simulate(actions, times, times).makespan <= (2 if folded else 1) * 20 + 2 * stages

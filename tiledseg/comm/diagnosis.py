@@ -8,7 +8,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -32,39 +33,17 @@ class RankReport:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True)
-class AllReduceTime:
-    """All-reduces of one size. `seconds` is the median of one sum, on the slowest rank.
-
-    `bytes_per_second` is bytes / seconds. `bus_bytes_per_second` is that times 2 (P-1) / P, what each rank must send
-    and receive at least: it can be held against the network's rate, whatever the number of ranks P.
-    """
-
-    bytes: int
-    seconds: float
-    bytes_per_second: float
-    bus_bytes_per_second: float
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The same on every rank."""
-
-    launcher: str
-    transport: str
-    ranks: list[RankReport]
-    transfers: list[AllReduceTime]
-    warnings: list[str]
-
-
-def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
-    """Return reports of all ranks, and all-reduces of float32 tensors of `sizes` bytes where there are peers.
-
-    Collective.
-    """
+def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, Any]:
+    """Return what `doctor` prints, the same on every rank: reports of all ranks, all-reduces of float32 tensors of
+    `sizes` bytes where there are peers, and warnings. Collective."""
     ranks = mesh.communicator.gather_objects(report_rank(mesh))
-    transfers = [measure_all_reduce(mesh, size, repeats) for size in sizes] if mesh.size > 1 else []
-    return Diagnosis(mesh.launch.launcher, mesh.transport, ranks, transfers, find_trouble(ranks))
+    return {
+        "launcher": mesh.launch.launcher,
+        "transport": mesh.transport,
+        "ranks": [asdict(report) for report in ranks],
+        "transfers": [measure_all_reduce(mesh, size, repeats) for size in sizes] if mesh.size > 1 else [],
+        "warnings": find_trouble(ranks),
+    }
 
 
 def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
@@ -99,10 +78,12 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
     return versions | {"freed memory": "kept" if reason is None else f"given back: {reason}"}
 
 
-def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
-    """Time the sum of `size` bytes of float32 and checks every value of it. Collective; two sums warm the path up.
+def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:
+    """Time the sum of `size` bytes of float32: the median, on the slowest rank, after two that warm the path up.
 
-    Raises CommunicationError where a sum is wrong.
+    `bus_bytes_per_second` is bytes / seconds times 2 (P-1) / P, what each rank must send and receive at least: it can
+    be held against the network's rate, whatever the number of ranks P. Collective. Raises CommunicationError where a
+    sum is wrong.
     """
     count = max(1, size // 4)
     seconds = []
@@ -118,7 +99,8 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
             raise CommunicationError(f"the sum of {count} values over {mesh.size} ranks is {x.max()}, not {expected}")
     slowest = max(mesh.communicator.gather_objects(statistics.median(seconds[2:])))
     rate = count * 4 / slowest
-    return AllReduceTime(count * 4, slowest, rate, rate * 2 * (mesh.size - 1) / mesh.size)
+    bus = rate * 2 * (mesh.size - 1) / mesh.size
+    return {"bytes": count * 4, "seconds": slowest, "bytes_per_second": rate, "bus_bytes_per_second": bus}
 
 
 def find_trouble(ranks: Sequence[RankReport]) -> list[str]:

@@ -160,7 +160,7 @@ def gloo_interface(launch: Launch) -> str | None:
     it resolves to 127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
     """
     if launch.one_node:
-        return next((name for name, address in _addresses(loopback=True).items() if address == LOOPBACK), None)
+        return next((name for _, name in socket.if_nameindex() if _address_of(name) == LOOPBACK), None)
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -170,12 +170,12 @@ def gloo_interface(launch: Launch) -> str | None:
     return next(iter(_addresses()), None)
 
 
-def _addresses(loopback: bool = False) -> dict[str, str]:
-    """Return each network interface's IPv4 address, the default route's first; loopback ones only if asked for."""
-    found = {name: address for _, name in socket.if_nameindex() if (address := _address_of(name))}
-    wanted = {name: address for name, address in found.items() if address.startswith("127.") == loopback}
+def _addresses() -> dict[str, str]:
+    """Return each network interface's IPv4 address, the default route's first; no loopback's."""
+    found = {name: _address_of(name) or LOOPBACK for _, name in socket.if_nameindex()}
     default = _default_address()
-    return dict(sorted(wanted.items(), key=lambda item: item[1] != default))
+    others = {name: address for name, address in found.items() if not address.startswith("127.")}
+    return dict(sorted(others.items(), key=lambda item: item[1] != default))
 
 
 def _address_of(interface: str) -> str | None:

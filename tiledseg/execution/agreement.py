@@ -91,12 +91,5 @@ def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
 def _digest(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for tensor in own_state(network).values():
-        digest.update(_in_memory_order(tensor.detach().cpu()).view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return its values, contiguous: of one that lies channels last, as it does on all ranks, the same memory."""
-    if tensor.dim() == 4 and not tensor.is_contiguous():
-        tensor = tensor.permute(0, 2, 3, 1)
-    return tensor.contiguous()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -110,8 +110,15 @@ class MessageEnd(NamedTuple):
         return self._replace(peer=rank, arrives=not self.arrives)
 
 
-Action = ChunkPass | MessageEnd
-Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
+class Turn(NamedTuple):
+    """A pass of a rank, the messages that it waits for, and those that are sent right after it."""
+
+    receives: tuple[MessageEnd, ...]
+    compute: ChunkPass
+    sends: tuple[MessageEnd, ...]
+
+
+Program = tuple[tuple[Turn, ...], ...]  # of each rank, in order
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
@@ -158,13 +165,13 @@ def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
 
 
 def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkTimes | None = None) -> Program:
-    """Return the actions of every rank for one step; `times` as for `compute_orders`."""
+    """Return the turns of every rank for one step; `times` as for `compute_orders`."""
     orders = compute_orders(schedule, pipeline.size, micro_batches, times)
-    return tuple(tuple(with_messages(order, pipeline)) for order in orders)
+    return tuple(with_messages(order, pipeline) for order in orders)
 
 
 def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
-    """Return the actions of every rank where nothing is trained: no backward passes, no gradients.
+    """Return the turns of every rank where nothing is trained: no backward passes, no gradients.
 
     A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of each
     in turn: no rank waits once the pipeline is full.
@@ -178,7 +185,7 @@ def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
             for m in range(micro_batches + ahead)
         )
         orders.append([each for turn in turns for each in turn if 0 <= each.micro_batch < micro_batches])
-    return tuple(tuple(with_messages(order, pipeline)) for order in orders)
+    return tuple(with_messages(order, pipeline) for order in orders)
 
 
 def compute_orders(
@@ -203,19 +210,20 @@ def compute_orders(
     return orders
 
 
-def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> Iterator[Action]:
-    """Yield each pass between its receives and its sends."""
+def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[Turn, ...]:
+    """Return each pass between its receives and its sends."""
     ranks, routes = pipeline.ranks, [route for route in pipeline.routes if not pipeline.is_local(route)]
     incoming = [[(r, ranks[r.source]) for r in routes if r.target == chunk] for chunk in range(len(ranks))]
     outgoing = [[(r, ranks[r.target]) for r in routes if r.source == chunk] for chunk in range(len(ranks))]
+    turns = []
     for each in order:
         m, chunk, backward = each
         before, after = incoming[chunk], outgoing[chunk]
         if backward:
             before, after = ([end for end in ends if end[0].returns] for ends in (after, before))
-        yield from (MessageEnd(m, route, peer, backward, arrives=True) for route, peer in before)
-        yield each
-        yield from (MessageEnd(m, route, peer, backward) for route, peer in after)
+        receives = tuple(MessageEnd(m, route, peer, backward, arrives=True) for route, peer in before)
+        turns.append(Turn(receives, each, tuple(MessageEnd(m, route, peer, backward) for route, peer in after)))
+    return tuple(turns)
 
 
 def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> list[list[ChunkPass]]:

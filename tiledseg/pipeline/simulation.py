@@ -27,15 +27,15 @@ from typing import NamedTuple
 from tiledseg.pipeline.schedule import (
     BACKWARD_SLOTS,
     FORWARD_SLOTS,
-    Action,
     ChunkMap,
     ChunkPass,
     MessageEnd,
     Program,
     Route,
+    Turn,
 )
 
-Placed = tuple[int, Action]  # rank, action
+Placed = tuple[int, Turn]  # rank, turn
 Ends = tuple[MessageEnd, ...]
 
 
@@ -71,11 +71,10 @@ class Timeline:
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
     """Return the most micro-batches that each chunk has gone forward with and not yet backward."""
     held, most = [0] * chunks, [0] * chunks
-    for actions in program:
-        for action in actions:
-            if isinstance(action, ChunkPass):
-                held[action.chunk] += -1 if action.backward else 1
-                most[action.chunk] = max(most[action.chunk], held[action.chunk])
+    for turns in program:
+        for _, (_, chunk, backward), _ in turns:
+            held[chunk] += -1 if backward else 1
+            most[chunk] = max(most[chunk], held[chunk])
     return tuple(most)
 
 
@@ -87,20 +86,17 @@ def simulate(
 ) -> Timeline:
     """Return when each computation runs, for times of each chunk and of a message along each route."""
     order, stuck = replay(program)
-    assert not stuck, f"the schedule cannot end: rank {stuck[0][0]} waits forever at {stuck[0][1]}"
+    assert not stuck, f"the schedule cannot end: rank {stuck[0][0]} waits forever before {stuck[0][1].compute}"
     clock, link = [0.0] * len(program), [0.0] * len(program)
-    arrival: dict[Placed, float] = {}
+    arrival: dict[tuple[int, MessageEnd], float] = {}
     spans: list[list[Span]] = [[] for _ in program]
-    for rank, action in order:
-        if isinstance(action, ChunkPass):
-            start = clock[rank]
-            clock[rank] += (backward if action.backward else forward)[action.chunk]
-            spans[rank].append(Span(action, start, clock[rank]))
-        elif action.arrives:
-            clock[rank] = max(clock[rank], arrival[rank, action])
-        else:
-            link[rank] = max(clock[rank], link[rank]) + transfer(action.route)
-            arrival[action.peer, action.other_end(rank)] = link[rank]
+    for rank, (receives, action, sends) in order:
+        start = max([clock[rank], *(arrival[rank, end] for end in receives)])
+        clock[rank] = start + (backward if action.backward else forward)[action.chunk]
+        spans[rank].append(Span(action, start, clock[rank]))
+        for end in sends:
+            link[rank] = max(clock[rank], link[rank]) + transfer(end.route)
+            arrival[end.peer, end.other_end(rank)] = link[rank]
     return Timeline(tuple(map(tuple, spans)))
 
 
@@ -136,27 +132,24 @@ def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
 
 
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
-    """Return all actions in an order in which every receive follows its send, and the action at which each rank is
+    """Return all turns in an order in which every receive follows its send, and the turn at which each rank is
     stuck."""
     position = [0] * len(program)
-    coming: set[Placed] = set()
+    coming: set[tuple[int, MessageEnd]] = set()
     order: list[Placed] = []
     moved = True
     while moved:
         moved = False
-        for rank, actions in enumerate(program):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
-                if isinstance(action, MessageEnd):
-                    if not action.arrives:
-                        coming.add((action.peer, action.other_end(rank)))
-                    elif (rank, action) not in coming:
-                        break
-                order.append((rank, action))
+        for rank, turns in enumerate(program):
+            while position[rank] < len(turns):
+                turn = turns[position[rank]]
+                if not all((rank, end) in coming for end in turn.receives):
+                    break
+                coming.update((end.peer, end.other_end(rank)) for end in turn.sends)
+                order.append((rank, turn))
                 position[rank] += 1
                 moved = True
-    stuck = [(rank, program[rank][at]) for rank, at in enumerate(position) if at < len(program[rank])]
-    return order, stuck
+    return order, [(rank, program[rank][at]) for rank, at in enumerate(position) if at < len(program[rank])]
 
 
 class Move(NamedTuple):
@@ -176,18 +169,17 @@ class Move(NamedTuple):
 def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
     """Return the moves of a rank."""
     place, releases = _common_order(program), _releases(program, rank)
-    groups = [_groups(actions) for actions in program]
     arriving = [
-        (place[peer, compute], send.other_end(peer))
-        for peer, own in enumerate(groups)
-        for _, compute, sends in own
-        for send in sends
+        (place[peer, turn.compute], send.other_end(peer))
+        for peer, turns in enumerate(program)
+        for turn in turns
+        for send in turn.sends
         if send.peer == rank
     ]
     arriving.sort(key=lambda entry: entry[0])  # stable: those of one computation stay in the order of its sends
     moves: list[Move] = []
     posted = 0
-    for receives, compute, sends in groups[rank]:
+    for receives, compute, sends in program[rank]:
         first = posted
         while posted < len(arriving) and arriving[posted][0] < place[rank, compute]:
             posted += 1
@@ -197,28 +189,12 @@ def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
     return tuple(moves)
 
 
-def _groups(actions: Sequence[Action]) -> list[tuple[Ends, ChunkPass, Ends]]:
-    """Return each computation with the receives in front of it and the sends after it."""
-    groups: list[tuple[Ends, ChunkPass, Ends]] = []
-    receives: Ends = ()
-    for action in actions:
-        if isinstance(action, ChunkPass):
-            groups.append((receives, action, ()))
-            receives = ()
-        elif action.arrives:
-            receives = *receives, action
-        else:
-            before, compute, sends = groups[-1]
-            groups[-1] = before, compute, (*sends, action)
-    return groups
-
-
 def _common_order(program: Program) -> dict[tuple[int, ChunkPass], int]:
     """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
 
     If two start together, the one of the rank that has done more comes later: its messages are not needed yet.
     """
-    chunks = 1 + max(action.chunk for actions in program for action in actions if isinstance(action, ChunkPass))
+    chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)
     line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
     computations = sorted(
         (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)
@@ -230,12 +206,11 @@ def _releases(program: Program, rank: int) -> dict[MessageEnd, Ends]:
     """Return for a receive of this rank the sends that have arrived for certain once it is complete: those that the
     peer has received before it sent. Sends after which nothing comes are missing: they are waited for at the end."""
     releases: dict[MessageEnd, Ends] = {}
-    for peer, actions in enumerate(program):
+    for peer, turns in enumerate(program):
         arrived: Ends = ()
-        for action in actions:
-            if isinstance(action, MessageEnd) and action.peer == rank:
-                if action.arrives:
-                    arrived = *arrived, action.other_end(peer)
-                else:
-                    releases[action.other_end(peer)], arrived = arrived, ()
+        for turn in turns:
+            arrived += tuple(end.other_end(peer) for end in turn.receives if end.peer == rank)
+            for end in turn.sends:
+                if end.peer == rank:
+                    releases[end.other_end(peer)], arrived = arrived, ()
     return releases
