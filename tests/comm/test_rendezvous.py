@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.comm.launching import MPIRUN, oversubscribe, run_job
+from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch
@@ -97,14 +97,16 @@ def test_torchrun_variables_without_a_meeting_point(variables: dict[str, str], m
 @needs_mpirun
 @pytest.mark.slow
 def test_mpirun_with_ranks_that_take_themselves_to_be_on_different_nodes(tmp_path: Path) -> None:
-    """The path of several nodes: rank 0 tells its names and addresses, the others try them."""
+    """The path of several nodes: rank 0 tells its names and addresses, the others try them. Ranks share the cores of
+    their host where OMP_NUM_THREADS is not set."""
     script = tmp_path / "rank.sh"
     script.write_text('export OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1\nexec "$@"\n')
     assert MPIRUN is not None
     command = [MPIRUN, *oversubscribe(), "-n", "2", "bash", str(script), sys.executable, JOB, "fine"]
-    done = run_job(command)
+    environ = {name: value for name, value in clean_environment().items() if name != "OMP_NUM_THREADS"}
+    done = run_job(command, environ=environ)
     assert (done.code, done.errors) == (0, [])
-    assert "sum 2 over gloo" in done.out
+    assert f"sum 2 over gloo threads {max(1, len(os.sched_getaffinity(0)) // 2)}\n" in done.out
 
 
 @needs_mpirun

@@ -10,7 +10,7 @@ It also takes part in that of a loss that looks first, which lies between the fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -129,12 +129,6 @@ class BlockPasses(Passes):
         program = self._work.network.program(*cuts, shared.where, ranks, together)
         return BlockTile(self._work.network, program, shared.output, micro_batch)
 
-    def _bring(self, window_BCHW: torch.Tensor) -> torch.Tensor:
-        return window_BCHW.to(self.mode.mesh.device).contiguous(memory_format=torch.channels_last)
-
-    def _cast(self) -> AbstractContextManager[object]:
-        return autocast(self.mode.precision, self.mode.mesh.device)
-
     @contextmanager
     def _under_way(
         self, samples: Iterable[Sample], key: Key | None = None, keep: bool = True
@@ -151,7 +145,13 @@ class BlockPasses(Passes):
                 x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # each window is brought to the device alone
                 begin = () if key is None else (partial(set_dropout_key, self._dropouts, key(sample.image)),)
                 images.append(Image(x_BCHW, tile.program, *begin))
-            how = self._work.shelf, False, self._cast, self._bring, self._work.axes, together
+            device = self.mode.mesh.device
+
+            def bring(window_BCHW: torch.Tensor) -> torch.Tensor:
+                return window_BCHW.to(device).contiguous(memory_format=torch.channels_last)
+
+            cast = partial(autocast, self.mode.precision, device)
+            how = self._work.shelf, False, cast, bring, self._work.axes, together
             run = BlockPass(self._work.network, images, *how)
             try:
                 run.forward(keep)

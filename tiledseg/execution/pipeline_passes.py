@@ -5,11 +5,10 @@ The rank of the first chunk loads pixels, that of the last one labels; the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
-from torch import nn
 
 from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
@@ -64,7 +63,8 @@ class PipelinePasses(Passes):
                 for first in range(0, len(numbered), size):
                     last_round = first + size >= len(numbered)
                     batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
-                    self._executor.train(batch, reducer.overlap if last_round else _not_yet)
+                    # Until the last round no gradient is whole.
+                    self._executor.train(batch, reducer.overlap if last_round else lambda parameters: None)
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
@@ -93,10 +93,6 @@ class PipelinePasses(Passes):
     def figures(self) -> tuple[float, float, int, int]:
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
         return busy, self._passes.seconds(), self._meter.bytes, self._meter.messages
-
-
-def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
-    """Do nothing: more rounds follow, and no gradient is whole."""
 
 
 class _Feed:
