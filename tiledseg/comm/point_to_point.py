@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
 from tiledseg.comm.stopwatch import CPU, Stopwatch, least
-
-if TYPE_CHECKING:
-    from tiledseg.comm.collectives import Communicator
 
 
 class Work:
@@ -80,10 +77,18 @@ class MessageMeter:
         self.waits.reset()
 
 
+class Carrier(Protocol):
+    """The part of a communicator that messages need (see `collectives.Communicator`)."""
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
+
+    def reads(self, tensor: torch.Tensor) -> bool: ...
+
+
 class PointToPoint:
     """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
 
-    def __init__(self, carrier: Communicator) -> None:
+    def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
         self._carrier = carrier
 
