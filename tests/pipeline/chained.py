@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route, Turn
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route, StageTurn
 from tiledseg.pipeline.simulation import in_flight, replay
 
 FIRST_SKIP = 1000  # the number of the tensor; smaller ones go from chunk to chunk
@@ -19,7 +19,7 @@ def chained(ranks: Sequence[int], skips: Sequence[tuple[int, int]] = ()) -> Chun
     return ChunkMap(tuple(ranks), (*links, *over))
 
 
-def flat(turns: Iterable[Turn]) -> list[ChunkPass | MessageEnd]:
+def flat(turns: Iterable[StageTurn]) -> list[ChunkPass | MessageEnd]:
     """All that a rank does, in order."""
     return [action for turn in turns for action in (*turn.receives, turn.compute, *turn.sends)]
 

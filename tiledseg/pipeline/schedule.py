@@ -110,7 +110,7 @@ class MessageEnd(NamedTuple):
         return self._replace(peer=rank, arrives=not self.arrives)
 
 
-class Turn(NamedTuple):
+class StageTurn(NamedTuple):
     """A pass of a rank, the messages that it waits for, and those that are sent right after it."""
 
     receives: tuple[MessageEnd, ...]
@@ -118,7 +118,7 @@ class Turn(NamedTuple):
     sends: tuple[MessageEnd, ...]
 
 
-Program = tuple[tuple[Turn, ...], ...]  # of each rank, in order
+Program = tuple[tuple[StageTurn, ...], ...]  # of each rank, in order
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ def compute_orders(
     return orders
 
 
-def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[Turn, ...]:
+def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[StageTurn, ...]:
     """Return each pass between its receives and its sends."""
     ranks, routes = pipeline.ranks, [route for route in pipeline.routes if not pipeline.is_local(route)]
     incoming = [[(r, ranks[r.source]) for r in routes if r.target == chunk] for chunk in range(len(ranks))]
@@ -222,7 +222,7 @@ def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[Turn,
         if backward:
             before, after = ([end for end in ends if end[0].returns] for ends in (after, before))
         receives = tuple(MessageEnd(m, route, peer, backward, arrives=True) for route, peer in before)
-        turns.append(Turn(receives, each, tuple(MessageEnd(m, route, peer, backward) for route, peer in after)))
+        turns.append(StageTurn(receives, each, tuple(MessageEnd(m, route, peer, backward) for route, peer in after)))
     return tuple(turns)
 
 

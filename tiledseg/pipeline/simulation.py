@@ -32,10 +32,10 @@ from tiledseg.pipeline.schedule import (
     MessageEnd,
     Program,
     Route,
-    Turn,
+    StageTurn,
 )
 
-Placed = tuple[int, Turn]  # rank, turn
+Placed = tuple[int, StageTurn]  # rank, turn
 Ends = tuple[MessageEnd, ...]
 
 
