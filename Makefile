@@ -41,7 +41,9 @@ demo: setup
 	$(BIN)/tiledseg evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
 	@echo "Open $(RUN)/report.html in a browser: scores, curves, pictures. $(RUN)/map.png: image, labels, prediction; $(RUN)/map.tif: the map"
 
-test: test-serial test-mpi
+# Ranks wait for each other much of the time: two sessions at once, each of which speaks in one piece.
+test: test-serial
+	$(MAKE) --jobs 2 --output-sync=target test-mpi
 
 test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
@@ -49,7 +51,7 @@ test-serial: setup
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Four ranks run all but
 # broken inputs; three and two the law, what communicates, and what shows something of its own there (all at night,
 # TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on sixteen, the acceptance case of 4 x 4; on six, pipelines of the
-# paper's length. One session a number of ranks; the long ones first, since CI runs two at a time.
+# paper's length. One session a number of ranks; the long ones first, since two run at a time.
 COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no --durations 12
 COMMUNICATE := tests/law tests/comm tests/spatial tests/test_gradients.py
 CASES_4 := -m mpi --ignore tests/bad_input

@@ -12,7 +12,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import CommunicationError
 
-SILENCE = 5.0  # seconds without a word from any rank, after which what must hang has hung
+SILENCE = 2.0  # seconds without a word from any rank, after which what must hang has hung
 HANGS = "the ranks wait for each other"
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
-import tiledseg
 from tests.law.cases import Case, relative, tiled_logits, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tiledseg.geometry.box import Interval
@@ -91,37 +87,6 @@ def test_the_memory_of_a_step_is_that_of_torch() -> None:
 
 def kinds(layer: type[Layer] = Layer) -> set[str]:
     return {layer.__name__}.union(*map(kinds, layer.__subclasses__()))
-
-
-def named(node: ast.AST) -> set[str]:
-    """The names in an expression, of modules' members too."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
-        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
-    }
-
-
-def asked(source: str) -> set[str]:
-    """The kinds of layers that a module tells apart: by isinstance, by type(...), or by a pattern."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("isinstance", "issubclass")
-        ):
-            found |= named(node.args[1])
-        elif isinstance(node, ast.MatchClass):
-            found |= named(node.cls)
-        elif isinstance(node, ast.Compare) and any("type" in named(part) for part in (node.left, *node.comparators)):
-            found |= named(node)
-    return found & kinds()
-
-
-def test_nobody_asks_a_layer_of_which_kind_it_is() -> None:
-    """A layer says everything about itself."""
-    library = Path(tiledseg.__file__).parent
-    asking = {str(path.relative_to(library)): asked(path.read_text()) for path in library.rglob("*.py")}
-    assert {path: names for path, names in asking.items() if names} == {}
 
 
 def test_every_layer_has_a_module() -> None:

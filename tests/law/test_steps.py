@@ -89,17 +89,17 @@ def test_one_block_and_a_file_have_the_bits_of_the_whole_and_of_memory(tmp_path:
     assert not list(tmp_path.iterdir()), "the file has no name"
 
 
+FLOAT32 = {
+    "one-by-one": (Steps(small("pixel", "bilinear"), images=THREE, precision="fp32"), (2, 3)),
+    "batches": (Steps(small("pixel", "bilinear"), images=THREE, precision="fp32", batch=3), (2, 3)),
+    "batch-norm": (Steps(small("batch"), layer([1, 1]), ONE_LAST, precision="fp32", batch=2), (2, 3)),
+    "compiled": (Steps(small("pixel"), precision="fp32", compiles=True), ()),  # at night
+}
+
+
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
-    "steps",
-    [
-        Steps(small("pixel", "bilinear"), images=THREE, precision="fp32"),
-        Steps(small("pixel", "bilinear"), images=THREE, precision="fp32", batch=3),
-        Steps(small("batch"), layer([1, 1]), ONE_LAST, precision="fp32", batch=2),
-        pytest.param(Steps(small("pixel"), precision="fp32", compiles=True), marks=pytest.mark.ranks()),
-    ],
-    ids=["one-by-one", "batches", "batch-norm", "compiled"],
+    "steps", [pytest.param(steps, id=name, marks=marks(ranks)) for name, (steps, ranks) in FLOAT32.items()]
 )
 def test_ranks_do_not_change_a_bit_of_float32(steps: Steps, meshes: dict[str, Mesh]) -> None:
     """Each tile, and each batch, gives the same numbers on any rank, and their sums are float64."""

@@ -24,14 +24,13 @@ from tiledseg.planning.run.norms import exact_modes
 # Half a minute each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
-# Over ranks one network of each package runs, at night all but the largest, and these with FOREIGN_NETWORKS=all.
-OF_PACKAGES = [name for name in EXACT if " " in name]
-BY_DAY = {"MONAI UNet, batch norm", "nnU-Net ResidualUNet", "EfficientNet features"}
+# Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
+BY_DAY = {"MONAI UNet, batch norm", "EfficientNet features", "Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
+BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet"}
 SHARED = [
     name
     for name in EXACT
-    if (not NETWORKS[name].large and (NIGHTLY or name not in OF_PACKAGES or name in BY_DAY))
-    or os.environ.get("FOREIGN_NETWORKS") == "all"
+    if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 

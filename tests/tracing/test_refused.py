@@ -42,17 +42,6 @@ def _shifted(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _attended(x: torch.Tensor) -> torch.Tensor:
-    coarse = functional.avg_pool2d(x, 8)
-    tokens = coarse.flatten(2)
-    return ((tokens.transpose(1, 2) @ tokens).softmax(-1) @ tokens.transpose(1, 2)).transpose(1, 2).view_as(coarse)
-
-
-def _windows(x: torch.Tensor) -> torch.Tensor:
-    batch, channels, height, width = x.shape
-    return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
-
-
 def _places(x: torch.Tensor) -> torch.Tensor:
     return functional.grid_sample(x, torch.tanh(x[:, :2]).permute(0, 2, 3, 1), align_corners=False)
 
@@ -75,8 +64,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
-    "attention": (_attended, "of which a tile has a part only"),
-    "attention, fused": (_windows, "lets every pixel see every other"),
     "places that are computed": (_places, "reads pixels at places that are computed"),
     "coordinates": (_coordinates, "does not depend on the input"),
     "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),
