@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from tests.conftest import NIGHTLY
 
 pytest.importorskip("myst_nb", reason="the extra docs builds the site")
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-PHONE, DESK = 360, 1280
+PHONE = 360  # pixels
 # What they start by mpirun has tests of its own (tests/law, tests/crash): these run at night, and for `make docs`.
 AT_NIGHT = () if NIGHTLY else ("four-ranks", "killed-run")
 pytestmark = [
@@ -62,56 +59,21 @@ def test_a_tutorial_prints_and_draws_what_its_page_says(page: str, site: Path) -
     assert any("image/png" in one.get("data", {}) for one in outputs), "a tutorial has a picture"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    pytest.importorskip("selenium", reason="selenium drives the browser")
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("no chromium with its chromedriver on this machine")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with its chromedriver on this machine")
+def test_no_page_is_wider_than_a_telephone(site: Path) -> None:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
+    pages = [page for kind in ("*.html", "*/*.html") for page in site.glob(kind) if "_modules" not in page.parts]
+    assert len(pages) > 60
+    options, wide = webdriver.ChromeOptions(), {}
     options.binary_location = CHROMIUM
     for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
         options.add_argument(f"--{word}")
-    driver = webdriver.Chrome(options, Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
-def resize(browser: Any, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-@pytest.mark.parametrize("width", [PHONE, *([DESK] if NIGHTLY else [])])
-def test_no_page_is_wider_than_the_screen(width: int, site: Path, browser: Any) -> None:
-    pages = [page for kind in ("*.html", "*/*.html") for page in site.glob(kind) if "_modules" not in page.parts]
-    assert len(pages) > 60
-    resize(browser, width)
-    wide = {}
-    for page in sorted(pages):
-        browser.get(page.as_uri())
-        pixels = browser.execute_script("return document.documentElement.scrollWidth")
-        if pixels > width:
-            wide[str(page.relative_to(site))] = pixels
+    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
+        size = {"width": PHONE, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for page in sorted(pages):
+            browser.get(page.as_uri())
+            pixels = browser.execute_script("return document.documentElement.scrollWidth")
+            if pixels > PHONE:
+                wide[str(page.relative_to(site))] = pixels
     assert wide == {}
-
-
-@pytest.mark.parametrize("page", ["index", "reference/keys"])
-def test_pages_are_light_or_dark_as_the_reader_wants(page: str, site: Path, browser: Any, tmp_path: Path) -> None:
-    """Screenshots in both themes; TILEDSEG_SCREENSHOTS names a folder that keeps them, to be looked at."""
-    from PIL import Image, ImageStat
-
-    folder = Path(os.environ.get("TILEDSEG_SCREENSHOTS", tmp_path))
-    brightness = {}
-    for width in (PHONE, DESK):
-        resize(browser, width)
-        browser.get((site / f"{page}.html").as_uri())
-        for theme in ("light", "dark"):
-            browser.execute_script("document.body.dataset.theme = arguments[0]", theme)
-            path = folder / f"{page.replace('/', '-')}-{width}-{theme}.png"
-            assert browser.save_screenshot(str(path))
-            with Image.open(path) as image:
-                brightness[theme] = ImageStat.Stat(image.convert("L")).mean[0]
-        assert brightness["dark"] < 90 < 180 < brightness["light"]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from tiledseg.errors import LabelError
 from tiledseg.execution.scores import (
@@ -129,6 +128,8 @@ def counted(probabilities: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
 
 
 def test_the_calibration_error_is_that_of_torchmetrics() -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     probabilities, labels = drawn()
     expected = multiclass_calibration_error(probabilities, labels, num_classes=3, n_bins=BINS)
     assert calibration_error(counted(probabilities, labels)) == pytest.approx(float(expected), abs=1e-6)

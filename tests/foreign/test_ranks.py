@@ -143,23 +143,29 @@ def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
     spread.close()
 
 
-@pytest.mark.parametrize(("schedule", "norm"), [("1f1b", True), ("gpipe", False)])
-def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
-    """Loss, gradients, buffers, state dict, outputs and an optimizer's step."""
+@pytest.mark.parametrize(
+    ("schedule", "micro_batch", "norm"),
+    [("1f1b", 1, "moving"), ("gpipe", 1, "none"), ("gpipe", 2, "moving"), ("gpipe", 3, "still")],
+)
+def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, micro_batch: int, norm: str) -> None:
+    """Loss, gradients, buffers, state dict, outputs and an optimizer's step. The loss is a sum over the batch, where
+    norms stand still; those that measure see a micro-batch, the last one of fewer images."""
     stages = {2: 2, 3: 3, 4: 2}.get(mesh.size)
-    if stages is None:
-        pytest.skip("a pipeline needs two ranks")
-    whole, count = module(norm), 3
-    if norm and mesh.size > stages:
-        pytest.skip("replicas move the statistics of a batch norm each by itself: see above")
+    if stages is None or (norm == "moving" and mesh.size > stages):
+        pytest.skip("a pipeline needs two ranks, and replicas move the statistics of a norm each by itself: see above")
+    whole, count = module(norm != "none"), 5
     original = copy.deepcopy(whole.state_dict())
-    pipeline = tiledseg.Pipeline(copy.deepcopy(whole), stages, schedule=schedule)
+    pipeline = tiledseg.Pipeline(copy.deepcopy(whole), stages, schedule=schedule, micro_batch=micro_batch)
     assert sum(pipeline.balance) == len(pipeline.network.graph)
     found = pipeline.state_dict()
     assert [name for name in original if not torch.equal(found[name], original[name])] == []
     assert list(found) == list(original)
+    for part in (*whole.modules(), *pipeline.modules()):
+        if isinstance(part, nn.BatchNorm2d):
+            part.train(norm == "moving")
     x_BCHW, target_BHW = images(count * pipeline.replicas)
-    expected = sum(loss(whole(x_BCHW[i : i + 1]), target_BHW[i : i + 1]) for i in range(len(x_BCHW)))
+    size = micro_batch if norm == "moving" else len(x_BCHW)
+    expected = sum(loss(whole(x_BCHW[i : i + size]), target_BHW[i : i + size]) for i in range(0, len(x_BCHW), size))
     expected.backward()
     mine = slice(count * pipeline.replica, count * (pipeline.replica + 1))
     optimizer, theirs = (torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9) for m in (pipeline, whole))
@@ -180,39 +186,6 @@ def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
     with pytest.raises(ConfigError, match=rf"lacks \['{last}'\]"):
         pipeline.load_state_dict({name: value for name, value in original.items() if name != last})
     pipeline.close()
-
-
-@pytest.mark.parametrize(("micro_batch", "moving"), [(2, True), (3, False)], ids=["trained norms", "still norms"])
-def test_micro_batches_of_several_images(mesh: Mesh, micro_batch: int, moving: bool) -> None:
-    """The loss is a sum: the whole batch's, where norms stand still; those that measure see a micro-batch, the last one
-    of fewer images."""
-    stages = {2: 2, 3: 3, 4: 2}.get(mesh.size)
-    if stages is None or (moving and mesh.size > stages):
-        pytest.skip("a pipeline needs two ranks, and moving norms no replicas")
-    count, whole = 5, module(norm=True)
-    pipeline = tiledseg.Pipeline(copy.deepcopy(whole), stages, schedule="gpipe", micro_batch=micro_batch)
-    for part in (*whole.modules(), *pipeline.modules()):
-        if isinstance(part, nn.BatchNorm2d):
-            part.train(moving)
-    x_BCHW, target_BHW = images(count * pipeline.replicas)
-    size = micro_batch if moving else len(x_BCHW)
-    expected = sum(loss(whole(x_BCHW[i : i + size]), target_BHW[i : i + size]) for i in range(0, len(x_BCHW), size))
-    expected.backward()
-    mine = slice(count * pipeline.replica, count * (pipeline.replica + 1))
-    got = pipeline.step(x_BCHW[mine], target_BHW[mine], loss)
-    sums = mesh.communicator.gather_objects(float(got))
-    assert abs(sum(sums) / stages - expected.item()) < BOUND * expected.item()
-    pipeline.reduce_gradients()
-    check_gradients(pipeline, whole)
-    held = pipeline.state_dict()
-    for name, buffer in whole.named_buffers():
-        assert relative(held[name].double(), buffer.double()) < BOUND, name
-    pipeline.eval(), whole.eval()
-    with torch.no_grad():
-        assert relative(pipeline(x_BCHW[mine]), whole(x_BCHW[mine])) < BOUND
-    pipeline.close()
-    with pytest.raises(ConfigError, match="micro_batch is 0; give at least 1"):
-        tiledseg.Pipeline(module(), stages, micro_batch=0)
 
 
 def dropping() -> nn.Module:
@@ -281,6 +254,8 @@ def test_too_few_ranks_or_stages(mesh: Mesh) -> None:
         tiledseg.Pipeline(module(), mesh.size + 1)
     with pytest.raises(ConfigError, match="stages is 1; give at least 2"):
         tiledseg.Pipeline(module(), 1)
+    with pytest.raises(ConfigError, match="micro_batch is 0; give at least 1"):
+        tiledseg.Pipeline(module(), 2, micro_batch=0)
     if mesh.size > 1:
         with pytest.raises(ConfigError, match="balance"):
             tiledseg.Pipeline(module(), mesh.size, [1] * mesh.size)

@@ -233,7 +233,7 @@ ROWS: dict[str, Row] = {
     "blocks in layer": Row(Steps(small("instance"), layer([2, 1]), THREE, blocks=(2, 2)), (4,), True),
     "blocks in layer, every layer": Row(Steps(Case(EveryLayer(True), (4, 2)), layer(), blocks=(2, 2)), (3,)),
     # torch.compile: traced and differentiated as for a GPU, by torch's own kernels.
-    "compiled": Row(Steps(small("pixel", "bilinear"), exchange(), ((0, 1),) * 2, batch=2, compiles=True), (2,)),
+    "compiled": Row(Steps(small("pixel", "bilinear", (4, 1)), exchange(), ((0, 1),) * 2, batch=2, compiles=True), (2,)),
 }
 
 

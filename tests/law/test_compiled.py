@@ -12,20 +12,14 @@ import pytest
 import torch
 
 from tests.conftest import NIGHTLY
-from tests.law.cases import Strip, difference, one_rank
-from tests.law.steps import Steps
+from tests.law.cases import difference
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models import compiled
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import Tensors, build_modules
-from tiledseg.planning.run.spread import choose_spread, parallelism
-from tiledseg.raster.samples.sampling import TileReference
 
-TILES = Strip(UNet(2, 1, 3, 4, "same", "pixel", "bilinear", 0.3, bands=2, classes=3), (2, 1))
 BACKENDS = ["aot_eager", *(["inductor"] if NIGHTLY else [])]
 KINDS = [*((norm, "transposed") for norm in NORMS), *(("none", upsampling) for upsampling in UPSAMPLINGS[1:])]
 
@@ -63,26 +57,6 @@ def test_outputs_and_gradients_of_every_kind(norm: str, upsampling: str, backend
     assert found[0].keys() == found[1].keys()
     assert not torch._dynamo.utils.counters["graph_break"], "it is one graph"
     assert difference(found[0], found[1]) < 1e-12
-
-
-def test_a_pass_without_gradients_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "INDUCTOR", "eager")
-    data = Steps(TILES, precision="fp32").dataset((2, 1))
-    plain, other = (
-        ParallelRun.open(
-            choose_spread(parallelism(ParallelConfig()), TILES.unet.graph(), data.tilings, 1, 1, 2, 4),
-            TILES.network(torch.float32).eval(),
-            one_rank(),
-            "fp32",
-            compiles=on,
-        ).over(data.tilings)
-        for on in (False, True)
-    )
-    parts = plain.mode.share([TileReference(0, 0)])
-    monkeypatch.setattr(compiled.CompiledNetwork, "run_nodes", lambda *_: pytest.fail("it is compiled"))
-    with torch.no_grad():
-        found = [next(passes.outputs(iter([data.load(0, 0)]), parts))[1].logits_BKHW for passes in (plain, other)]
-    assert torch.equal(*found)
 
 
 def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

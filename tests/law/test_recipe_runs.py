@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.recipes.layouts import write_workplace
 from benchmarks.recipes.small import SMALL
-from tests.conftest import SIZE
+from tests.conftest import NIGHTLY, SIZE
 from tests.law.cases import one_rank
 from tests.law.runs import check_same_run, run, summary
 from tiledseg.comm.mesh import Mesh
@@ -24,7 +24,9 @@ pytestmark = [
     pytest.mark.usefixtures("small_views", "without_plots"),
     pytest.mark.skipif(SIZE not in (2, 4), reason="each run is compared with that of one rank; 2 and 4 are enough"),
 ]
-NAMES = tuple(SMALL) if SIZE == 2 else ("camvid-segnet",)  # all on 4 ranks too: python -m benchmarks.recipes
+# The slowest at night; all on 4 ranks too: python -m benchmarks.recipes
+BY_DAY = ("camvid-segnet", "transfer-learning") if SIZE == 2 else ("camvid-segnet",)
+NAMES = tuple(SMALL) if SIZE == 2 and NIGHTLY else BY_DAY
 RATES = {
     "camvid-segnet": [1e-3, 1e-3],
     "cityscapes-gated-scnn": [0.01, 0.01 * 0.5**0.9],

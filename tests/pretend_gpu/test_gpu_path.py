@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import NIGHTLY
 from tests.crash.runs import Material
 from tests.pretend_gpu.harness import ROOT, PretendGpu
 from tests.small_files import write_yaml
@@ -21,7 +22,7 @@ def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_g
     refused = {name for name, end in found.items() if end.startswith("refused")}
     assert refused <= {"local_response_norm", "weights' bicubic", "weights' reflection"}, output
     assert not any(end.endswith("apart") for end in found.values()), output
-    assert len([end for end in found.values() if end == "trains"]) > 120, output
+    assert len([end for end in found.values() if end == "trains"]) > (120 if NIGHTLY else 50), output
     line = "refused: train.deterministic is true, but aten::avg_pool3d_backward"
     assert found["local_response_norm"].startswith(line), output
 
@@ -39,6 +40,7 @@ def command(material: Material, folder: Path, options: dict[str, str], **groups:
     return ["train", "--config", str(folder.with_suffix(".yaml")), "--run.output", str(folder), *flags]
 
 
+MAIN = "from tiledseg.train import main\n"
 BUILT = """
 import torch
 from torch import nn
@@ -48,31 +50,25 @@ def unordered(bands, classes):
 """
 
 
-@pytest.fixture(scope="module")
-def own(material: Material) -> dict[str, str]:
-    """Python's path to networks of somebody's."""
+def test_a_network_without_an_order_is_refused_in_a_line(
+    any_gpu: PretendGpu, material: Material, tmp_path: Path
+) -> None:
     (material.root / "built.py").write_text(BUILT)
     there = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}:{there}"}
-
-
-def test_a_network_without_an_order_is_refused_in_a_line(
-    any_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
-) -> None:
-    words = command(material, tmp_path / "run", {}, model={"build": "built:unordered"})
-    ran = any_gpu.tiledseg(*words, **own)
-    assert ran.status == 2, ran.errors
-    assert "error: train.deterministic is true, but" in ran.errors
+    path = f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}:{there}"
+    runs = [command(material, tmp_path / f"run{k}", {}, model={"build": "built:unordered"})[1:] for k in range(2)]
+    runs[1] += ["--train.deterministic", "false"]
+    ran = any_gpu.python(f"{MAIN}print([main(words) for words in {runs!r}])", PYTHONPATH=path)
+    assert ran.sound().output == "[2, 0]\n"
+    assert ran.errors.count("error: train.deterministic is true, but") == ran.errors.count("error: ") == 1, ran.errors
     assert "Traceback" not in ran.errors
-    any_gpu.tiledseg(*words, "--train.deterministic", "false", **own).sound()
 
 
-@pytest.mark.parametrize("norm", ["batch", "instance"])
 def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint(
-    norm: str, pretend_gpu: PretendGpu, material: Material, tmp_path: Path
+    pretend_gpu: PretendGpu, material: Material, tmp_path: Path
 ) -> None:
     """In mode layer, where an image is one tile: four steps, two validations, two checkpoints."""
-    model = {"levels": 2, "convs_per_level": 1, "base_channels": 3, "norm": norm}
+    model = {"levels": 2, "convs_per_level": 1, "base_channels": 3, "norm": "batch"}
     ran = pretend_gpu.tiledseg(*command(material, tmp_path / "run", {"parallel.halo": "layer"}, model=model)).sound()
     waits = ran.report["waits"]
     innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
@@ -136,21 +132,21 @@ raise SystemExit(main({command(material, tmp_path / "run", {})[1:]!r}))
 def test_memory_that_a_library_lacks_is_a_line_with_what_would_fit(
     pretend_gpu: PretendGpu, material: Material, tmp_path: Path
 ) -> None:
-    code = """
-import torch
-from tests.pretend_gpu import torch_cuda
-from tiledseg.train import main
-torch_cuda.device.fail_next("aten::convolution_backward", *{failure!r})
-raise SystemExit(main({command!r}))
-"""
     failures = (
         ("AcceleratorError", "CUDA error: out of memory"),
         ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     )
-    for failure in failures:
-        words = command(material, tmp_path / failure[0], {})[1:]
-        ran = pretend_gpu.python(code.format(failure=failure, command=words))
-        assert ran.status == 1, ran.errors
-        assert "error: memory has run out, " in ran.errors, ran.errors
-        assert "memory.budget" in ran.errors, ran.errors
-        assert "Traceback" not in ran.errors, ran.errors
+    runs = [(failure, command(material, tmp_path / failure[0], {})[1:]) for failure in failures]
+    code = f"""
+import torch
+from tests.pretend_gpu import torch_cuda
+{MAIN}
+for failure, words in {runs!r}:
+    torch_cuda.device.fail_next("aten::convolution_backward", *failure)
+    print(main(words))
+"""
+    ran = pretend_gpu.python(code)
+    assert ran.output == "1\n1\n", ran.errors
+    assert [line.partition(", ")[0] for line in ran.errors.splitlines()] == ["error: memory has run out"] * 2
+    assert "memory.budget" in ran.errors, ran.errors
+    assert "Traceback" not in ran.errors, ran.errors

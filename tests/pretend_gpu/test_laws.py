@@ -1,6 +1,6 @@
 """Communicating tests on ranks with a pretend GPU each, over the tests' NCCL and over MPI.
 
-No test has a race, and no rank touches another one's GPU.
+No test has a race, and no rank touches another one's GPU. And the tests of one rank that are marked `cuda`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Session:
 
 
 SESSIONS = [
-    Session(2, "nccl", ("-k", "that_of_one_rank and (exchange or fused or factors or folded or statistics)", RUNS)),
+    Session(2, "nccl", ("-k", "that_of_one_rank and (exchange or folded or windows)", RUNS)),
     Session(2, "mpi", ("-k", "that_of_one_rank and exchange", RUNS)),
     Session(4, "nccl", ("-k", "that_of_one_rank and fused", RUNS), alone=True),
 ]
@@ -50,3 +50,20 @@ def test_laws_hold_without_races(session: Session, pretend_gpu: PretendGpu) -> N
     for rank, report in enumerate(ran.reports):
         assert list(report["contexts"]) == ["0" if session.alone else str(rank)], report["contexts"]
         assert report["launches"] > 0
+
+
+FILES = (
+    "tests/execution/test_fetching.py",
+    "tests/pipeline/test_devices.py",
+    "tests/law/test_devices.py",
+    "tests/memory/test_host_on_gpu.py",
+)
+# Hundreds of MiB, and rates that only a GPU has.
+TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration or bytes_go_out"
+
+
+@pytest.mark.timeout(400)
+def test_tests_of_a_gpu(pretend_gpu: PretendGpu) -> None:
+    words = ["-q", "--color=no", "-x", "-p", "no:cacheprovider", "-m", "cuda", "-k", f"not ({TOO_LARGE})"]
+    ran = pretend_gpu.run(["-m", "pytest", *words, *FILES], timeout=380).sound()
+    assert "skipped" not in ran.output.splitlines()[-1]

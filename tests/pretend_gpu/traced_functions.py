@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.conftest import NIGHTLY
 from tiledseg.comm.session import leave
 from tiledseg.errors import ConfigError, GeometryError, InputError
 from tiledseg.execution.precision import make_deterministic, naming_disorder
@@ -54,8 +55,8 @@ def resized(mode: str, align: bool | None, factors: tuple[float, float]) -> Func
 
 
 def of_names() -> Iterator[tuple[str, Function]]:
-    """Each function of the tables of names, with the first arguments that torch takes."""
-    for name in sorted(ELEMENTWISE | ALONG_CHANNELS):
+    """Each function of the tables of names, a fourth of them by day, with the first arguments that torch takes."""
+    for name in sorted(ELEMENTWISE | ALONG_CHANNELS)[:: 1 if NIGHTLY else 4]:
         channels = (1,), ([1],)
         others = (), (1,), (0.5,), (torch.full((4, 1, 1), 0.4),), (0.2, 0.7)
         for arguments in channels if name in ALONG_CHANNELS else others:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
 
 from tests.law.cases import IGNORED, ArrayReader, Case, as_batch, one_rank
 from tiledseg.architecture.unet import UNet
@@ -67,6 +66,8 @@ def found(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings, Pan
 def test_counts_are_those_of_the_undivided_network(
     found: tuple[Findings, Panels], whole: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
+
     probabilities, labels = whole
     findings, _ = found
     matrix = multiclass_confusion_matrix(probabilities, labels.long(), 3, ignore_index=IGNORED)
