@@ -44,15 +44,19 @@ def prediction(truth: np.ndarray) -> np.ndarray:
     return prediction
 
 
+@pytest.fixture
+def files(tmp_path: Path, prediction: np.ndarray, truth: np.ndarray) -> list[str]:
+    return ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
+
+
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
 
 
 def test_scores_are_those_of_the_whole_arrays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+    files: list[str], capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
 ) -> None:
-    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
     expected = confusion_matrix(truth, prediction, 4)
     answer = evaluate(capsys, *files)
     assert answer["confusion_matrix"] == expected.tolist()
@@ -67,11 +71,10 @@ def test_scores_are_those_of_the_whole_arrays(
 
 @pytest.mark.parametrize("block", [(7, 13), (64, 32), (1000, 1000)])
 def test_blocks_do_not_change_the_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any
+    files: list[str], monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any
 ) -> None:
-    first, second = write(tmp_path / "p.tif", prediction), write(tmp_path / "b.tif", truth)
     monkeypatch.setattr(evaluation, "_BLOCK", block)
-    with open_raster(first) as map_reader, open_raster(second) as label_reader:
+    with open_raster(files[1]) as map_reader, open_raster(files[3]) as label_reader:
         matrix = compare(map_reader, label_reader, None)
     np.testing.assert_array_equal(matrix, confusion_matrix(truth, prediction, 4))
 
@@ -91,11 +94,8 @@ def test_raw_values_of_labels_are_mapped(
     assert left_out["confusion_matrix"] == expected.tolist()
 
 
-def test_names_of_classes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_names_of_classes(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Given ones first, then those of the labels' file, then of the map's."""
-    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
     for path, tags in (("p.tif", {"CLASS_0": "sea", "CLASS_1": "land"}), ("b.tif", {"CLASS_0": "water"})):
         with rasterio.open(tmp_path / path, "r+") as dataset:
             dataset.update_tags(1, **tags)
@@ -119,11 +119,8 @@ def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not plot.exists()
 
 
-def test_the_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_the_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL")
-    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
     image = write(tmp_path / "a.tif", np.random.default_rng(2).normal(0, 1, (4, *SHAPE)).astype(np.float32), None)
     for options in ([], ["--image", image]):
         picture = tmp_path / "map.png"
