@@ -58,6 +58,7 @@ def whole(folder: Path) -> torch.nn.Module:
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 3)
 def test_a_loop_over_tiles_takes_the_steps_of_the_whole_image(meshes: dict[str, Mesh], tmp_path: Path) -> None:
     """Each rank its tiles, gradients by torch's DDP."""
     mesh = meshes["gloo"]
@@ -84,6 +85,7 @@ def test_a_loop_over_tiles_takes_the_steps_of_the_whole_image(meshes: dict[str, 
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 3)
 def test_a_map_with_a_norm_over_the_image_is_the_modules(meshes: dict[str, Mesh], tmp_path: Path) -> None:
     """The ranks compute it together, whatever the grid."""
     mesh = meshes["gloo"]

@@ -90,6 +90,7 @@ def test_a_block_of_each_rank(mesh: Mesh, which: int, norm: bool) -> None:
     spread.close()
 
 
+@pytest.mark.ranks(2, 3)
 def test_what_the_module_returns(mesh: Mesh) -> None:
     """A dict, with a list in it, of this rank's blocks; the loss of a pipeline takes it too."""
     torch.manual_seed(3)
@@ -127,6 +128,7 @@ def test_replicas_of_a_pipeline_with_a_batch_norm(mesh: Mesh) -> None:
     pipeline.close()
 
 
+@pytest.mark.ranks(2, 3)
 def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
     with pytest.raises(ConfigError, match=rf"mesh \({mesh.size + 1}, 1\) takes {mesh.size + 1} ranks"):
         tiledseg.parallelize(module(), (mesh.size + 1, 1))
@@ -194,6 +196,7 @@ def dropping() -> nn.Module:
     return nn.Sequential(first, nn.Dropout2d(0.5), nn.ReLU(), last).double()
 
 
+@pytest.mark.ranks(2, 3)
 def test_dropout_is_drawn_for_each_call_and_image(mesh: Mesh) -> None:
     """Whatever rank holds what: as the undivided network drops that is told the same keys."""
     whole, (x_BCHW, target_BHW) = tiledseg.trace(dropping(), 2), images(3)
@@ -227,6 +230,7 @@ def test_dropout_is_drawn_for_each_call_and_image(mesh: Mesh) -> None:
         pipeline.close()
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
     """Before a rank waits for another: what a stage alone would notice leaves the others waiting."""
     if mesh.size == 1:
@@ -249,6 +253,7 @@ def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
     pipeline.close()
 
 
+@pytest.mark.ranks(2, 3)
 def test_too_few_ranks_or_stages(mesh: Mesh) -> None:
     with pytest.raises(ConfigError, match=f"but the job has {mesh.size}"):
         tiledseg.Pipeline(module(), mesh.size + 1)
