@@ -25,7 +25,7 @@ from tiledseg.planning.run.norms import exact_modes
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
-BY_DAY = {"MONAI UNet, batch norm", "EfficientNet features", "Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
+BY_DAY = {"EfficientNet features", "Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
 BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet"}
 SHARED = [
     name
