@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import rasterio
-from affine import Affine
 
 from tests.raster.conftest import Listener
 from tests.raster.range_server import __file__ as RANGE_SERVER  # noqa: N812
@@ -136,18 +134,6 @@ def test_a_files_own_code_never_runs(image: Path, monkeypatch: pytest.MonkeyPatc
     assert not ran.exists()
 
 
-@pytest.mark.timeout(100)
-@pytest.mark.parametrize("end", ["", ".msk", ".aux.xml", ".ovr"])
-def test_a_fifo_is_no_wait(image: Path, end: str) -> None:
-    path = image.with_name("pipe.tif")
-    if end:
-        os.link(image, path)
-    os.mkfifo(f"{path}{end}")
-    for references in (False, True):
-        with pytest.raises(RasterError, match=r"pipe.tif.* is a FIFO; give a raster in regular files"):
-            open_raster(str(path), references=references)
-
-
 def test_anything_unforeseen_is_one_line(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_raster(str(image)) as reader:
         monkeypatch.setattr(type(reader), "_read_inside", lambda *_: [][1])
@@ -168,11 +154,6 @@ BLOCKS = {"tiled": True, "blockxsize": 1 << 16, "blockysize": 1 << 16}
         (2_000_000, {**BLOCKS, "bigtiff": "yes"}, r"says that it is 2000000 x 2000000 px, of at most 1099511627776"),
         (SIDE, {"count": 10_000}, r"a.tif has 10000 bands, of at most 4096 read at once"),
         (1 << 16, BLOCKS, r"a.tif is stored in blocks of 65536 x 65536 px, which take 4 GiB each"),
-        (
-            SIDE,
-            {"transform": Affine(0.5, 0, np.nan, 0, -0.5, 4e6)},
-            r"the transform \(.*nan.*\), which is no place",
-        ),
     ],
 )
 def test_headers_of_no_raster(

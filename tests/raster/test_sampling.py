@@ -54,13 +54,6 @@ def test_the_ranks_together_load_the_step(costs: list[int], size: int) -> None:
     assert heaviest <= 4 / 3 * least + max(costs, default=0) / 3  # Graham's bound, loosened to integers
 
 
-def test_equal_tiles_are_dealt_evenly() -> None:
-    shares = deal(range(64), 4, lambda tile: 1440 * 1440)
-    assert shares == [tuple(range(i, 64, 4)) for i in range(4)]
-    assert [len(share) for share in deal(range(64), 5, lambda tile: 1)] == [13, 13, 13, 13, 12]
-    assert [len(share) for share in deal(range(2), 4, lambda tile: 1)].count(1) == 2
-
-
 def test_the_order_is_the_documented_one() -> None:
     """A change here breaks the resuming of every run: it must be on purpose."""
     assert [step[0].image for step in Sampler((1,) * 8, seed=0).steps(0)] == [4, 2, 5, 0, 6, 7, 1, 3]
@@ -126,16 +119,16 @@ def test_a_window_with_its_halo_is_a_tile_of_its_raster(name: str) -> None:
 
 def test_each_pixel_of_a_small_window_is_as_likely_and_images_go_by_their_share() -> None:
     sampler = windows(None)
-    references = [sampler.step(Position(0, step)) for step in range(2000)]
+    references = [sampler.step(Position(0, step)) for step in range(1000)]
     assert {tuple(r.image for r in step) for step in references} == {tuple(range(7))}
     assert {r.tile for step in references for r in step} == {0}
     draws = [r.draw for step in references for r in step if r.draw]
     areas = [height * width for height, width in SHAPES]
-    assert np.mean([draw.source == 0 for draw in draws]) == pytest.approx(areas[0] / sum(areas), abs=0.02)
+    assert np.mean([draw.source == 0 for draw in draws]) == pytest.approx(areas[0] / sum(areas), abs=0.03)
     rows = np.array([draw.view.to_raster.c for draw in draws if draw.view and draw.source == 1])
     counts = np.bincount(rows.astype(int), minlength=21)
     assert counts.size == 21
-    assert counts.min() > 0.7 * counts.mean()
+    assert counts.min() > 0.6 * counts.mean()
 
 
 def test_an_epoch_covers_the_pixels_once_and_steps_come_from_any_position() -> None:

@@ -15,7 +15,6 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster import statistics
-from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
@@ -79,16 +78,6 @@ def test_a_constant_band_gets_std_one_and_a_warning(dtype: str, value: float) ->
     assert found.mean[0] == pytest.approx(float(pixels_CHW[0, 0, 0]))
     assert "band 1" in found.warnings()[0]
     assert Normalization.identity(2).warnings() == ()
-
-
-def test_no_valid_pixel_and_images_of_different_kinds_are_errors() -> None:
-    with pytest.raises(RasterError, match="no valid pixel"):
-        finish(partial_sums(np.zeros((1, 2, 2), np.float32), np.zeros((2, 2), bool)))
-    three, four = RasterInfo("a.tif", 5, 5, 3, "uint8"), RasterInfo("b.tif", 5, 5, 4, "uint8")
-    with pytest.raises(RasterError, match=r"a.tif and b.tif differ in bands: 3 against 4"):
-        statistics.check_alike([three, four])
-    with pytest.raises(RasterError, match=r"dtype: uint8 against uint16"):
-        statistics.check_alike([three, RasterInfo("c.tif", 5, 5, 3, "uint16")])
 
 
 SHAPE = (32, 32)

