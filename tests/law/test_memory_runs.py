@@ -13,7 +13,7 @@ import torch
 
 from tests.law.runs import changed, check_same_run, configuration, losses, run, summary
 from tests.law.test_runs import halo, stages
-from tests.memory.stores import LateLanes
+from tests.memory.stores import LateMover
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config
@@ -99,7 +99,7 @@ def everything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's tensors leave for the host's memory as a GPU's do, by lanes that are late."""
     monkeypatch.setattr(offload, "LEAST", 1)
     monkeypatch.setattr(start, "check_store", lambda *asked: None)
-    monkeypatch.setattr(offload, "GpuLanes", lambda device: LateLanes(7))
+    monkeypatch.setattr(offload, "HostMover", lambda device, limit: LateMover(7, limit))
 
 
 WAYS: dict[str, tuple[tuple[int, ...], dict[str, Any], str]] = {

@@ -13,8 +13,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.file_store import Bytes, FileStore
-from tiledseg.memory.host import GpuLanes, HostMover
-from tiledseg.memory.mover import PAGE, Copying, Slot
+from tiledseg.memory.host import HostMover
+from tiledseg.memory.mover import PAGE, Copying, Mover, Slot
 from tiledseg.memory.offload import Offload
 
 ROOM = 1 << 28
@@ -50,42 +50,43 @@ class _Memory(NamedTuple):
         return torch.empty(0, dtype=torch.uint8).set_(storage)[self.offset : self.offset + self.size]
 
 
-class LateLanes(GpuLanes):
-    """A device's two lanes, without one: each copy is made as late as it may be, or (by `luck`) at some time before.
+class LateMover(HostMover):
+    """A mover of a device that is none: each copy is made as late as it may be, or (by `luck`) at some time before.
     Until then what it brings is no number of anybody's."""
 
-    device = torch.device("cpu")
     poison = 0xA5
 
-    def __init__(self, seed: int, luck: float = 0.3) -> None:
+    def __init__(self, seed: int, limit: int = ROOM, chunk: int = 3 * PAGE, luck: float = 0.3) -> None:
+        Mover.__init__(self, "the store in the host's memory", limit)
+        self._chunk, self._host = chunk, []
         self._draw, self._luck = random.Random(seed), luck
-        self._out: list[LateCopy] = []
-        self._in: list[LateCopy] = []
+        self.going_out: list[LateCopy] = []
+        self.coming_in: list[LateCopy] = []
         self.stood = 0.0
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Computing is over when it returns here."""
 
-    def host(self, size: int) -> torch.Tensor:
+    def _host_memory(self, size: int) -> torch.Tensor:
         return torch.full((size,), self.poison, dtype=torch.uint8)
 
-    def out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        copied = LateCopy(self, [*self._out, *self._in], flat_P.split([len(part) for part in parts]), parts)
-        self._out.append(copied)
-        return copied
+    def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
+        after = [*self.going_out, *self.coming_in]
+        self.going_out.append(LateCopy(self, after, flat_P.split([len(part) for part in parts]), parts))
+        return self.going_out[-1]
 
-    def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
+    def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
         assert isinstance(after, LateCopy)
         flat_P.fill_(self.poison)
-        copied = LateCopy(self, [after, *self._in], parts, flat_P.split([len(part) for part in parts]))
-        self._in.append(copied)
-        return copied
+        targets = flat_P.split([len(part) for part in parts])
+        self.coming_in.append(LateCopy(self, [after, *self.coming_in], parts, targets))
+        return self.coming_in[-1]
 
     def lucky(self) -> bool:
         return self._draw.random() < self._luck
 
     def forget(self, copied: LateCopy) -> None:
-        for lane in (self._out, self._in):
+        for lane in (self.going_out, self.coming_in):
             if copied in lane:
                 lane.remove(copied)
 
@@ -93,20 +94,20 @@ class LateLanes(GpuLanes):
         stood, self.stood = self.stood, 0.0
         return stood
 
-    def end(self) -> None:
-        for copied in (*self._out, *self._in):
+    def settle(self) -> None:
+        for copied in (*self.going_out, *self.coming_in):
             copied.make()
 
 
 class LateCopy:
     def __init__(
         self,
-        lanes: LateLanes,
+        mover: LateMover,
         after: Sequence[LateCopy],
         sources: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
     ) -> None:
-        self._lanes, self._after = lanes, list(after)
+        self._mover, self._after = mover, list(after)
         self._pairs = [(_Memory.of(a), _Memory.of(b)) for a, b in zip(sources, targets, strict=True)]
         self._made = False
 
@@ -120,16 +121,16 @@ class LateCopy:
         with torch.no_grad():
             for source, target in self._pairs:
                 target.tensor().copy_(source.tensor())
-        self._lanes.forget(self)
+        self._mover.forget(self)
 
     def done(self) -> bool:
-        if self._lanes.lucky():
+        if self._mover.lucky():
             self.make()
         return self._made
 
     def wait(self) -> None:
         if not self._made:
-            self._lanes.stood += 1.0
+            self._mover.stood += 1.0
         self.make()
 
     stop = wait
@@ -137,4 +138,4 @@ class LateCopy:
 
 def to_host(budget: int, seed: int = 0, least: int = 1, chunk: int = 3 * PAGE, limit: int = ROOM) -> Offload:
     """The same to the host's memory, by lanes that are late. With small chunks most slots lie in several."""
-    return Offload(lambda: HostMover(LateLanes(seed), limit, chunk), budget, least)
+    return Offload(lambda: LateMover(seed, limit, chunk), budget, least)

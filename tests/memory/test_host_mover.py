@@ -7,11 +7,10 @@ import random
 import pytest
 import torch
 
-from tests.memory.stores import ROOM, LateLanes, to_host
+from tests.memory.stores import LateMover, to_host
 from tests.memory.test_pitfalls import chain, expected
 from tests.memory.zoo import leaf
 from tiledseg.errors import MemoryLimitError
-from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import PAGE, Sent, store_rates
 from tiledseg.memory.offload import Offload
 
@@ -23,7 +22,7 @@ def drawn(size: int, seed: int) -> torch.Tensor:
 def test_slots_that_are_used_again_hold_what_was_sent_last() -> None:
     """Bytes of any size go out and come back in any order, dropped and sent anew, while copies are late."""
     draw, sent = random.Random(3), dict[int, tuple[Sent, torch.Tensor]]()
-    mover = HostMover(LateLanes(3), ROOM, 3 * PAGE)
+    mover = LateMover(3)
     for number in range(400):
         if len(sent) > 6 or (sent and draw.random() < 0.4):
             each, data_P = sent.pop(draw.choice(list(sent)))
@@ -62,14 +61,13 @@ def test_what_a_device_has_waited_is_told() -> None:
 
 
 def test_rates_are_those_of_bytes_both_ways() -> None:
-    rates = store_rates(HostMover(LateLanes(0), 8 * PAGE, PAGE), 8 * PAGE, 2 * PAGE)
+    rates = store_rates(LateMover(0, 8 * PAGE, PAGE), 8 * PAGE, 2 * PAGE)
     assert rates.written > 0
     assert rates.read > 0
 
 
 def test_nothing_is_left_after_an_error() -> None:
-    x, lanes = leaf(64, 64, step=1), LateLanes(2)
-    mover = HostMover(lanes, ROOM, PAGE)
+    x, mover = leaf(64, 64, step=1), LateMover(2, chunk=PAGE)
 
     def attempt() -> None:
         with Offload(lambda: mover, 0, 1):
@@ -78,4 +76,4 @@ def test_nothing_is_left_after_an_error() -> None:
 
     with pytest.raises(ValueError, match="of the user's own"):
         attempt()
-    assert not mover._host + lanes._out + lanes._in
+    assert not mover._host + mover.going_out + mover.coming_in

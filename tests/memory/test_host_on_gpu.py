@@ -15,7 +15,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.memory.host import GpuLanes, HostMover
+from tiledseg.memory.host import HostMover
 
 MIB = 1 << 20
 pytestmark = [
@@ -89,7 +89,7 @@ def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
 
 def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    mover = HostMover(GpuLanes(device), 64 * MIB, chunk=MIB)
+    mover = HostMover(device, 64 * MIB, chunk=MIB)
     data = torch.randint(0, 256, (5 * MIB + 17,), dtype=torch.uint8, device=device)
     torch.cuda._sleep(50_000_000)
     flat_P = data + 1  # made after the sleep, which the copy waits for

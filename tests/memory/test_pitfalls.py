@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.memory.stores import LateLanes, SlowStore, offload
+from tests.memory.stores import LateMover, SlowStore, offload
 from tests.memory.zoo import drawn, leaf
 from tiledseg.errors import WriteError
 from tiledseg.memory.file_store import FileStore
@@ -267,7 +267,7 @@ def test_many_steps_take_no_more_than_two(tmp_path: Path, kind: str) -> None:
     stores: list[FileStore | HostMover] = []
 
     def mover() -> FileStore | HostMover:
-        stores.append(FileStore(tmp_path, 1 << 24) if kind == "file" else HostMover(LateLanes(1), 1 << 24, PAGE))
+        stores.append(FileStore(tmp_path, 1 << 24) if kind == "file" else LateMover(1, 1 << 24, PAGE))
         return stores[0]
 
     plain = expected(x, 8)

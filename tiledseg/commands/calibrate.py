@@ -36,7 +36,7 @@ from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.graph import Graph
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.host import GpuLanes, HostMover
+from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import TENSOR, StoreRates, store_rates
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
@@ -227,7 +227,7 @@ def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
     """Measure the disk of a folder on rank 0, and on GPUs the way to the host's memory: of the slowest rank, while all
     send, which may share what lies between. Collective."""
     disk = mesh.on_root(lambda: None if store is None else store_rates(FileStore(store, 2 * _MOVED), _MOVED))
-    own = None if mesh.device.type == "cpu" else store_rates(HostMover(GpuLanes(mesh.device), _MOVED), _MOVED)
+    own = None if mesh.device.type == "cpu" else store_rates(HostMover(mesh.device, _MOVED), _MOVED)
     ways = [rates for rates in mesh.communicator.gather_objects(own) if rates is not None]
     slowest = StoreRates(*map(min, zip(*ways, strict=True))) if ways else None
     return {name: _rounded(rates._asdict()) for name, rates in (("disk", disk), ("host", slowest)) if rates}

@@ -83,10 +83,9 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for strict JSON: NaN becomes None."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return {
-            name: [_nullable(x) for x in value] if isinstance(value, list) else _nullable(value)
-            for name, value in values.items()
+            name: [_nullable(x) for x in value] if isinstance(value, tuple) else _nullable(value)
+            for name, value in vars(self).items()
         }
 
 

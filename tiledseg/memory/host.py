@@ -25,134 +25,38 @@ CHUNK = 256 << 20
 _MOST_NOTED = 256  # stalls whose length has not been asked for
 
 
-class GpuLanes:
-    """The lanes of one device. Tensors are uint8, of one dim; `parts` of the host's memory follow each other in the
-    other one. Streams that compute are noted as they are seen; usually there is one."""
+class HostMover(Mover):
+    """A mover of a GPU's tensors, by a lane out and a lane in. At most `limit` bytes lie in the host's memory, which
+    grows by `chunk` bytes in the first step and stays. Bytes that come back lie where torch's allocator puts them.
+    Streams that compute are noted as they are seen; usually there is one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, limit: int, chunk: int = CHUNK) -> None:
+        super().__init__("the store in the host's memory", limit, device)
+        self._chunk, self._host = chunk, list[torch.Tensor]()
+        self._way_out, self._way_in = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._computing: dict[int, torch.cuda.Stream] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._stood = 0.0
 
-    def look(self) -> None:
+    def takes(self, tensor: torch.Tensor) -> bool:
+        if tensor.device != self.device:
+            return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
         """Note the stream on which this thread computes what copies read, or what reads copies."""
         stream = torch.cuda.current_stream(self.device)
         self._computing.setdefault(stream.cuda_stream, stream)
 
-    def host(self, size: int) -> torch.Tensor:
-        """Return memory of the host that is copied from and to directly. Raises MemoryLimitError where there is
-        none."""
-        try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:
-            raise MemoryLimitError(
-                f"{size} bytes of the host's memory cannot be kept for copies of a GPU: {first_line(error)}; give the "
-                "store a smaller limit, or keep more in the GPU's memory"
-            ) from error
-
-    def out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Begin to copy a device's memory to the host's."""
-        self._out.wait_stream(self._in)  # which may be reading these parts for somebody before
-        return self._copy(self._out, flat_P.split([len(part) for part in parts]), parts)
-
-    def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
-        """Begin to copy it to a device's memory, `after` the copy out has ended."""
-        assert isinstance(after, _LaneCopy), "a copy of these lanes"
-        self._in.wait_event(after.event)
-        return self._copy(self._in, parts, flat_P.split([len(part) for part in parts]), flat_P)
-
-    def _copy(
-        self,
-        lane: torch.cuda.Stream,
-        sources: Sequence[torch.Tensor],
-        targets: Sequence[torch.Tensor],
-        brought_P: torch.Tensor | None = None,
-    ) -> _LaneCopy:
-        self.look()
-        for stream in self._computing.values():
-            lane.wait_stream(stream)
-        with torch.cuda.stream(lane):
-            for source_P, target_P in zip(sources, targets, strict=True):
-                target_P.copy_(source_P, non_blocking=True)
-            event = lane.record_event()
-        return _LaneCopy(self, event, torch.cuda.current_stream(self.device), brought_P)
-
-    def wait_for(self, event: torch.cuda.Event) -> None:
-        """Have all that computes wait; the host does not."""
-        self.look()
-        over = event.query()  # no time is lost then; torch's sanitizer wants the order said all the same
-        for stream in self._computing.values():
-            begun = None if over else stream.record_event(torch.cuda.Event(enable_timing=True))
-            stream.wait_event(event)
-            if begun is not None:
-                self._stalls.append((begun, stream.record_event(torch.cuda.Event(enable_timing=True))))
-        if len(self._stalls) > _MOST_NOTED:
-            self._add_up()
-
-    def stood_still(self) -> float:
-        """Return the seconds for which the device has waited for copies since the last call, as far as that is over."""
-        self._add_up()
-        stood, self._stood = self._stood, 0.0
-        return stood
-
-    def _add_up(self) -> None:
-        over = [stall for stall in self._stalls if stall[1].query()]
-        self._stalls = [stall for stall in self._stalls if stall not in over]
-        self._stood += sum(begun.elapsed_time(ended) for begun, ended in over) / 1000
-
-    def end(self) -> None:
-        """Return once no copy runs."""
-        for lane in (self._out, self._in):
-            lane.synchronize()
-
-
-class _LaneCopy:
-    """See `Copying`. `made`: where the memory `brought_P` that it brings into was asked for."""
-
-    def __init__(
-        self, lanes: GpuLanes, event: torch.cuda.Event, made: torch.cuda.Stream, brought_P: torch.Tensor | None
-    ) -> None:
-        self.event = event
-        self._lanes, self._made, self._brought_P = lanes, made, brought_P
-
-    def done(self) -> bool:
-        return bool(self.event.query())
-
-    def wait(self) -> None:
-        """Have what computes come after the copy, which is made in any case."""
-        self._lanes.wait_for(self.event)
-        here = torch.cuda.current_stream(self._lanes.device)
-        if self._brought_P is not None and here != self._made:
-            self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
-
-    stop = wait
-
-
-class HostMover(Mover):
-    """A mover of a GPU's tensors. At most `limit` bytes lie in the host's memory, which grows by `chunk` bytes in the
-    first step and stays. Bytes that come back lie where torch's allocator puts them."""
-
-    def __init__(self, lanes: GpuLanes, limit: int, chunk: int = CHUNK) -> None:
-        super().__init__("the store in the host's memory", limit, lanes.device)
-        self._lanes, self._chunk = lanes, chunk
-        self._host: list[torch.Tensor] = []
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        if tensor.device != self.device:
-            return False
-        self._lanes.look()
-        return True
-
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
         while self._chunk * len(self._host) < slot.stop:
-            self._host.append(self._lanes.host(self._chunk))
-        return self._lanes.out(flat_P, self._parts(slot))
+            self._host.append(self._host_memory(self._chunk))
+        return self._copy_out(flat_P, self._parts(slot))
 
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
         unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
-        return self._lanes.back(self._parts(sent.slot), unversioned_P, sent.copying)
+        return self._copy_back(self._parts(sent.slot), unversioned_P, sent.copying)
 
     def _parts(self, slot: Slot) -> list[torch.Tensor]:
         """Return the slot's memory, a part of each chunk that it reaches into."""
@@ -163,12 +67,92 @@ class HostMover(Mover):
             begin += len(parts[-1])
         return parts
 
+    def _host_memory(self, size: int) -> torch.Tensor:
+        """Return memory of the host that is copied from and to directly. Raises MemoryLimitError where there is
+        none."""
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise MemoryLimitError(
+                f"{size} bytes of the host's memory cannot be kept for copies of a GPU: {first_line(error)}; give the "
+                "store a smaller limit, or keep more in the GPU's memory"
+            ) from error
+
+    def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
+        """Begin to copy a device's memory to the host's."""
+        self._way_out.wait_stream(self._way_in)  # which may be reading these parts for somebody before
+        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
+
+    def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
+        """Begin to copy it to a device's memory, `after` the copy out has ended."""
+        assert isinstance(after, _LaneCopy), "a copy of this mover"
+        self._way_in.wait_event(after.event)
+        return self._copy(self._way_in, parts, flat_P.split([len(part) for part in parts]), flat_P)
+
+    def _copy(
+        self,
+        lane: torch.cuda.Stream,
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        brought_P: torch.Tensor | None = None,
+    ) -> _LaneCopy:
+        self._look()
+        for stream in self._computing.values():
+            lane.wait_stream(stream)
+        with torch.cuda.stream(lane):
+            for source_P, target_P in zip(sources, targets, strict=True):
+                target_P.copy_(source_P, non_blocking=True)
+            event = lane.record_event()
+        return _LaneCopy(self, event, torch.cuda.current_stream(self.device), brought_P)
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Have all that computes wait; the host does not."""
+        self._look()
+        over = event.query()  # no time is lost then; torch's sanitizer wants the order said all the same
+        for stream in self._computing.values():
+            begun = None if over else stream.record_event(torch.cuda.Event(enable_timing=True))
+            stream.wait_event(event)
+            if begun is not None:
+                self._stalls.append((begun, stream.record_event(torch.cuda.Event(enable_timing=True))))
+        if len(self._stalls) > _MOST_NOTED:
+            self._add_up()
+
     def stood_still(self) -> float:
-        return self._lanes.stood_still()
+        self._add_up()
+        stood, self._stood = self._stood, 0.0
+        return stood
+
+    def _add_up(self) -> None:
+        over = [stall for stall in self._stalls if stall[1].query()]
+        self._stalls = [stall for stall in self._stalls if stall not in over]
+        self._stood += sum(begun.elapsed_time(ended) for begun, ended in over) / 1000
 
     def settle(self) -> None:
-        self._lanes.end()
+        for lane in (self._way_out, self._way_in):
+            lane.synchronize()
 
     def close(self) -> None:
-        self._lanes.end()
+        self.settle()
         self._host.clear()
+
+
+class _LaneCopy:
+    """See `Copying`. `made`: where the memory `brought_P` that it brings into was asked for."""
+
+    def __init__(
+        self, mover: HostMover, event: torch.cuda.Event, made: torch.cuda.Stream, brought_P: torch.Tensor | None
+    ) -> None:
+        self.event = event
+        self._mover, self._made, self._brought_P = mover, made, brought_P
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        """Have what computes come after the copy, which is made in any case."""
+        self._mover.wait_for(self.event)
+        here = torch.cuda.current_stream(self._mover.device)
+        if self._brought_P is not None and here != self._made:
+            self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
+
+    stop = wait

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tiledseg.memory.exhausted import exhausted, is_exhausted
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.host import GpuLanes, HostMover
+from tiledseg.memory.host import HostMover
 from tiledseg.memory.ledger import Ledger
 from tiledseg.memory.mover import HOST, Figures, Mover
 
@@ -79,5 +79,5 @@ def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[]
     """Return a function that makes the mover of a store, of at most `limit` bytes outside: a GPU's tensors go to its
     host's memory, a CPU's to a folder. The caller checks that `device` has a way there."""
     if str(store) == HOST:
-        return lambda: HostMover(GpuLanes(device), limit)
+        return lambda: HostMover(device, limit)
     return lambda: FileStore(store, limit)

@@ -159,13 +159,13 @@ def measured_store(
     Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
     """
     from tiledseg.memory.file_store import FileStore  # here: most runs offload nothing
-    from tiledseg.memory.host import GpuLanes, HostMover
+    from tiledseg.memory.host import HostMover
     from tiledseg.memory.mover import store_rates
 
     device = device or torch.device("cpu")
     moved = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1 GB/s
     on_disk = device.type == "cpu" or store != HOST
-    mover = FileStore(store, 2 * moved) if on_disk else HostMover(GpuLanes(device), moved)
+    mover = FileStore(store, 2 * moved) if on_disk else HostMover(device, moved)
     rates = store_rates(mover, moved)
     known = machine.computing(precision) if machine and machine.known else _measured_speed(device, precision)
     return Store(rates.written / ranks, rates.read / ranks, known)
