@@ -136,8 +136,7 @@ OTHERS = [
 def test_a_pipeline_gives_what_the_undivided_network_gives(case: Case, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     mesh = meshes["mpi" if len(case.sizes) % 2 else "gloo"]
-    for stages in {mesh.size, 1 if mesh.size == 2 else mesh.size}:
-        check_case(case, mesh, stages)
+    check_case(case, mesh, mesh.size)
 
 
 @pytest.mark.mpi

@@ -59,22 +59,20 @@ class Mesh:
         An InputError on rank 0 is raised on every rank with the same class and message, and printed once. Any other
         exception is raised on rank 0, and as CommunicationError on the others, so that none waits forever.
         """
-        failure: Exception | None = None
-        result: Any = None
+        crash: Exception | None = None
+        outcome: tuple[Any, Any] = None, None
         if self.is_root:
             try:
-                result = function()
+                outcome = None, function()
+            except InputError as error:
+                outcome = (type(error), str(error)), None
             except Exception as error:
-                failure = error
-        agreed = isinstance(failure, InputError)
-        kind = type(failure) if agreed else CommunicationError
-        message = str(failure) if agreed else f"rank 0 failed: {type(failure).__name__}: {failure}"
-        raised, result = self.communicator.broadcast_object(((kind, message) if failure is not None else None, result))
-        if failure is not None and not agreed:
-            raise failure
+                crash = error
+                outcome = (CommunicationError, f"rank 0 failed: {type(error).__name__}: {error}"), None
+        raised, result = self.communicator.broadcast_object(outcome)
         if raised is not None:
-            kind, message = raised
-            raise mark_agreed(kind(message)) if issubclass(kind, InputError) else kind(message)
+            fault = raised[0](raised[1])
+            raise crash or (mark_agreed(fault) if isinstance(fault, InputError) else fault)
         return result
 
     def on_all(self, function: Callable[[], T]) -> T:

@@ -85,11 +85,6 @@ def verdict(seen: Sequence[SeenReport], deadline: float) -> str | None:
     )
 
 
-def not_answering(reports: Sequence[Report]) -> str:
-    """Return the ranks whose last reports these are, in words; empty where there are none."""
-    return "; ".join(_groups(reports, _GONE)[:_GROUPS])
-
-
 def _groups(reports: Sequence[Report], how: str) -> list[str]:
     """Return the ranks that say the same together, in the order of their first."""
     groups: dict[str, list[Report]] = defaultdict(list)
@@ -276,8 +271,10 @@ class Watch:
         time.sleep(max(_LOST * self._period, least))
         now = self._own.read(everyone)
         if before is None or now is None:  # rank 0 keeps the store, or torchrun beside rank 0
-            return not_answering([self._observe(0, None, 0.0).report])
-        return not_answering([new for old, new in zip(before, now, strict=True) if old.beat == new.beat])
+            gone = [self._observe(0, None, 0.0).report]
+        else:
+            gone = [new for old, new in zip(before, now, strict=True) if old.beat == new.beat]
+        return "; ".join(_groups(gone, _GONE)[:_GROUPS])
 
     def _report(self, ended: bool = False) -> Report:
         words, waits = current()
