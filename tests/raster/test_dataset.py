@@ -142,7 +142,7 @@ def test_warns_of_strips_huge_blocks_and_sequential_files_but_not_of_tiles() -> 
         assert words in strips
     assert "\n" not in strips
     assert "decodes 48.2" in str(layout_warning(replace(INFO, block_shape=(10000, 10000)), TILING))
-    png = replace(INFO, block_shape=(1, 10000), driver="PNG", sequential=True)
+    png = replace(INFO, block_shape=(1, 10000), driver="PNG")
     assert "PNG rows, decoded from the top" in str(layout_warning(png, TILING))
     for side, warned in ((4096, False), (4098, True)):  # four bands of 4096 x 4096 bytes are kept, and no larger ones
         info = replace(INFO, height=side, width=side, block_shape=(1, side))

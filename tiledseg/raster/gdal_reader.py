@@ -40,7 +40,6 @@ MOST_BANDS = 4096
 """Read where none are selected: ten times those of any spectrometer; a damaged header may say 56,577."""
 
 _CLASS_TAG = re.compile(r"CLASS_(\d{1,9})")
-_SEQUENTIAL = ("PNG", "JPEG")
 
 
 class GdalReader(RasterReader):
@@ -97,7 +96,6 @@ class GdalReader(RasterReader):
             has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
             band_numbers=selected,
             driver=dataset.driver,
-            sequential=dataset.driver in _SEQUENTIAL,
             palette=palette,
             files=source_files(path, dataset),
             notes=notes,

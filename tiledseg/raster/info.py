@@ -61,13 +61,13 @@ class RasterInfo:
 
     `crs` and `transform` are rasterio's (None and the identity where the file has none). `ground` is what places a
     raster beside or instead of a transform. `nodata` is that of the first selected band. `block_shape` (rows, cols) is
-    what must be decoded at once; `sequential` says that a block needs all blocks before it too (PNG, JPEG). `has_mask`:
-    pixels may be invalid. `band_numbers` are the file's own, from 1. `palette` is (index, (red, green, blue, alpha))
-    for each entry of a one-band raster's colour table, and `class_names` (value, name) of each of its values that has a
-    name. `holds_classes`: its values are class numbers already, whatever the classes' raw values, and `drawn` says by
-    what they were made of polygons, beside the file. `tiling` is the one that a tile store was cut by. `notes` are one-
-    line warnings for the user; `references` is one on the files that this one names, empty where it holds all of its
-    pixels. `size`: bytes of the file at `path`, 0 where it is no local one.
+    what must be decoded at once. `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
+    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table, and
+    `class_names` (value, name) of each of its values that has a name. `holds_classes`: its values are class numbers
+    already, whatever the classes' raw values, and `drawn` says by what they were made of polygons, beside the file.
+    `tiling` is the one that a tile store was cut by. `notes` are one-line warnings for the user; `references` is one
+    on the files that this one names, empty where it holds all of its pixels. `size`: bytes of the file at `path`, 0
+    where it is no local one.
     """
 
     path: str
@@ -82,7 +82,6 @@ class RasterInfo:
     has_mask: bool = False
     band_numbers: tuple[int, ...] = ()
     driver: str = ""
-    sequential: bool = False
     palette: tuple[tuple[int, Colour], ...] | None = None
     tiling: Tiling | None = None
     files: tuple[str, ...] = ()
@@ -98,6 +97,11 @@ class RasterInfo:
     def shape(self) -> tuple[int, int]:
         """Return (height, width)."""
         return self.height, self.width
+
+    @property
+    def sequential(self) -> bool:
+        """Return True if a block needs all blocks before it too."""
+        return self.driver in ("PNG", "JPEG")
 
     @property
     def beside(self) -> tuple[str, ...]:

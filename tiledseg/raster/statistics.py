@@ -25,11 +25,12 @@ _TOO_LARGE = "holds values so large that no float64 holds their variance; mark t
 _ROUNDING = 1e-14  # a spread below this share of the mean is the rounding of a constant floating-point band
 
 
-class Block(NamedTuple):
-    """One block of the fixed grid over image `image`."""
+class Region(NamedTuple):
+    """A part of an image: a block of the fixed grid, a square, or the core of the tile of number `tile`."""
 
     image: int
     box: Box
+    tile: int = -1
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ Sums = NDArray[np.float64]
 (blocks, bands, 3)."""
 
 
-def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Block, ...]:
+def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Region, ...]:
     """Return the contiguous share of rank `rank` of `size` in the blocks of all rasters."""
-    blocks = [Block(i, box) for i, info in enumerate(infos) for box in Box.of_shape(info.shape).blocks(*BLOCK_SHAPE)]
+    blocks = [Region(i, box) for i, info in enumerate(infos) for box in Box.of_shape(info.shape).blocks(*BLOCK_SHAPE)]
     return tuple(blocks[rank * len(blocks) // size : (rank + 1) * len(blocks) // size])
 
 
-def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Sums:
+def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
     """Return the sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values are so
     large that no float64 holds a sum."""
     infos = [reader.info for reader in readers]

@@ -24,6 +24,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.labels.label_map import LabelMap, count_classes, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.statistics import Region
 
 READ_AT_ONCE = 8  # squares along each side
 
@@ -34,14 +35,6 @@ class ByContent(NamedTuple):
 
     skip_empty: bool
     balance: float
-
-
-class Region(NamedTuple):
-    """A part of an image, and the number of the tile whose core it is; -1 of a square."""
-
-    image: int
-    box: Box
-    tile: int = -1
 
 
 Unit = tuple[Region, ...]

@@ -22,8 +22,9 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, window_tile
 from tiledseg.raster.places import View
-from tiledseg.raster.samples.content import Content, Region
+from tiledseg.raster.samples.content import Content
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
+from tiledseg.raster.statistics import Region
 from tiledseg.system.console import counted
 
 
