@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 from tiledseg.config.words import chunk_ranks
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import KEEP, MemoryPolicy
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.pipeline.balance import TOLERANCES, BalancePrices, choose_balances, choose_folded_balances, cuts
@@ -79,6 +78,12 @@ class StagePrices:
     def received(self, first: int, stop: int) -> int:
         """Return the bytes that the run receives in a forward pass."""
         return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
+
+
+@lru_cache(maxsize=32)
+def stage_prices(forward: ForwardWalk) -> StagePrices:
+    """Return the prices of stages, which serve all pipelines on micro-batches of one size."""
+    return StagePrices(forward)
 
 
 @dataclass(frozen=True)
@@ -203,16 +208,6 @@ def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
     names = case.prices.graph.names
     ends = [(names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips]
     return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
-
-
-def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
-    """Raise ConfigError that lists the torn skips of a balance that the user knows as `name`."""
-    torn = torn_skips(case, balance)
-    if torn:
-        raise ConfigError(
-            f"the schedule {case.schedule} keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
-            f"{', '.join(torn)}; move the cuts, or give auto"
-        )
 
 
 def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> MemoryChoice | None:

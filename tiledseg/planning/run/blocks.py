@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -125,9 +125,10 @@ def blocks_of(
     fits, else the one that needs least. With many small blocks halos need more memory again."""
     from tiledseg.planning.walk.segment_memory import BlockedStep
 
-    own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
-    best, worse = None, 0
-    for shape in [asked.shape] if asked.shape else _shapes(own):
+    own = context if shared is None else tuple(max(block.size for block in cut.blocks) for cut in shared)
+    best, worse, longer = None, 0, max(own) / min(own)
+    sides = [(side, max(1, math.ceil(side / longer))) for side in range(1, MOST_TRIED + 1)]  # about as long as wide
+    for shape in [asked.shape] if asked.shape else [each if own[0] >= own[1] else each[::-1] for each in sides]:
         needs = BlockedStep(graph, bands, context, shape, value, trains, shared, together)
         needed, countable = needs.total(asked.in_file), needs.largest.values <= MOST_VALUES
         if best is None or needed < best[1].total(asked.in_file) or best[1].largest.values > MOST_VALUES:
@@ -144,18 +145,5 @@ def blocks_of(
         from tiledseg.planning.memory.store import ASSUMED_STORE
 
         rates = asked.store or ASSUMED_STORE
-        waited = rates.waited if asked.in_file else None
-        extra = needs.more_time(rates.machine, waited)
+        extra = needs.more_time(rates.machine, rates.waited if asked.in_file else None)
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
-
-
-def _longest(cut: Partition) -> int:
-    return max(block.size for block in cut.blocks)
-
-
-def _shapes(context: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield shapes from few blocks to many, about as long as wide."""
-    longer = max(context) / min(context)
-    for side in range(1, MOST_TRIED + 1):
-        other = max(1, math.ceil(side / longer))
-        yield (side, other) if context[0] >= context[1] else (other, side)

@@ -19,7 +19,7 @@ from tiledseg.planning.walk.mode_cost import Task
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 if TYPE_CHECKING:
-    from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
+    from tiledseg.planning.memory.choice import MemoryChoice
 
 MIB = 2**20
 _TRIES = 4  # choices for the largest step, each with less room, where another step needs more
@@ -42,23 +42,12 @@ class OffloadPlan:
         return f"{self.kept / MIB:.1f} MiB go to {store}, of which {self.staying / MIB:.1f} MiB at most stay in memory"
 
 
-def tiles_at_once(question: RunQuestion, spread: Spread, in_step: int) -> int:
-    """Return the tiles of a step of `in_step` that run at once. Raises ConfigError where several are set and cannot.
+def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
+    """Return why no tile can run with another, and the remedy; None where tiles can. `wide`: in float64.
 
     A batch is what the user sets, never what ranks, memory or a device would make it: below float64 a kernel rounds the
     sums of a batch otherwise.
     """
-    tiles = question.tiles_per_batch
-    if tiles in (None, 1):
-        return 1
-    alone = why_alone(question.graph, spread, question.precision == "fp64")
-    if alone is not None:
-        raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
-    return min(tiles, in_step)
-
-
-def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
-    """Return why no tile can run with another, and the remedy; None where tiles can. `wide`: in float64."""
     if spread.mesh.stages > 1:
         return "in stages each tile is a micro-batch by itself; use parallel.stages 1"
     if spread.shares_layers:
@@ -106,54 +95,39 @@ def plan_rebuilt(
                 f"{needed}; leave recompute out, or use a finer tiling.grid"
             )
         return None
-    every = _step_choices(question, spread, task, tilings)
-    largest = max(every, key=lambda step: step.kept)
-    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
-    besides = needed - images * (largest.kept - fixed)
-    choice = _fitting(every, largest, fixed + (budget - besides) // images)
-    if choice is not None:
-        return replace(choice, kept=needed, peak=besides + images * (choice.peak - fixed))
-    if question.budgeted:
-        raise _too_small(question, spread, needed, besides + images * (largest.least - fixed), images)
-    return None
-
-
-def _step_choices(question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling]) -> list[StepChoices]:
-    """Return the steps on all contexts of `tilings`, or those of each kind of rank on the largest image."""
     from tiledseg.planning.memory.choice import block_choices, step_choices
 
-    if spread.shares_layers:
-        return block_choices(task, spread.fusion, spread.overlap, question.store)
-    contexts = {tiling.context_max for tiling in tilings}
-    return [step_choices(task.graph, task.bands, size, task.value_bytes, question.store) for size in contexts]
-
-
-def _fitting(every: Sequence[StepChoices], largest: StepChoices, room: int) -> MemoryChoice | None:
-    """Return the choice for the largest step by which all others fit too."""
-    left = room
-    for _ in range(_TRIES):
+    graph, bands, value = task.graph, task.bands, task.value_bytes
+    if spread.shares_layers:  # the steps of each kind of rank on the largest image
+        every = block_choices(task, spread.fusion, spread.overlap, question.store)
+    else:
+        contexts = {tiling.context_max for tiling in tilings}
+        every = [step_choices(graph, bands, context, value, question.store) for context in contexts]
+    largest, fixed = max(every, key=lambda step: step.kept), fixed_memory(graph, bands, value)
+    besides = needed - images * (largest.kept - fixed)
+    room = left = fixed + (budget - besides) // images
+    for _ in range(_TRIES):  # the choice for the largest step by which all others fit too
         choice = largest.choose(left)
         if choice is None:
-            return None
+            break
         peak = max(step.peak(choice.policy) for step in every)
         if peak <= room:
-            return replace(choice, peak=peak)
+            return replace(choice, kept=needed, peak=besides + images * (peak - fixed))
         left -= peak - room
-    return None
-
-
-def _too_small(question: RunQuestion, spread: Spread, needed: int, least: int, images: int) -> BudgetError:
+    if not question.budgeted:
+        return None
     what, use = "tile", "a finer tiling.grid, memory.blocks"
     if spread.shares_layers:
         what, use = "block of an image", "more ranks an image, memory.blocks"
     if images > 1:
         use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
+    least = besides + images * (largest.least - fixed)
     error = BudgetError(
-        f"memory.budget is {question.memory} bytes, but a training step on the largest {what} needs {needed}, and "
-        f"{least} with all rebuilt that helps; use {use}, or a smaller model{question.or_bf16}"
+        f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
+        f"all rebuilt that helps; use {use}, or a smaller model{question.or_bf16}"
     )
     error.least = least
-    return error
+    raise error
 
 
 def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | None:
@@ -200,13 +174,18 @@ def plan_offload(
     walk = network_walk(forward)
     words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.used else REBUILD for i in walk.items]
     leaving = [item.bytes for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD]
-    kept = sum(leaving)
-    staying = min(kept, STAYING * max(leaving, default=0))
-    memory = needed
+    staying, memory = min(sum(leaving), STAYING * max(leaving, default=0)), needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
         step = training_memory(graph, bands, context, value)
-        alive = _most_alive(graph, [forward.input_bytes, *(cost.output_bytes for cost in forward.costs)])
-        peak = staying + max(price(walk, words).peak, alive)
+        # The tensors that the forward pass itself holds at its worst moment cannot be offloaded: those that later nodes
+        # take, and the one just made.
+        sizes = [forward.input_bytes, *(cost.output_bytes for cost in forward.costs)]
+        place, alive, most = homes(graph), {0}, 0
+        for k, released in enumerate(graph.released):
+            alive.add(k + 1)
+            most = max(most, sum(sizes[home] for home in {place[tensor] for tensor in alive}))
+            alive -= set(released)
+        peak = staying + max(price(walk, words).peak, most)
         memory = min(needed, max(needed, step.total) - step.activations - step.backward + peak)
     memory += (tiles - 1) * (memory - fixed_memory(graph, bands, value))
     if question.budgeted and memory > question.memory:
@@ -214,15 +193,4 @@ def plan_offload(
             f"memory.budget is {question.memory} bytes, but with memory.offload all a step needs {memory}; use a finer "
             f"tiling.grid, or a smaller model{question.or_bf16}"
         )
-    return OffloadPlan(kept, staying, memory)
-
-
-def _most_alive(graph: Graph, sizes: list[int]) -> int:
-    """Return the bytes of the tensors that the network itself holds at the worst moment of the forward pass: those
-    that later nodes take, and the one just made. They cannot be offloaded."""
-    place, alive, most = homes(graph), {0}, 0
-    for k in range(len(graph)):
-        alive.add(k + 1)
-        most = max(most, sum(sizes[home] for home in {place[tensor] for tensor in alive}))
-        alive -= set(graph.released[k])
-    return most
+    return OffloadPlan(sum(leaving), staying, memory)

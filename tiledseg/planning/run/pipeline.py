@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tiledseg.errors import BudgetError, ConfigError, GeometryError
+from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import output_size
+from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
@@ -23,7 +22,7 @@ from tiledseg.planning.step.rank_steps import SentBytes
 
 if TYPE_CHECKING:  # most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.staged_pipeline import MessageTime, StagedPipeline, StagePrices
+    from tiledseg.planning.staged_pipeline import MessageTime, StagedPipeline
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
 
@@ -88,34 +87,23 @@ def micro_batch_size(
     """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
     images = -(-images_per_step // spread.mesh.replicas)
     if spread.shares_layers:
-        return MicroBatchSize(_largest_block(spread, graph, tilings), images, value_bytes)
-    pixels = max((tiling.context_max for tiling in tilings), key=lambda size: size[0] * size[1])
+        sizes = []
+        for tiling in tilings:
+            blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
+            height, width = (max(block.size for block in cut.blocks) for cut in (blocks.rows, blocks.cols))
+            while not is_legal_size(graph, height):  # a block of an unpadded network may be no legal input
+                height += 1
+            while not is_legal_size(graph, width):
+                width += 1
+            sizes.append((height, width))
+        return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
+    pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
     if not spread.shares_images:
         return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
-    sizes = itertools.chain(*(itertools.product(*decompose(tiling, shape).tile_sizes()) for tiling in tilings))
-    tiles = max(len(rows) * len(cols) for rows, cols in sizes)
+    every = [decompose(tiling, shape).tile_sizes() for tiling in tilings]
+    tiles = max(max(map(len, rows)) * max(map(len, cols)) for rows, cols in every)
     return MicroBatchSize(pixels, images * tiles, value_bytes)
-
-
-def _largest_block(spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> tuple[int, int]:
-    sizes = []
-    for tiling in tilings:
-        blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
-        rows, cols = (max(dim.owned(i).size for i in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
-        sizes.append((_legal(graph, rows), _legal(graph, cols)))
-    return max(sizes, key=lambda size: size[0] * size[1])
-
-
-def _legal(graph: Graph, side: int) -> int:
-    """Return the first side from `side` on that is a legal input: a block of an unpadded network may be none."""
-    while True:
-        try:
-            output_size(graph, side)
-        except GeometryError:
-            side += 1
-        else:
-            return side
 
 
 def plan_pipeline(
@@ -200,9 +188,9 @@ def balanced_pipeline(
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, choose, stage
+    from tiledseg.planning.staged_pipeline import PipelineCase, choose, stage, stage_prices, torn_skips
 
-    prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
+    prices = stage_prices(tile_walk(graph, bands, largest.pixels, largest.value_bytes))
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
     backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in prices.costs]
     case = PipelineCase(
@@ -218,16 +206,13 @@ def balanced_pipeline(
     if parallel.balance is None:
         return choose(case)
     balance = parse_balance(parallel.balance, len(graph))
-    check_skips(case, balance, name)
+    torn = torn_skips(case, balance)
+    if torn:
+        raise ConfigError(
+            f"the schedule {case.schedule} keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
+            f"{', '.join(torn)}; move the cuts, or give auto"
+        )
     return stage(case, balance)
-
-
-@lru_cache(maxsize=32)
-def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
-    """Return the prices of a pipeline's stages, which serve all pipelines on micro-batches of that size."""
-    from tiledseg.planning.staged_pipeline import StagePrices
-
-    return StagePrices(tile_walk(graph, bands, pixels, value_bytes))
 
 
 def pipeline_bytes(

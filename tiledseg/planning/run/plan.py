@@ -17,7 +17,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, map_tiles
-from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, tiles_at_once
+from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import (
     MeasuredTimes,
@@ -119,8 +119,8 @@ def _plan(question: RunQuestion) -> RunPlan:
     task, cost = _step_task(question, mesh, cut, batch), step_cost(question, spread, mesh, cut, batch)
     needed = most = cost.memory
     if held_out:
-        alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        most = max(most, step_cost(question, validation, alone, held_out, batch).memory)
+        own = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
+        most = max(most, step_cost(question, validation, own, held_out, batch).memory)
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     idle = idle_note(spread, question.ranks, images, batch, question.trains)
@@ -144,10 +144,14 @@ def _plan(question: RunQuestion) -> RunPlan:
             blocks.check_budget(budget)
         memory, short = blocks.memory, blocks.note(budget)
     else:
-        tiles, further = 1, 0
-        if question.trains and not spread.together:
-            tiles = tiles_at_once(question, spread, in_step)
+        tiles, further = question.tiles_per_batch or 1, 0
+        if spread.together or not question.trains:
+            tiles = 1
         if tiles > 1:
+            alone = why_alone(graph, spread, question.precision == "fp64")
+            if alone is not None:
+                raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
+            tiles = min(tiles, in_step)
             tile = training_memory(graph, bands, largest.pixels, value)
             further = (tiles - 1) * (tile.activations + tile.backward)
         at_once, memory = batch if spread.together else tiles, most + further

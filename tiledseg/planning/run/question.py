@@ -137,14 +137,9 @@ class RunQuestion:
         """The network's graph with frozen nodes, loss, norms and recomputation as set."""
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
-        if self.recomputes:
+        if self.trains and self.recompute in ("compact", "all"):
             graph = graph.with_memory(named_policy(graph, self.network.bands, self.recompute))
         return one_of_equals(graph)
-
-    @property
-    def recomputes(self) -> bool:
-        """True if the user has set what is recomputed."""
-        return self.trains and self.recompute in ("compact", "all")
 
     @property
     def keyed(self) -> bool:
