@@ -164,16 +164,14 @@ def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Col
     modes = ("read", *["layer"] * layers) if question.blocks else ()  # in which a rank may compute its part in blocks
     in_blocks = [replace(each, blocks=True) for each in whole if each.parallel.halo in modes]
     staged = _staged(question, finest, plain, host, free) if question.is_profiled else ()
-    return [each for each in dict.fromkeys((*whole, *staged, *in_blocks)) if _keeps(each.parallel, asked, free)]
-
-
-def _keeps(parallel: Parallelism, asked: Parallelism, free: Collection[str]) -> bool:
-    """Return True if the settings that are not free are as asked."""
-    if asked.balance is not None and len(asked.balance) != len(chunk_ranks(parallel.schedule, parallel.stages)):
-        return False
-    if "recompute" not in free and set(asked.recompute) != set(parallel.recompute):
-        return False
-    return all(getattr(asked, key) in (None, getattr(parallel, key)) for key in FREE - {*free, "recompute"})
+    kept, space = FREE - {*free, "recompute"}, list[Candidate]()
+    for each in dict.fromkeys((*whole, *staged, *in_blocks)):  # the settings that are not free stay as asked
+        own = each.parallel
+        fits = asked.balance is None or len(asked.balance) == len(chunk_ranks(own.schedule, own.stages))
+        fits = fits and ("recompute" in free or set(asked.recompute) == set(own.recompute))
+        if fits and all(getattr(asked, key) in (None, getattr(own, key)) for key in kept):
+            space.append(each)
+    return space
 
 
 def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
@@ -235,7 +233,6 @@ class Pricing:
         self.footprint = network_footprint(self.graph, question.halo, question.parallel.exact)
         self.prices = Prices(self.graph, self.bands, width, question.figures, question.ranks)
         self._weights = fixed_memory(self.graph, self.bands, width)
-        self._tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, width).total)
         self._tile, self._nodes = cache(self.prices.tile), cache(self.prices.nodes)
 
     def _contexts(self, grid: tuple[int, int]) -> tuple[tuple[int, int], float]:
@@ -256,7 +253,8 @@ class Pricing:
             needed = self._weights // parallel.stages
             return Discarded(candidate, MEMORY, f"needs {size(needed)} for its weights") if needed > memory else None
         if not (layers or candidate.blocks or question.store):
-            needed = self._tile_bytes(self._contexts(candidate.grid)[0])
+            context, width = self._contexts(candidate.grid)[0], self.question.value_bytes
+            needed = training_memory(self.graph, self.bands, context, width).total
         return Discarded(candidate, MEMORY, f"needs {size(needed)}", needed) if needed > _MOST_OVER * memory else None
 
     def passes(self, candidate: Candidate) -> StepTime:
@@ -332,7 +330,13 @@ def search(
     pricing = Pricing(question)
     space = candidates(pricing.question, pricing.footprint, host, free)
     if not space:
-        raise _no_candidates(question, free)
+        plan_run(question)  # which may refuse the given settings
+        given = {name: getattr(question.parallel, name) for name in sorted(FREE - set(free))}
+        fixed = [f"parallel.{name} {shown(value)}" for name, value in given.items() if value != getattr(PLAIN, name)]
+        raise ConfigError(
+            f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
+            "parallel.halo read with one word of recompute for all stages; leave one of them out, or parallel.auto"
+        )
     refusals, priced = {each: pricing.refusal(each) for each in space}, list[Priced]()
     discarded = [refusal for refusal in refusals.values() if refusal]
     ordered = sorted((each for each in space if not refusals[each]), key=pricing.estimate)
@@ -366,21 +370,6 @@ def explained(winner: Priced, other: Priced) -> str:
     return (
         f"{winner.candidate.in_words} takes {1000 * winner.seconds:.4g} ms a step, {less} {other.candidate.in_words} "
         f"({1000 * other.seconds:.4g} ms): {', '.join(terms[:4]) or 'no term differs'}"
-    )
-
-
-def _no_candidates(question: RunQuestion, free: Collection[str]) -> InputError:
-    """Return why the given settings leave nothing to search: what their plan refuses, else that no search combines
-    them."""
-    try:
-        plan_run(question)
-    except InputError as error:
-        return error
-    given = {name: getattr(question.parallel, name) for name in sorted(FREE - set(free))}
-    fixed = [f"parallel.{name} {shown(value)}" for name, value in given.items() if value != getattr(PLAIN, name)]
-    return ConfigError(
-        f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
-        "parallel.halo read with one word of recompute for all stages; leave one of them out, or parallel.auto"
     )
 
 

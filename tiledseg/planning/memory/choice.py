@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -128,5 +129,8 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     for forward, _ in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
         walk = network_walk(forward, store.machine if store else ASSUMED)
         walk = with_store(walk, store) if store else walk
-        choices.append(StepChoices(walk.without_insides() if overlap else walk, fixed + forward.besides))
+        if overlap:
+            items = [item if item.node is None else replace(item, rebuild=math.inf) for item in walk.items]
+            walk = replace(walk, items=tuple(items))
+        choices.append(StepChoices(walk, fixed + forward.besides))
     return choices

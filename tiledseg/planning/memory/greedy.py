@@ -16,7 +16,7 @@ from itertools import product
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
-from tiledseg.planning.memory.store import STAYING, staying_bytes
+from tiledseg.planning.memory.store import STAYING
 from tiledseg.planning.walk.items import Walk, Words, price
 
 SLACK = 0.1  # share of the way from the budget to the least peak: a start that drops more than needed
@@ -30,15 +30,6 @@ class Chosen(NamedTuple):
     words: Words
     seconds: float
     bytes: int
-
-
-def _score(before: Chosen, after: Chosen) -> float:
-    """Return seconds per byte of excess, or, where all fits, the seconds of a change; infinite where the change does
-    not help."""
-    more = after.seconds - before.seconds
-    if before.bytes:
-        return more / (before.bytes - after.bytes) if after.bytes < before.bytes else math.inf
-    return more if not after.bytes and more < -1e-12 * before.seconds else math.inf
 
 
 class Greedy:
@@ -61,8 +52,9 @@ class Greedy:
     def needs(self, words: Words, reserved: int = 0) -> tuple[float, list[int]]:
         """Return the seconds of a choice, and the bytes that each moment needs: `reserved` ones at least for offloaded
         tensors on their way."""
-        cost = price(self.walk, words)
-        more = max(reserved, staying_bytes(self.walk, words)) + (self.copies - 1) * self.walk.kept(words)
+        cost, pairs = price(self.walk, words), zip(self.walk.items, words, strict=True)
+        away = max([item.bytes for item, word in pairs if word == OFFLOAD], default=0)
+        more = max(reserved, STAYING * away) + (self.copies - 1) * self.walk.kept(words)
         return cost.seconds, [need + more for need in cost.needs]
 
     def peak(self, words: Words) -> int:
@@ -102,12 +94,16 @@ class Greedy:
         return starts
 
     def _improved(self, words: Words, budget: int, changes: Sequence[Change] | None = None, reserved: int = 0) -> Words:
-        """Return the choice after all changes that help, the best first.
-
-        A change's score is only computed again when the change is first in line, as scores rarely become better.
-        """
+        """Return the choice after all changes that help, the best first: of least seconds per byte of excess, or,
+        where all fits, of least seconds. A change's score is only computed again when the change is first in line, as
+        scores rarely become better."""
         every = self.changes if changes is None else changes
-        state, helped = self._state(words, budget, reserved), True
+
+        def state_of(words: Words) -> Chosen:
+            seconds, needs = self.needs(words, reserved)
+            return Chosen(words, seconds, sum([need - budget for need in needs if need > budget]))
+
+        state, helped = state_of(words), True
         waiting: list[tuple[float, Change]] = []
         while waiting or (helped and every):
             if not waiting:
@@ -117,10 +113,12 @@ class Greedy:
             if any(state.words[index] == word for index, word in change):
                 continue
             changed = tuple(new.get(index, word) for index, word in enumerate(state.words))
-            after = self._state(changed, budget, reserved)
-            score = _score(state, after)
-            if score == math.inf:
-                continue
+            after = state_of(changed)
+            score = after.seconds - state.seconds
+            if state.bytes and after.bytes < state.bytes:
+                score /= state.bytes - after.bytes
+            elif state.bytes or after.bytes or score >= -1e-12 * state.seconds:
+                continue  # the change does not help
             if waiting and score > waiting[0][0]:
                 heapq.heappush(waiting, (score, change))
                 continue
@@ -131,7 +129,3 @@ class Greedy:
                     heapq.heappush(waiting, (-math.inf, near))
             state, helped = after, True
         return state.words
-
-    def _state(self, words: Words, budget: int, reserved: int) -> Chosen:
-        seconds, needs = self.needs(words, reserved)
-        return Chosen(words, seconds, sum(need - budget for need in needs if need > budget))

@@ -5,10 +5,8 @@ Copies run in threads while the network computes, so that a step does not wait f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tiledseg.geometry.graph import OFFLOAD
 from tiledseg.planning.cost_model.machine import ASSUMED, Machine
 from tiledseg.planning.walk.items import Walk
 
@@ -60,9 +58,3 @@ def with_store(walk: Walk, store: Store) -> Walk:
         for item in walk.items
     )
     return replace(walk, items=items)
-
-
-def staying_bytes(walk: Walk, words: Sequence[str]) -> int:
-    """Return the bytes that offloaded tensors take in memory at every moment, on their way out and in."""
-    pairs = zip(walk.items, words, strict=True)
-    return STAYING * max((item.bytes for item, word in pairs if word == OFFLOAD), default=0)

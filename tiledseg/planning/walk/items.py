@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -124,11 +124,6 @@ class Walk:
         """Return the bytes in memory when the forward pass has ended, by a word for each item."""
         kept = sum(item.bytes for item, word in zip(self.items, words, strict=True) if word == KEEP)
         return self.rebuilding[-1] + kept
-
-    def without_insides(self) -> Walk:
-        """Return the walk in which nothing kept inside nodes can be recomputed."""
-        items = (item if item.node is None else replace(item, rebuild=math.inf) for item in self.items)
-        return replace(self, items=tuple(items))
 
 
 def price(walk: Walk, words: Sequence[str]) -> Price:

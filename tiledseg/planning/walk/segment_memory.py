@@ -59,7 +59,7 @@ class BlockedStep:
             tuple(segment_windows(one, cut, segment) for one, cut in zip(graphs, self.cuts, strict=True))
             for segment in self.segments
         ]
-        self.channels = tensor_channels(graph, bands)
+        channels = tensor_channels(graph, bands)
         self.costs = layer_costs(graph, bands, context, value_bytes)
         share = math.prod(_most(cut.blocks) / cut.size for cut in ranks)
         sizes = math.prod((bands, *context)) * value_bytes, *(cost.output_bytes for cost in self.costs)
@@ -68,10 +68,11 @@ class BlockedStep:
         self.blocks = math.prod(len(cut[0].blocks) for cut in self.cuts)
         measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
         largest = ([_most(cut[t].blocks) for cut in self.cuts] for t in range(len(graph) + 1))
-        self.norm_work = [norm_work_bytes(self.channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
+        self.norm_work = [norm_work_bytes(channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
         places = range(len(self.segments))
         self.walks = [self._walk(at) for at in places]  # of each segment's largest block
         self.sizes = [{tensor: made.bytes for tensor, made in walk.made.items()} for walk in self.walks]
+        self.ahead = [sum(self.sizes[at][t] for t in self.segments[at].entering if t) for at in places]
         self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
         self.fixed = sum(weight_memory(graph, bands, value_bytes)[: 3 if trains else 1])
         self.image = int(self.images * self.whole[0])
@@ -99,15 +100,11 @@ class BlockedStep:
             run = self.blocks * sum(machine.node(cost)[0] for cost in self.walks[at].costs)
             seconds += ((1 if is_last else 2) + BACKWARD) * run
             written += 0 if is_last else self.costs[segment.leaving[0] - 1].output_bytes
-            values = self.blocks * self._ahead(at)
+            values = self.blocks * self.ahead[at]
             read += (2 if is_last else 3) * values  # its values, back and forth, and its gradient
             written += values
         seconds += waited(written, read) if waited else (written + read) / machine.memory_bandwidth
         return seconds / ((1 + BACKWARD) * sum(machine.node(cost)[0] for cost in self.costs)) - 1
-
-    def _read(self, at: int, tensor: int) -> tuple[Sequence[Interval], Sequence[Interval]]:
-        rows, cols = self.windows[at]
-        return rows[1][tensor], cols[1][tensor]
 
     @property
     def largest(self) -> TensorShape:
@@ -117,13 +114,22 @@ class BlockedStep:
         return max(shapes, key=lambda shape: shape.values)
 
     def _forward(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the moments of a map: a tensor is freed after the last segment that takes it."""
+        """Yield the moments of a map: a tensor is freed after the last segment that takes it. At its worst a segment
+        holds of a block a node's inputs, with the parts that are cut or padded of them, its output, and the inputs of
+        later nodes."""
         ends = {tensor: at for at, segment in enumerate(self.segments) for tensor in segment.entering}
         lives: set[int] = set()
         for at, segment in enumerate(self.segments):
             lives.update(segment.leaving if at + 1 < len(self.segments) else ())
-            stored = sum(self.whole[tensor] for tensor in lives)
-            yield self._moment(at, self._live(at), stored, self._ahead(at), lives, 0.0)
+            stored, sizes, most = sum(self.whole[tensor] for tensor in lives), self.sizes[at], 0
+            for place, k in enumerate(segment.nodes):
+                later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]} | {
+                    *segment.leaving
+                }
+                sources = {*self.graph.sources[k]}
+                made = {*segment.entering, *(node + 1 for node in segment.nodes[:place])} & (later | sources)
+                most = max(most, sum(sizes[t] for t in (*made, *sources)) + 2 * sizes[k + 1])
+            yield self._moment(at, most, stored, self.ahead[at], lives, 0.0)
             lives = {tensor for tensor in lives if ends[tensor] > at}
 
     def _backward(self) -> Iterator[tuple[int, int, int]]:
@@ -141,8 +147,12 @@ class BlockedStep:
             after = sum(self.whole[tensor] for tensor in gradients)  # while the first go block by block, these come
             strips = sum(each[t] for each in readers for t in gradients | leaving if t in each)
             stored = sum(self.whole[tensor] for tensor in values) + max(before, after)
-            ahead = 2 * self._ahead(at) + sum(self.sizes[at][tensor] for tensor in segment.leaving)
-            yield self._moment(at, self._differentiated(at), stored, ahead, values, strips)
+            sizes, layers, origins = self.sizes[at], self.graph.layers, self.graph.origins
+            ahead = 2 * self.ahead[at] + sum(sizes[tensor] for tensor in segment.leaving)
+            overwritten = {origins[self.graph.sources[k][0]] for k in segment.nodes if layers[k].overwrites}
+            working = sum((2 if tensor in overwritten else 1) * sizes[tensor] for tensor in segment.entering)
+            working += block_peak(self.walks[at], at + 1 == len(self.segments))
+            yield self._moment(at, working, stored, ahead, values, strips)
 
     def _moment(
         self, at: int, working: float, stored: float, ahead: float, values: Iterable[int], gradients: float
@@ -159,21 +169,6 @@ class BlockedStep:
         stored, strips, gradients = (self.images * each for each in (stored, strips, gradients))
         return int(stored), int(working + stored + gradients), int(working + ahead + strips + gradients)
 
-    def _ahead(self, at: int) -> int:
-        return sum(self.sizes[at][tensor] for tensor in self.segments[at].entering if tensor)
-
-    def _live(self, at: int) -> int:
-        """Return the most bytes at once while a segment runs on a block. A node has its inputs, with the parts that are
-        cut or padded of them, its output, and the inputs of later ones."""
-        segment, sizes, most = self.segments[at], self.sizes[at], 0
-        for place, k in enumerate(segment.nodes):
-            later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]} | {*segment.leaving}
-            sources = {*self.graph.sources[k]}
-            made = (*segment.entering, *(node + 1 for node in segment.nodes[:place]))
-            live = {tensor for tensor in made if tensor in later | sources}
-            most = max(most, sum(sizes[t] for t in live) + sum(sizes[t] for t in sources) + 2 * sizes[k + 1])
-        return most
-
     def _walk(self, at: int) -> ForwardWalk:
         """Walk the largest block of a segment, from the windows that it reads."""
         segment, graph = self.segments[at], self.graph
@@ -185,18 +180,11 @@ class BlockedStep:
             walk.step(k, row, col)
         return walk
 
-    def _differentiated(self, at: int) -> int:
-        """Return the peak while the largest block of a segment is recomputed and differentiated, with the windows that
-        it reads. The loss follows the last segment; other ones are given the gradients of what leaves."""
-        segment, graph = self.segments[at], self.graph
-        overwritten = {graph.origins[graph.sources[k][0]] for k in segment.nodes if graph.layers[k].overwrites}
-        read = sum((2 if tensor in overwritten else 1) * self.sizes[at][tensor] for tensor in segment.entering)
-        return read + block_peak(self.walks[at], at + 1 == len(self.segments))
-
     def _foreign(self, at: int, tensor: int) -> float:
         """Return the bytes that the blocks of the rank with most read of other blocks."""
         total, own = 1.0, 1.0
-        for read, cut, ranks in zip(self._read(at, tensor), self.cuts, self.ranks, strict=True):
+        for (_, entering), cut, ranks in zip(self.windows[at], self.cuts, self.ranks, strict=True):
+            read = entering[tensor]
             each = len(read) // ranks
             blocks = list(zip(read, cut[tensor].blocks, strict=True))
             of_ranks = [blocks[first : first + each] for first in range(0, len(blocks), each)]
