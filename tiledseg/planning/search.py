@@ -163,7 +163,7 @@ def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Col
     layers = fusion in (None, 1) and not asked.overlap
     modes = ("read", *["layer"] * layers) if question.blocks else ()  # in which a rank may compute its part in blocks
     in_blocks = [replace(each, blocks=True) for each in whole if each.parallel.halo in modes]
-    staged = _staged(question, finest, plain, host, free) if question.is_profiled else ()
+    staged = _staged(question, finest, plain, host, free) if question.figures.known else ()
     kept, space = FREE - {*free, "recompute"}, list[Candidate]()
     for each in dict.fromkeys((*whole, *staged, *in_blocks)):  # the settings that are not free stay as asked
         own = each.parallel

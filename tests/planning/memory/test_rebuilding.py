@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.plan import main
+from tiledseg.plan import main, plan
 from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_text
 from tiledseg.planning.cost_model.machine import CopyRates
 from tiledseg.planning.memory.choice import step_choices
@@ -22,15 +21,15 @@ from tiledseg.user_files.machine import find_machine
 MODEL = ("--levels", "3", "--base-channels", "8")
 
 
-def rebuilding(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    assert main(["--size", "1000", *MODEL, *flags, "--format", "json"]) == 0
-    part: dict[str, Any] = json.loads(capsys.readouterr().out)["rebuilding"]
+@pytest.fixture(scope="module")
+def tight() -> dict[str, Any]:
+    """The answer for a budget that keeps little of a tile."""
+    part: dict[str, Any] = plan(1000, levels=3, base_channels=8, grid=3, memory_budget="40MiB")["rebuilding"]
     return part
 
 
-def test_the_choice_fits_and_the_largest_tile_is_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
-    part = rebuilding(capsys, "--grid", "3", "--memory-budget", "40MiB")
-    budget, network = 40 << 20, UNet(3, base_channels=8)
+def test_the_choice_fits_and_the_largest_tile_is_the_largest(tight: dict[str, Any]) -> None:
+    part, budget, network = tight, 40 << 20, UNet(3, base_channels=8)
     assert part["choice"]["peak"] <= budget < part["kept_all"]
     assert part["kept_all"] == training_memory(network.graph(), 4, tuple(part["context"])).total
     levels = part["choice"]["levels"]
@@ -44,22 +43,24 @@ def test_the_choice_fits_and_the_largest_tile_is_the_largest(capsys: pytest.Capt
     assert fits == [True, False]
     assert rebuilt > 1.2 * kept
     assert step_choices(network.graph(), 4, (rebuilt, rebuilt), 4).choose(budget) is not None
+    text = " ".join(rebuilding_text(part).split())
+    assert ", best" in text
+    assert "in blocks in a file" in text
 
 
-def test_grids_are_weighed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Up to the first that keeps everything; a whole-image norm has one."""
-    rows = rebuilding(capsys, "--grid", "3", "--memory-budget", "40MiB")["grids"]
+def test_grids_are_weighed(tight: dict[str, Any]) -> None:
+    """Up to the first that keeps everything."""
+    rows = tight["grids"]
     assert [row["grid"][0] for row in rows] == list(range(rows[0]["grid"][0], rows[-1]["grid"][0] + 1))
     assert rows[-1]["way"] == "all kept"
     assert [row["extra"] > 0 for row in rows] == [True] * (len(rows) - 1) + [False]
     assert all(row["time"] == pytest.approx(row["efficiency"] * (1 + row["extra"]), abs=2e-4) for row in rows)
-    (only,) = rebuilding(capsys, "--grid", "1", "--norm", "instance", "--memory-budget", "450MiB")["grids"]
-    assert only["grid"] == [1, 1]
 
 
-def test_blocks_are_weighed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a whole image, at a budget that rebuilding does not meet."""
-    part = rebuilding(capsys, "--grid", "1", "--norm", "instance", "--memory-budget", "150MiB")
+def test_blocks_are_weighed_too() -> None:
+    """Of a whole image, which a norm needs, at a budget that rebuilding does not meet."""
+    given = {"levels": 3, "base_channels": 8, "norm": "instance", "memory_budget": "150MiB"}
+    part = plan(1000, grid=1, **given)["rebuilding"]
     assert part["choice"] is None
     assert part["blocks"]["memory"] <= part["budget"]
     assert part["largest"]["blocks"] >= 1000 > part["largest"]["rebuilt"]
@@ -81,14 +82,11 @@ def test_an_image_that_kernels_do_not_take_goes_in_blocks(capsys: pytest.Capture
 
 
 def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--size", "1000", *MODEL, "--grid", "3", "--memory-budget", "40MiB", "--show", "rebuilding"]) == 0
+    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB", "--show", "all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "rebuilding: a training step on" in text
-    assert "px in 40.00 MiB" in text
-    assert ", best" in text
-    assert "in blocks in a file" in text
-    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB", "--show", "all"]) == 0
-    assert "no choice fits" in capsys.readouterr().out
+    assert "px in 100.00 KiB" in text
+    assert "no choice fits" in text
 
 
 def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:

@@ -43,12 +43,11 @@ class RunPlan:
 
     `tilings` of the question's rasters, then of those that are turned too, rows for columns; `held_out` of those
     validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
-    `seconds`: of a step on the largest rasters, None where `has_seconds` is not so, or where images go through the
-    network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
-    that it waits for. With windows `tilings` are those that a step computes (see `Windows.tilings`). `validation`: how
-    the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that are
-    recomputed so that a step fits the memory, None where everything is kept. `offloaded`: how much of it stays in
-    memory, None where all does.
+    `seconds`: of a step on the largest rasters, None without a machine and where it is not one of whole images; with
+    stages, see `PipelinePlan`. `pipeline`: None without stages. With windows `tilings` are those that a step computes
+    (see `Windows.tilings`). `validation`: how the rasters held out are spread. `blocks`: None where tiles are computed
+    whole. `rebuilt`: the tensors that are recomputed so that a step fits the memory, None where everything is kept.
+    `offloaded`: how much of it stays in memory, None where all does.
     """
 
     network: Network
@@ -170,8 +169,9 @@ def _plan(question: RunQuestion) -> RunPlan:
     if longer is not None:  # by computing once more, and waiting for a store
         again = longer.extra * (cost.time.forward + cost.time.backward)
         cost = replace(cost, seconds=cost.seconds + again, time=cost.time._replace(again=again))
-    has_seconds = question.has_seconds and (question.is_profiled or not spread.together)
-    seconds, notes = cost.seconds if has_seconds else None, tuple(note for note in (short, idle, inexact) if note)
+    whole = question.trains and question.tiles_per_step is None and parallel.stages == 1
+    known = question.figures.known or (question.machine is not None and not spread.together)
+    seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (short, idle, inexact)))
     cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
     return balanced(question, RunPlan(*decided, *of_memory))
@@ -183,10 +183,11 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
     if question.parallel.stages == 1:
         return plan
     graph, bands, once = question.graph, plan.network.bands, 0.0
-    if question.machine is not None and question.machine.known and question.trains:
-        measured = measured or modelled(question.machine, graph, bands, plan.micro_batch, question.ranks)
+    machine = question.figures
+    if machine.known and question.trains:
+        measured = measured or modelled(machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
-        prices = Prices(graph, bands, question.value_bytes, question.machine, ranks // stages)
+        prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
         once = prices.step(StepTime(), 0, 0.0).seconds / stages  # after the passes; stages have about as many weights
     limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
     of_pipeline = question.parallel, graph, bands, plan.micro_batch
@@ -276,7 +277,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if question.blocks is not None and halo != "layer":
         return 1, 1
     tiles = max(1, question.ranks // parallel.stages)
-    if question.is_profiled and question.machine and not (question.machine.has_devices or question.trains):
+    if question.figures.known and not (question.figures.has_devices or question.trains):
         tiles = max(tiles, map_tiles(extent.shape, footprint))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)

@@ -137,9 +137,14 @@ class RunQuestion:
         """The network's graph with frozen nodes, loss, norms and recomputation as set."""
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
-        if self.trains and self.recompute in ("compact", "all"):
+        if self.recomputes:
             graph = graph.with_memory(named_policy(graph, self.network.bands, self.recompute))
         return one_of_equals(graph)
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the user has set what is recomputed."""
+        return self.trains and self.recompute in ("compact", "all")
 
     @property
     def keyed(self) -> bool:
@@ -154,14 +159,3 @@ class RunQuestion:
     def or_bf16(self) -> str:
         """The remedy of a narrower precision, where there is one."""
         return ", or train.precision bf16" if self.value_bytes > 2 else ""
-
-    @property
-    def is_profiled(self) -> bool:
-        """True if the machine has a profile."""
-        return self.machine is not None and self.machine.known
-
-    @property
-    def has_seconds(self) -> bool:
-        """True if the time of a step can be predicted: on a known machine, for whole images, without stages."""
-        whole = self.trains and self.tiles_per_step is None
-        return whole and self.parallel.stages == 1 and self.machine is not None

@@ -232,7 +232,8 @@ class ForwardWalk:
         walked = node
         if self.ranks > 1 or len(self.nodes) > k:
             walked = Node(node.name, layer, tuple([each.name for each in brought]), None, node.frozen, node.loss)
-        cost = self._add(walked, shape, before, made, weights, work, kept_bytes, passes, reread, looks)
+        figures = {"parameters": weights, "multiply_adds": work, "kept_bytes": kept_bytes}
+        cost = self._add(walked, shape, before, made, passes=passes, reread=reread, looks=looks, **figures)
         if made.home is None:
             made.home = self._homes[k + 1]
         windows = sum([tensor.memory for tensor, _ in kept if tensor.home is None])
@@ -288,22 +289,9 @@ class ForwardWalk:
         self._add(node, shape, (made.bytes,), tensor, passes=passes, looks=int(not view))
         return _Present(name, tensor, made.channels, size)
 
-    def _add(
-        self,
-        node: Node,
-        shape: Shape,
-        before: tuple[int, ...],
-        made: Tensor,
-        weights: int = 0,
-        work: int = 0,
-        kept: int = 0,
-        passes: int = 0,
-        reread: int = 0,
-        looks: int = 1,
-    ) -> LayerCost:
+    def _add(self, node: Node, shape: Shape, before: tuple[int, ...], made: Tensor, **figures: int) -> LayerCost:
         kind, after = type(node.layer).__name__, math.prod(shape) * made.value_bytes
-        figures = weights, work, kept, passes, reread, looks, node.frozen, node.loss
-        cost = LayerCost(node.name, kind, shape, before, after, *figures)
+        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, loss=node.loss, **figures)
         self.nodes.append(node)
         self.costs.append(cost)
         return cost
