@@ -188,10 +188,14 @@ class ForwardWalk:
         """Run node `k`, after the steps that bring its inputs."""
         graph, width, node, sources = self.graph, self.value_bytes, self.graph.nodes[k], self.graph.sources[k]
         first, self._fresh, self._noted, layer = len(self.nodes), 0, 0, node.layer
-        dims = enumerate(zip(row.inputs, col.inputs, strict=True))
-        brought = [self._bring(k, index, of_row, of_col) for index, (of_row, of_col) in dims]
-        given = [each.tensor for each in brought]
-        shape, before = (self.channels[k + 1], row.computed, col.computed), tuple([each.bytes for each in brought])
+        given, before, names, crops = list[Tensor](), list[int](), list[str](), False
+        for index, (of_row, of_col) in enumerate(zip(row.inputs, col.inputs, strict=True)):
+            present = self._bring(k, index, of_row, of_col)
+            given.append(present.tensor)
+            before.append(present.bytes)
+            names.append(present.name)
+            crops = crops or of_row.source < of_row.held or of_col.source < of_col.held
+        shape = self.channels[k + 1], row.computed, col.computed
         differentiated, over_ranks = graph.wants_gradient[k + 1], layer.statistics is not None and self.ranks > 1
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
         shares = layer.hands_on or (differentiated and graph.overwrites[k])
@@ -208,8 +212,8 @@ class ForwardWalk:
             besides = layer.kept_besides(shape, width)
         made = given[0]
         if not shares:
-            values = shape[0] if layer.is_flat and not over_ranks else None
-            made = Tensor(math.prod(shape), layer.output_width(made.value_bytes, width), values)
+            stored = shape[0] if layer.is_flat and not over_ranks else None
+            made = Tensor(math.prod(shape), layer.output_width(made.value_bytes, width), stored)
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
         kept_bytes = copies + besides
         for tensor, _ in kept:
@@ -227,13 +231,12 @@ class ForwardWalk:
             narrow = copy_bytes(given[0].value_bytes) > 0
             size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
             layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
-        if any(each.source < each.held for each in (*row.inputs, *col.inputs)):
-            layer = layer.uncropped
+        layer = layer.uncropped if crops else layer
         walked = node
         if self.ranks > 1 or len(self.nodes) > k:
-            walked = Node(node.name, layer, tuple([each.name for each in brought]), None, node.frozen, node.loss)
+            walked = Node(node.name, layer, tuple(names), None, node.frozen, node.loss)
         figures = {"parameters": weights, "multiply_adds": work, "kept_bytes": kept_bytes}
-        cost = self._add(walked, shape, before, made, passes=passes, reread=reread, looks=looks, **figures)
+        cost = self._add(walked, shape, tuple(before), made, passes=passes, reread=reread, looks=looks, **figures)
         if made.home is None:
             made.home = self._homes[k + 1]
         windows = sum([tensor.memory for tensor, _ in kept if tensor.home is None])
