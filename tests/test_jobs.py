@@ -101,6 +101,24 @@ def test_a_script_trains_as_it_was_planned(
         assert word in text
 
 
+def test_a_script_says_what_was_planned_and_its_lines_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--size 10000 --machine a100 --gpus 96 --images 7 --images-per-step 6 --emit slurm"
+    plain, searched = emitted(capsys, *line.split(), "--grid", "4"), emitted(capsys, "--search", *line.split())
+    assert plan([*line.split(), "--grid", "7", "2", "--halo", "read"]) == 0
+    idle, warned = capsys.readouterr()
+    lsf = (JOBS / "lsf/generic.lsf").read_text()
+    for text in (plain, searched, idle, lsf):
+        assert max(map(len, text.splitlines())) <= 80
+        head = " ".join(text.split("#SBATCH")[0].split("#BSUB")[0].replace("#", "").split())
+        assert "Network of the plan: U-Net of 5 levels" in head
+        assert "Memory: all tensors are kept; " in head
+        assert re.search(r"Predicted: a step [\d.]+ m?s, an epoch [\d.]+ m?s for \d image", head)
+    words = "GPUs: 80 at work; 16 idle: --grid 4 4 uses all, --gpus 80 does as much."
+    assert f"# {words}" in idle
+    assert warned == f"warning: {words}\n"
+    assert "bsub -P PROJECT < FILE" in lsf
+
+
 def test_a_job_takes_no_more_nodes_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     """A mesh of 17 x 15 ranks on 64 nodes of 4 GPUs: the nodes are full, and one rank is idle."""
     line = "--search --size 10000 --machine a100 --gpus 256 --gpus-per-node 4 --emit slurm"

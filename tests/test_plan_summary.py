@@ -85,6 +85,30 @@ def test_gpus_take_images_and_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert many["epoch_seconds"] < one["epoch_seconds"] < few["epoch_seconds"]
 
 
+def test_idle_gpus_are_named_with_the_grid_and_the_number_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{SMALL} --grid 7 2 --gpus 96 --images 7 --machine a100"
+    words = "84 at work, on 11 nodes of 8; 12 idle: --grid 4 4 uses all, --gpus 84 does as much"
+    assert words in " ".join(printed(capsys, line).split())
+    full = summary(capsys, line.replace("7 2", "4 4"))
+    assert (full["gpus"], full["gpus_asked"]) == (96, 96)
+    assert "--grid 4 4" in [other["flags"] for other in summary(capsys, line)["better"]]
+    assert "idle" not in printed(capsys, line.replace("7 2", "4 4"))
+
+
+def test_where_no_grid_fits_the_widest_network_that_does_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (other,) = summary(capsys, f"{SMALL} --grid 4 --gpu-memory 10MiB")["better"]
+    narrow = f"{SMALL.replace('--base-channels 16', '')} {other['flags']} --gpu-memory 10MiB"
+    assert other["flags"].startswith("--base-channels 8 --grid ")
+    assert summary(capsys, narrow)["fits"]
+
+
+def test_an_epoch_is_without_reading_where_reading_has_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for machine, without in (("h100", True), ("cpu", False)):
+        rows = printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine {machine}").splitlines()
+        (epoch,) = (row for row in rows if row.startswith("epoch"))
+        assert ("without reading rasters" in epoch) == without
+
+
 def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:
     plain, some, every = (
         printed(capsys, f"{SMALL} --grid 4{show}") for show in ("", " --show memory,modes", " --show all")

@@ -21,9 +21,10 @@ from tiledseg.errors import ConfigError, install
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.answer.table import heading, parse_sections, table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.jobs.job import Site, batch_script, find_site, parse_minutes, planned_job, searched_job
+from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
+from tiledseg.system.console import say
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
 from tiledseg.units import MOST_BYTES, parse_bytes
@@ -65,7 +66,7 @@ def answered(flags: Namespace) -> Answered:
         plotter.write(flags.plot, plotter.draw(question, planned.tiling, planned.pipeline))
     if job is None:
         return Answered(planned.answer, lambda: table(question, planned.answer, shown))
-    script = batch_script(job[0], planned_job(question, planned, *job, budget, flags.halo))
+    script = _script(job[0], planned_job(question, planned, *job, budget, flags.halo))
     return Answered(planned.answer, lambda: script)
 
 
@@ -81,8 +82,15 @@ def _search(flags: Namespace) -> Answered:
     part = search_part(question, found)
     if job is None:
         return Answered({"search": part}, lambda: search_table(part))
-    script = batch_script(job[0], searched_job(question, found.winner, *job))
+    script = _script(job[0], searched_job(question, found.winner, *job))
     return Answered({"search": part}, lambda: script)
+
+
+def _script(site: Site, job: Job) -> str:
+    """Return the batch script, and warn of GPUs that are idle."""
+    if job.idle:
+        say(f"warning: {job.idle}")
+    return batch_script(site, job)
 
 
 def _check_searched(flags: Namespace, word: str) -> None:

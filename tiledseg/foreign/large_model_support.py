@@ -36,8 +36,9 @@ def large_model_support(
     no store: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move, once.
 
     The oldest tensors leave first, and are prefetched in the order of their use. Put it around the loop: file and
-    memory are then made once. Raises ConfigError for a size or a folder that cannot
-    be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
+    memory are then made once. The context's `figures` say what was held and moved; a line at the end of the block warns
+    where that was more than the budget. Raises ConfigError for a size or a folder that cannot be; in the block
+    MemoryLimitError where the store is too small, WriteError where its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
@@ -48,16 +49,19 @@ def large_model_support(
     on_host, on_cpu = str(store) == HOST, device.type == "cpu"
     if not on_cpu and device.type != "cuda":
         raise ConfigError(f"tensors of {device.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
-    if on_host and on_cpu and model is not None:
-        return Recomputing(model, Mover, room, _NO_LIMIT)
-    if on_host and on_cpu:
+    if on_host and on_cpu and model is None:
         raise ConfigError("store is host, the memory beside a GPU's own; give a folder on a local disk, or model")
     if not on_host and not on_cpu:
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
     if not on_host:
         FileStore(store, most).close()  # a folder that cannot be is refused here
-    mover = mover_to(store, device, most)
-    return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
+    mover = Mover if on_host and on_cpu else mover_to(store, device, most)
+    support = Offload(mover, room)
+    if model is not None:
+        support = Recomputing(model, mover, room, _NO_LIMIT if on_host and on_cpu else room)
+    nothing_leaves = "give store a folder on a local disk, or use a smaller batch"
+    support.warns_above, support.remedy = room, nothing_leaves if on_host and on_cpu else "use a smaller batch"
+    return support
 
 
 def _size(name: str, size: str | int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,8 @@ from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.ledger import Ledger
 from tiledseg.memory.mover import HOST, Figures, Mover
+from tiledseg.system.console import say
+from tiledseg.units import size
 
 LEAST = 1 << 20
 """Bytes below which a storage stays: moving it would cost more than it frees."""
@@ -27,8 +30,11 @@ class Offload:
     File, threads and memory belong to one `with` block and its graphs: the last of these gives them back.
 
     The law: outputs and gradients are the same, bit for bit. `budget`: bytes that autograd alone may hold in memory.
-    Memory that runs out in the block is a MemoryLimitError, which says what would fit.
+    Memory that runs out in the block is a MemoryLimitError, which says what would fit. `warns_above`: bytes beyond
+    which a line at the end of the block says how many were held, and a remedy.
     """
+
+    warns_above, remedy = sys.maxsize, ""
 
     def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST, all_kept: bool = True) -> None:
         """`all_kept`: all that autograd keeps may leave; else what is handed to `pack` alone."""
@@ -50,6 +56,9 @@ class Offload:
         hooks.__exit__(kind, error, at)
         held = ledger.resident_bytes
         ledger.count_stalls()
+        peak = self.figures.peak_bytes
+        if error is None and not self._entered and peak > self.warns_above:
+            say(f"warning: autograd held {size(peak)}, beyond the budget of {size(self.warns_above)}; {self.remedy}")
         if error is not None and is_exhausted(error):
             raise exhausted(error, held, self.budget) from error
 

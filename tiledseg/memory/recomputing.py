@@ -20,7 +20,6 @@ from torch import nn
 from tiledseg.errors import ConfigError
 from tiledseg.memory.offload import LEAST, Mover, Offload
 from tiledseg.memory.second_run import run_part, within
-from tiledseg.system.console import say
 
 MOST_LAYERS = 12
 """Modules without parts in one that is run once more: what lies between them is there at once in the backward pass."""
@@ -59,7 +58,6 @@ class Recomputing(Offload):
         self._places = find_places(model)
         self._parts = [part for _, calls in self._places for part in calls if isinstance(part, ModulePart)]
         self._without = 0  # most bytes that are held with all parts computed once more
-        self._may_warn = limit > budget  # nothing leaves
         self._replaced = ExitStack()
 
     @property
@@ -114,12 +112,6 @@ class Recomputing(Offload):
         for part in self._parts:
             part.stays = False
         room = self.aim - self._without
-        if self._largest() > room and self._may_warn:
-            self._may_warn = False
-            say(
-                f"warning: with all parts of model computed once more autograd holds {self._without + self._largest()} "
-                f"bytes, beyond a budget of {self.aim}; give store a folder on a local disk, or use a smaller batch"
-            )
         for part in sorted(self._parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
             part.stays = True
             part.stays = part.bytes + self._largest() <= room

@@ -167,15 +167,17 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
 
     with _alone(), saved_tensors_hooks(pack, SavedHandle.get):
         result = forward(*args, **kwargs)
-    second, sizes = SecondRun(again, name), dict[int, int]()
-    writes = [tensor._version for tensor in tensors] != versions
-    for number, handle in enumerate(handles):
-        if handle.is_open and writes:
+    second, writes = SecondRun(again, name), [tensor._version for tensor in tensors] != versions
+    opened = {number: handle for number, handle in enumerate(handles) if handle.is_open}
+    sizes = {storage_key(h.tensor): h.tensor.untyped_storage().nbytes() for h in opened.values()}
+    for given in tree_flatten(result)[0]:
+        sizes.pop(storage_key(given) if isinstance(given, torch.Tensor) else 0, None)  # its user keeps it
+    for number, handle in opened.items():
+        if writes or not sizes:
             handle.keep(around)
-        elif handle.is_open:
-            sizes[storage_key(handle.tensor)] = handle.tensor.untyped_storage().nbytes()
+        else:
             second.take(number, handle)
-    return result, sum(sizes.values())
+    return result, 0 if writes else sum(sizes.values())
 
 
 def _is_kept(leaf: Any) -> bool:

@@ -3,6 +3,8 @@ would be better."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.text import milliseconds, time_of
-from tiledseg.planning.run.grid import finer_grid
+from tiledseg.planning.run.grid import finer_grid, near_squares
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -22,6 +24,7 @@ from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label
 from tiledseg.units import size
 
+_FINER = 4  # times the tiles: a grid finer than that is not named for GPUs that are idle
 SHORTER = 0.98  # times the epoch: what saves less is not named
 Shape = tuple[int, int]
 
@@ -183,23 +186,20 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
 
 def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans) -> dict[str, Any]:
     """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `answer`: the other parts."""
-    machine, tiling, best = question.figures, modes.tiling, modes.best
-    basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
-    part = {
-        "gpu": question.limit,
+    tiling, best = modes.tiling, modes.best
+    part = basis_part(question, modes.at_work) | {
         "grid": list(tiling.grid),
         "tiles": len(tiling),
         "halo": answer["exact"]["halo"],
         "context": answer["exact"]["context_max"],
-        "gpus_per_node": machine.ranks_per_host,
-        "images": question.images,
-        "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
+        "gpus_per_node": question.figures.ranks_per_host,
         "recomputed": 0,
         "recompute_percent": 0.0,
     }
     if "stages" in answer:
         return part | _stages(question, tiling, answer["stages"])
-    part["better"] = list(_better(question, modes))
+    full = _full_grid(question, tiling) if modes.at_work < question.ranks and not question.parallel.mesh else None
+    part |= {"full_grid": full and list(full), "better": _better(question, modes, full)}
     if best is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         return part | {"fits": False, "reason": reason, "modes": []}
@@ -213,6 +213,20 @@ def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans
         "modes": rows,
         "images_per_step": modes.question.images_per_step,
         "milliseconds": rows[0]["milliseconds"],
+    }
+
+
+def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
+    """Return the facts that figures of a plan on so many GPUs rest on."""
+    machine = question.figures
+    basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
+    return {
+        "gpu": question.limit,
+        "gpus_asked": question.ranks,
+        "full_grid": None,
+        "images": question.images,
+        "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
+        "reading": not machine.has_free_core(gpus),
     }
 
 
@@ -233,42 +247,83 @@ def _stages(question: RunQuestion, tiling: Tiling, part: dict[str, Any]) -> dict
     }
 
 
-def _better(question: RunQuestion, here: ModePlans) -> Iterator[dict[str, Any]]:
-    """Yield other settings, each with its figures: those that fit where these do not, or have a shorter epoch."""
+def narrower(question: RunQuestion) -> str | None:
+    """Return the narrower precision that suits the machine, None where values are narrow."""
+    rates = question.figures.rates
+    usual = "fp16" if rates.get("fp16", 0.0) > rates.get("bf16", question.figures.flops) else "bf16"
+    return usual if question.value_bytes > 2 else None
+
+
+def _better(question: RunQuestion, here: ModePlans, full: Shape | None) -> list[dict[str, Any]]:
+    """Return other settings, each with its figures: those that fit where these do not, or have a shorter epoch. Where
+    none fits, the first of narrower values or networks. `full`: the grid that gives every GPU a tile."""
     longest = SHORTER * here.values(here.best)["epoch_seconds"] if here.best and here.fitting else math.inf
-    for flags, other in _others(question, here.tiling):
+
+    def figures(flags: str, other: RunQuestion) -> dict[str, Any] | None:
+        assert other.grid is not None, "a grid is given"
         try:
-            assert other.grid is not None, "a grid is given"
             modes = mode_plans(other, make_tiling(other.shape, other.grid, here.tiling.footprint))
         except InputError:
-            continue
-        if modes.best is not None and modes.fitting and modes.values(modes.best)["epoch_seconds"] < longest:
-            yield {"flags": flags, **modes.values(modes.best)}
+            return None
+        values = modes.values(modes.best) if modes.best and modes.fitting else None
+        return {"flags": flags, **values} if values and values["epoch_seconds"] < longest else None
+
+    found = list(filter(None, itertools.starmap(figures, _others(question, here.tiling, full))))
+    if found or here.fitting:
+        return found
+    return list(itertools.islice(filter(None, itertools.starmap(figures, _narrower(question, here.tiling))), 1))
 
 
-def _others(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
+def _full_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
+    """Return the grid nearest in tiles, finer first, that gives every GPU one; None where none does."""
+    ranks, images = question.ranks, question.images_per_step or question.images
+    finest = finest_grid(question.shape, tiling.footprint)
+    counts = (n for n in range(-(-ranks // images), min(ranks, _FINER * len(tiling)) + 1) if ranks % n == 0)
+    grids = [grid for tiles in counts for grid in near_squares(question.shape, finest, tiles, 1)]
+    full = [grid for grid in grids if ranks % math.prod(grid) == 0]
+    return min(full, key=lambda grid: (math.prod(grid) < len(tiling), abs(math.prod(grid) - len(tiling))), default=None)
+
+
+def _fitting_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
+    """Return the grid of the fewest tiles that fit and give each GPU one; None where none fits."""
+    ranks = -(-max(1, question.ranks) // question.images)
+    asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
+    try:
+        return run_grid(asked, tiling.footprint, question.rasters[0])
+    except InputError:
+        return None
+
+
+def _others(question: RunQuestion, tiling: Tiling, full: Shape | None) -> Iterator[tuple[str, RunQuestion]]:
     """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
-    tiles that fit and give each GPU one, and one of twice the rows and columns where GPUs are not counted."""
-    kept, machine = "none" if question.recompute == "auto" else question.recompute, question.figures
+    tiles that fit and give each GPU one, the `full` one, and one of twice the rows and columns where GPUs are not
+    counted."""
+    kept = "none" if question.recompute == "auto" else question.recompute
     question = replace(question, grid=tiling.grid, recompute=kept)
-    if question.precision in ("fp32", "fp64"):
-        usual = "fp16" if machine.rates.get("fp16", 0.0) > machine.rates.get("bf16", machine.flops) else "bf16"
+    if usual := narrower(question):
         yield f"--precision {usual}", replace(question, precision=usual)
     if 0 < question.ranks < len(tiling):
         yield f"--gpus {len(tiling)}", replace(question, ranks=len(tiling))
     if question.parallel.mesh is not None:
         return
-    grids = []
-    if question.limit is not None:
-        try:
-            ranks = -(-max(1, question.ranks) // question.images)
-            asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
-            grids.append(run_grid(asked, tiling.footprint, question.rasters[0]))
-        except InputError:
-            pass  # no grid fits
+    grids = [_fitting_grid(question, tiling) if question.limit is not None else None, full]
     if not question.ranks:
         finest = finest_grid(question.shape, tiling.footprint)
         grids.append((min(finest[0], 2 * tiling.grid[0]), min(finest[1], 2 * tiling.grid[1])))
     for grid in dict.fromkeys(grids):
-        if grid != tiling.grid:
+        if grid not in (None, tiling.grid):
             yield f"--grid {grid[0]} {grid[1]}", replace(question, grid=grid)
+
+
+def _narrower(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
+    """Yield flags of narrower values, then of narrower networks, with a grid that fits."""
+    others = [(f"--precision {usual}", replace(question, precision=usual)) for usual in (narrower(question),) if usual]
+    channels = getattr(question.network, "base_channels", 0)
+    with contextlib.suppress(ConfigError):  # a group norm has too few channels
+        while channels := channels // 2:
+            network: Any = question.network
+            thin = replace(question, network=replace(network, base_channels=channels))
+            others.append((f"--base-channels {channels}", thin))
+    for flags, other in others if question.parallel.mesh is None else ():
+        if grid := _fitting_grid(other, tiling):
+            yield f"{flags} --grid {grid[0]} {grid[1]}", replace(other, grid=grid)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.planning.answer.modes import with_step
+from tiledseg.planning.answer.modes import basis_part, narrower, with_step
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped
 from tiledseg.planning.memory.store import disk_of, store_of
@@ -74,6 +74,8 @@ def search_part(question: RunQuestion, result: Searched) -> dict[str, Any]:
         "gpus": question.ranks,
         "images_per_step": question.images_per_step,
         "memory": question.limit,
+        "precision": question.precision,
+        "narrower": narrower(question),
         "candidates": result.candidates,
         "discarded": result.discarded,
         "best": [_row(question, each) for each in result.best],
@@ -108,6 +110,14 @@ def memory_keys(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     return {"offload": "auto"} | ({"store": "host"} if question.figures.has_devices else {})
 
 
+def job_part(question: RunQuestion, priced: Priced) -> dict[str, Any]:
+    """Return the figures of settings as those of a plan's summary."""
+    row, again = _row(question, priced), priced.plan.rebuilt
+    figures = {key: row[key] for key in ("memory", "milliseconds", "epoch_seconds")} | {"fits": True}
+    figures |= {"recomputed": len(again.items) if again else 0, "recompute_percent": 100 * again.extra if again else 0}
+    return basis_part(question, priced.ranks) | figures
+
+
 def search_table(part: dict[str, Any]) -> str:
     """Return a row for each of the best, one for the best of another kind, the discarded settings, and the reason."""
     rows: list[tuple[str, ...]] = [("#", "step", "epoch", "computing", "communication", "waiting", "memory", "")]
@@ -116,8 +126,10 @@ def search_table(part: dict[str, Any]) -> str:
     if part["other"] and part["other"] not in part["best"]:
         rows.append(_cells("-", part["other"], "best of another kind"))
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
+    narrow = f"{part['precision']}; --precision {part['narrower']} takes half the memory, and less time on most GPUs"
     remarks = [
         f"machine: {figures_basis(part['machine'])}",
+        f"precision: {narrow if part['narrower'] else part['precision']}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
@@ -227,7 +239,14 @@ def scaling_table(part: dict[str, Any]) -> str:
         )
     images = f"{part['images']} images of {words(part['size'])} px"
     title = wrapped(f"scaling: {images} an epoch; efficiency 1 is that of the first number", "")
-    return "\n".join([title, columns(rows), wrapped(f"machine: {figures_basis(part['machine'])}"), wrapped(_STUDIES)])
+    remarks, most = (
+        [f"machine: {figures_basis(part['machine'])}", _STUDIES],
+        {r["scaling"]: r["gpus"] for r in part["points"]},
+    )
+    if most.get("weak") != most["strong"]:
+        ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"
+        remarks.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
+    return "\n".join([title, columns(rows), *map(wrapped, remarks)])
 
 
 def scaling_csv(part: dict[str, Any]) -> str:

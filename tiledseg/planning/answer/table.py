@@ -130,7 +130,7 @@ def heading(question: RunQuestion) -> str:
 def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> str:
     """Return at most 25 lines."""
     part = answer["summary"]
-    lines = [*wrapped_lines(heading(question))[:MOST_HEADING], "", _row("memory", _memory(part))]
+    lines = [*wrapped_lines(heading(question))[:MOST_HEADING], "", _row("memory", memory_words(part))]
     halo = f"halo {part['halo']} px, contexts of {words(part['context'])} px at most"
     lines.append(_row("grid", f"{words(part['grid'])}: {counted(part['tiles'], 'tile')}, {halo}"))
     if part["modes"]:
@@ -143,9 +143,9 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         items = counted(part[number], kind)
         lines += [
             _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}"),
-            _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}"),
+            _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}{idle_words(part)}"),
             _row("step", f"{duration(part['milliseconds'] / 1000)} for {items}, predicted: {part['machine']}"),
-            _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}"),
+            _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"),
         ]
     for place, other in enumerate(part["better"]):
         figures = f"{mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}"
@@ -155,7 +155,32 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
     return "\n".join([*lines, _row("more", f"--show {','.join(sections)} or all; --help")])
 
 
-def _memory(part: Part) -> str:
+def beside(part: Part) -> str:
+    """Return the part of an epoch that its predicted seconds leave out, if any."""
+    return "" if part["reading"] else ", without reading rasters"
+
+
+def idle_words(part: Part) -> str:
+    """Return how many GPUs have nothing to do, and the grid or the number that would do; empty where all have."""
+    idle, grid = part["gpus_asked"] - part["gpus"], part["full_grid"]
+    full = f"--grid {grid[0]} {grid[1]} uses all, " if grid else ""
+    return f"; {idle:,} idle: {full}--gpus {part['gpus']} does as much" if idle > 0 else ""
+
+
+def job_lines(question: RunQuestion, part: Part) -> list[str]:
+    """Return network, memory and predicted times as lines of a batch script; `part`: figures as of a summary."""
+    network, step = question.network.in_words.replace("\n", ", "), duration(part["milliseconds"] / 1000)
+    epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
+    policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
+    return [
+        f"Network of the plan: {network}, {question.precision}. The configuration must have the same.",
+        f"Memory: {'' if part['recomputed'] else policy}{memory_words(part)}.",
+        f"Predicted: a step {step}, {epoch}; {part['machine']}.",
+    ]
+
+
+def memory_words(part: Part) -> str:
+    """Return the bytes of a GPU, and whether they fit by recomputing."""
     if "reason" in part:
         return f"no mode can be: {part['reason']}"
     if part["fits"] is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from tiledseg.planning.staged_pipeline import StagedPipeline
 
 SYSTEMS = ("slurm", "lsf")
+_WIDTH = 80  # columns of a script
 _MOST_MINUTES = 7 * 24 * 60
 _OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
-_HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"  # by mpirun, only if named
+_HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH", "OMP_NUM_THREADS TILEDSEG_END_TIME"  # by mpirun, only if named
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ def find_site(system: str, name: str, per_node: int | None, usual: int) -> Site:
 
 
 class Job(NamedTuple):
-    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, and a line that says what they do."""
+    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, lines that say what they do, and one on GPUs
+    that are idle."""
 
     nodes: int
     per_node: int
     minutes: int
     flags: Sequence[str]
-    title: str
+    about: Sequence[str]
+    idle: str = ""
 
 
 def planned_job(
@@ -98,23 +102,33 @@ def planned_job(
     nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
     """
     assert planned.tiling is not None, "the command refuses other strides"
+    part = dict(planned.answer["summary"])
     grid = planned.tiling.grid
     gpus = question.ranks or math.prod(grid)
     keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None:
-        ranks, more, words = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, site.gpus)
+        modes = planned.answer["modes"] | {"full_grid": part["full_grid"]}
+        ranks, more, words, row = _mode(modes, halo, question.images_per_step, gpus, site.gpus)
+        if (row["mode"], row["fusion"]) != (part["mode"], part["fusion"]):
+            part |= {"memory": row["memory_rank"], "fits": row.get("fits"), "recomputed": 0}
+        longer = row["milliseconds"] / part["milliseconds"]
+        if "train.images_per_step" in more and row["mode"] == "read":  # fewer ranks take more turns
+            tiles = question.images_per_step * math.prod(grid)
+            longer *= -(-tiles // ranks) / -(-tiles // part["gpus"])
+        part |= {name: part[name] * longer for name in ("milliseconds", "epoch_seconds")}
     elif halo in (None, "read"):
         ranks, more, words = _pipelines(planned.pipeline, gpus, site.gpus)
     else:
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
-    return _job(ranks, site.gpus, gpus, minutes, flags, f": {grid[0]} x {grid[1]} tiles an image, {words}.")
+    words = f": {grid[0]} x {grid[1]} tiles an image, {words}."
+    return _job(question, ranks, site.gpus, gpus, minutes, flags, words, part)
 
 
 def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
-    from tiledseg.planning.answer.search import memory_keys
+    from tiledseg.planning.answer.search import job_part, memory_keys
 
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid}
@@ -125,22 +139,37 @@ def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    return _job(priced.ranks, site.gpus, question.ranks, minutes, _flags(keys), words, may_idle)
+    part = job_part(question, priced)
+    return _job(question, priced.ranks, site.gpus, question.ranks, minutes, _flags(keys), words, part, may_idle)
 
 
 def _job(
-    ranks: int, node_gpus: int, gpus: int, minutes: int, flags: Sequence[str], words: str, may_idle: bool = False
+    question: RunQuestion,
+    ranks: int,
+    node_gpus: int,
+    gpus: int,
+    minutes: int,
+    flags: Sequence[str],
+    words: str,
+    part: Mapping[str, Any],
+    may_idle: bool = False,
 ) -> Job:
-    """Return the job of so many ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
-    fill and ranks may idle, nodes are full, and some ranks too many."""
+    """Return the job of so many ranks, as many on each node, at most its GPUs; `part`: figures as of a summary. Where
+    this takes more nodes than `gpus` fill and ranks may idle, nodes are full, and some ranks too many."""
+    from tiledseg.planning.answer.table import idle_words, job_lines
+
     most = min(node_gpus, ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
     nodes, idle = ranks // per_node, ""
     if may_idle and nodes > -(-gpus // node_gpus):
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
-    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
-    return Job(nodes, per_node, minutes, flags, title)
+    title, part = (
+        f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}",
+        {**part, "gpus": ranks},
+    )
+    idle = [f"GPUs: {ranks} at work{idle_words(part)}."] if idle_words(part) else []
+    return Job(nodes, per_node, minutes, flags, [title, *job_lines(question, part), *idle], *idle)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
@@ -149,27 +178,28 @@ def _precision(question: RunQuestion) -> dict[str, Any]:
 
 def _mode(
     modes: Mapping[str, Any], halo: str | None, images: int, gpus: int, per_node: int
-) -> tuple[int, dict[str, Any], str]:
-    """Return ranks, keys and a description of a run in that mode, or the one that was chosen. `images`: of a step, 0
-    for as many as the GPUs take."""
+) -> tuple[int, dict[str, Any], str, Mapping[str, Any]]:
+    """Return ranks, keys, a description and the costs of a run in that mode, or the one that was chosen. `images`: of a
+    step, 0 for as many as the GPUs take."""
     chosen, image = modes["choice"], modes["ranks"]
     mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
     if mode is None:
         raise ConfigError(f"--emit needs a halo mode that fits, but {chosen['reason']}")
-    row = next(row for row in modes["costs"] if row["mode"] == mode)
+    row = next(row for row in modes["costs"] if row["mode"] == mode and row.get("fusion") in (None, fusion))
     if not row["possible"]:
         raise ConfigError(f"--halo is {mode}, but {row['reason']}")
     if not row["exact"]:
         raise ConfigError(
             f"--halo is {mode}, which is not exact here; leave it out, and the plan chooses a mode that is"
         )
-    ranks = _full(min(gpus, images * image or gpus), 1 if mode == "read" else image, per_node)
+    group, ranks = 1 if mode == "read" else image, min(gpus, images * image or gpus)
+    ranks = _full(ranks, group, per_node, modes["full_grid"])
     if mode == "read" and not images:
-        return ranks, {"train.tiles_per_step": ranks}, "one a GPU"
+        return ranks, {"train.tiles_per_step": ranks}, "one a GPU", row
     keys = {} if mode == "read" else {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
     keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images or ranks // image}
-    return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}"
+    return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}", row
 
 
 def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
@@ -187,15 +217,16 @@ def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int,
     return ranks, keys, f"{ranks // case.stages} pipelines of {case.stages} stages"
 
 
-def _full(gpus: int, group: int, per_node: int) -> int:
-    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are."""
+def _full(gpus: int, group: int, per_node: int, grid: Sequence[int] | None = None) -> int:
+    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are. `grid`: one
+    that uses all GPUs."""
     together = math.lcm(group, per_node) if gpus > per_node else group
     ranks = gpus // together * together
     if ranks:
         return ranks
     raise ConfigError(
         f"--gpus is {gpus}, but groups of {group} ranks on full nodes of {per_node} take {together} at least; give "
-        "that many"
+        f"that many{f', or --grid {grid[0]} {grid[1]}' if grid else ''}"
     )
 
 
@@ -208,16 +239,18 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
 def batch_script(site: Site, job: Job) -> str:
     """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
     slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
-    ranks = f"-n {job.nodes * job.per_node} --gpus-per-node {job.per_node}"
-    words = {name: str(getattr(job, name)) for name in ("title", "nodes", "per_node", "minutes")}
+    ranks = f"-n {job.nodes * job.per_node}", f"--gpus-per-node {job.per_node}"
+    rehearsal = (part.replace(" ", "\0") for part in (*ranks, "--config run.yaml", *job.flags))  # not cut there
+    words = {name: str(getattr(job, name)) for name in ("nodes", "per_node", "minutes")}
     words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
         "time": f"{hours:02}:{minutes:02}:00" if slurm else f"{hours}:{minutes:02}",
-        "rehearsal": f"tiledseg doctor --rehearse {ranks} --config run.yaml \\\n#   {' '.join(job.flags)}",
+        "about": "\n".join(_comment(line) for line in job.about),
+        "rehearsal": _comment(" ".join(["tiledseg doctor --rehearse", *rehearsal]), " \\"),
         "flags": "\n".join(f"    {each}" for each in job.flags),
         "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
         "exports": "\n".join(f"export {each}" for each in site.exports),
-        "threads": _threads(site),
-        "handed_on": " ".join([_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
+        "threads": _comment(f"Threads: {_threads(site)}."),
+        "handed_on": " \\\n        ".join([*_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
     text = _template(site.system).replace("@run@\n", _template("run"))
     if not slurm:
@@ -228,6 +261,12 @@ def batch_script(site: Site, job: Job) -> str:
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()
+
+
+def _comment(text: str, ending: str = "") -> str:
+    """Return the text in lines of a script's comment; each but the last has the `ending`."""
+    lines = textwrap.wrap(text, _WIDTH - len(f"#   {ending}"), break_long_words=False, break_on_hyphens=False)
+    return "# " + f"{ending}\n#   ".join(lines).replace("\0", " ")
 
 
 def _threads(site: Site) -> str:

@@ -1,8 +1,11 @@
-# Ranks: Open MPI's mpirun takes the hosts from LSF's file, and each rank takes GPU number (local rank) of its node.
+# Ranks: Open MPI's mpirun takes the hosts from LSF's file, and each rank takes
+# GPU number (local rank) of its node.
 hosts=()
 [[ -z "${LSB_DJOB_HOSTFILE:-}" ]] || hosts=(--hostfile "$LSB_DJOB_HOSTFILE")
-launch=(mpirun "${hosts[@]}" -n "$((nodes * gpus))" --map-by "ppr:$gpus:node" --bind-to none)
-for name in @handed_on@; do # mpirun hands these to other nodes only if told
+launch=(mpirun "${hosts[@]}" -n "$((nodes * gpus))" --map-by "ppr:$gpus:node")
+launch+=(--bind-to none)
+# mpirun hands these to other nodes only if told
+for name in @handed_on@; do
     [[ -z "${!name:-}" ]] || launch+=(-x "$name")
 done
 

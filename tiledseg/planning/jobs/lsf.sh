@@ -1,11 +1,13 @@
 #!/bin/bash
-# @title@
+@about@
 #
-# Rehearsal without GPUs: @rehearsal@
+# Rehearsal without GPUs:
+@rehearsal@
 #
-#   bsub -P PROJECT FILE
+#   bsub -P PROJECT < FILE
 #
-# jobs/README.md has the variables TILEDSEG_*; keys of the configuration go to the end of the line that trains.
+# Keys of the configuration go to the end of the line that trains.
+# jobs/README.md has the variables TILEDSEG_*.
 #
 #BSUB -J tiledseg
 @nodes_directive@
@@ -30,20 +32,23 @@ planned=(
 @flags@
 )
 
-# Threads: @threads@.
+@threads@
 export OMP_NUM_THREADS="$cores"
 @exports@
 
-# The job's end: training stops in time by itself too, since a signal may be lost.
-export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$(($(date +%s) + 60 * ${TILEDSEG_MINUTES:-@minutes@}))}"
+# The job's end: training stops in time by itself too, as a signal may be lost.
+end=$(($(date +%s) + 60 * ${TILEDSEG_MINUTES:-@minutes@}))
+export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$end}"
 
 @launch@
 
-# USR2 comes five minutes before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75, at
-# which LSF submits the job again (-Q 75). After TERM (bkill) it does not.
+# USR2 comes five minutes before the job's end, and goes on to the ranks: they
+# write a checkpoint and leave with 75, at which LSF submits the job again
+# (-Q 75). After TERM (bkill) it does not.
 signal=USR2 job="${LSB_JOBID:-}" task="${LSB_JOBINDEX:-0}"
 
-# Staging: an archive with an environment (conda-pack, venv-pack) and a folder of rasters onto the nodes' own disks.
+# Staging: an archive with an environment (conda-pack, venv-pack) and a folder
+# of rasters onto the nodes' own disks.
 if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     on_nodes mkdir -p "$local/environment"
     on_nodes tar -xf "$TILEDSEG_ENVIRONMENT" -C "$local/environment"
@@ -56,7 +61,8 @@ if [[ "${TILEDSEG_DOCTOR:-1}" == 1 ]]; then
     run "$python" -m tiledseg.doctor || code=$?
 fi
 if ((code == 0)); then
-    run "$python" -m tiledseg.train --config "$config" "${planned[@]}" "${flags[@]}" "$@" || code=$?
+    run "$python" -m tiledseg.train --config "$config" \
+        "${planned[@]}" "${flags[@]}" "$@" || code=$?
 fi
 if ((code == 75 && cancelled)); then
     code=143

@@ -1,11 +1,13 @@
 #!/bin/bash
-# @title@
+@about@
 #
-# Rehearsal without GPUs: @rehearsal@
+# Rehearsal without GPUs:
+@rehearsal@
 #
 #   sbatch FILE [--group.key value ...]
 #
-# Keys of the configuration may follow, the last one counts. jobs/README.md has the variables TILEDSEG_*.
+# Keys of the configuration may follow, the last one counts. jobs/README.md has
+# the variables TILEDSEG_*.
 #
 #SBATCH --job-name=tiledseg
 #SBATCH --nodes=@nodes@
@@ -31,21 +33,30 @@ planned=(
 @flags@
 )
 
-# Threads: @threads@. srun takes cpus-per-task from its own variable, not from the batch script.
+@threads@
+# srun takes cpus-per-task from its own variable, not from the batch script.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
 @exports@
 
-# The job's end: training stops in time by itself too, since a signal may be lost.
-end="${SLURM_JOB_END_TIME:-$(date --date="$(squeue --noheader --job="$SLURM_JOB_ID" --format=%e)" +%s 2>/dev/null || true)}"
+# The job's end: training stops in time by itself too, as a signal may be lost.
+end="${SLURM_JOB_END_TIME:-}"
+if [[ -z "$end" ]]; then
+    end="$(squeue --noheader --job="$SLURM_JOB_ID" --format=%e || true)"
+    [[ -z "$end" ]] || end="$(date --date="$end" +%s 2>/dev/null || true)"
+fi
 [[ -z "$end" ]] || export TILEDSEG_END_TIME="$end"
 
-# GPUs: every rank sees those of its node and takes number (local rank). One GPU a task (--gpus-per-task) works too, but
-# hides the neighbours from NCCL, which then cannot use the links between them.
-# Rendezvous: rank 0's node and a port come from Slurm's variables; MASTER_ADDR and MASTER_PORT replace them where set.
+# GPUs: every rank sees those of its node and takes number (local rank). One GPU
+# a task (--gpus-per-task) works too, but hides the neighbours from NCCL, which
+# then cannot use the links between them.
+# Rendezvous: rank 0's node and a port come from Slurm's variables; MASTER_ADDR
+# and MASTER_PORT replace them where set.
 if [[ "${TILEDSEG_LAUNCHER:-@launcher@}" == mpirun ]]; then
-    launch=(mpirun -n "$tasks" --map-by "ppr:$SLURM_NTASKS_PER_NODE:node" --bind-to none)
-    for name in @handed_on@; do # mpirun hands these to other nodes only if told
+    launch=(mpirun -n "$tasks" --map-by "ppr:$SLURM_NTASKS_PER_NODE:node")
+    launch+=(--bind-to none)
+    # mpirun hands these to other nodes only if told
+    for name in @handed_on@; do
         [[ -z "${!name:-}" ]] || launch+=(-x "$name")
     done
 else
@@ -54,14 +65,17 @@ fi
 
 # Runs a command once on each node.
 on_nodes() {
-    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
+        --ntasks-per-node=1 "$@"
 }
 
-# USR1 comes to this shell before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75.
-# TERM (scancel) does the same, but then nothing is submitted again.
+# USR1 comes to this shell before the job's end, and goes on to the ranks: they
+# write a checkpoint and leave with 75. TERM (scancel) does the same, but then
+# nothing is submitted again.
 signal=USR1 job="$SLURM_JOB_ID" task="${SLURM_ARRAY_TASK_ID:-0}"
 
-# Staging: an archive with an environment (conda-pack, venv-pack) and a folder of rasters onto the nodes' own disks.
+# Staging: an archive with an environment (conda-pack, venv-pack) and a folder
+# of rasters onto the nodes' own disks.
 if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     on_nodes mkdir -p "$local/environment"
     sbcast --force "$TILEDSEG_ENVIRONMENT" "$local/environment.archive"
@@ -75,10 +89,12 @@ if [[ "${TILEDSEG_DOCTOR:-1}" == 1 && "${SLURM_RESTART_COUNT:-0}" == 0 ]]; then
     run "$python" -m tiledseg.doctor || code=$?
 fi
 if ((code == 0)); then
-    run "$python" -m tiledseg.train --config "$config" "${planned[@]}" "${flags[@]}" "$@" || code=$?
+    run "$python" -m tiledseg.train --config "$config" \
+        "${planned[@]}" "${flags[@]}" "$@" || code=$?
 fi
-if ((code == 75 && !cancelled && ${SLURM_RESTART_COUNT:-0} < ${TILEDSEG_RESTARTS:-100})); then
-    echo "the job goes on: requeued after ${SLURM_RESTART_COUNT:-0} restarts"
+restarts="${SLURM_RESTART_COUNT:-0}"
+if ((code == 75 && !cancelled && restarts < ${TILEDSEG_RESTARTS:-100})); then
+    echo "the job goes on: requeued after $restarts restarts"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
