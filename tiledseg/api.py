@@ -131,7 +131,8 @@ def predict_raster(
     a second raster, a band a class, of `probability_type` (None: float32). `polygons`: a GeoPackage of the areas of
     `polygons_classes` (names or numbers, None: all), without those below `minimum_area`. `format` and `compress`: how
     rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
-    turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/explanation/exactness.md).
+    turns. `verify`: a module is compared first with what was traced of it, on a tile, and a line says so
+    (docs/explanation/exactness.md).
     Several sources have a map each, in the folder `target`. Where a norm takes statistics over the image, the ranks
     compute it layer by layer together, and need memory for their blocks of it.
 
@@ -145,6 +146,7 @@ def predict_raster(
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.spread import Parallelism
     from tiledseg.predict import build_parser, parse_groups, request_of
+    from tiledseg.system.console import say
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     targets = {"output": target, "probabilities": probabilities, "polygons": polygons}
@@ -166,7 +168,7 @@ def predict_raster(
         requests = mesh.on_root(lambda: each_image(request, images, files))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
         requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
-        predict_all(requests, mapper, memory_per_rank(mesh), mesh)
+        predict_all(requests, mapper, memory_per_rank(mesh), mesh, log=say)
 
 
 def _mapper(network: Any, images: Sequence[str], references: bool, given: Mapping[str, Any], mesh: Mesh) -> Mapper:

@@ -135,6 +135,10 @@ def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
     spread = tiledseg.parallelize(module(), (1, mesh.size))
     assert sum(mesh.communicator.gather_objects(spread.block(8, 52).area)) == 8 * 52
     if mesh.size > 1:
+        with pytest.raises(
+            GeometryError, match=r"each rank has the whole 8 x 52 pixels that .block\(8, 52\) cuts; give"
+        ):
+            spread(torch.zeros(1, 2, 8, 52, dtype=torch.float64))
         with pytest.raises(GeometryError, match="make no image"):
             spread(torch.zeros(1, 2, 8 + 4 * mesh.rank, 8, dtype=torch.float64))
         with pytest.raises(GeometryError, match=r"the blocks have \[1, 2.*\] images; give all ranks as many"):

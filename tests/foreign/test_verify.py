@@ -62,6 +62,9 @@ def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest
         assert main([*words, *way, "--output", str(tmp_path / f"{name}.tif")]) == 0, name
         said = capfd.readouterr().err
         assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, " in said) == (name != "off"), name
+    for verify in (True, False):
+        tiledseg.predict_raster(Sly(), scene, tmp_path / "own.tif", grid=1, verify=verify)
+        assert capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, ") == verify
     pixels = [(tmp_path / f"{name}.tif").read_bytes() for name in ("plain", "off")]
     assert pixels[0] == pixels[1]
     assert main(["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]) == 2

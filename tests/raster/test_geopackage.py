@@ -116,3 +116,17 @@ def test_a_least_area_is_of_whole_pixels() -> None:
         info = Info(300, 410, transform=Affine(side, 0, 350000, 0, -side, 3770000))
         assert pixels_of(area, info) == pytest.approx(pixels, rel=1e-12)
         assert pixels_of(area, info) <= pixels or pixels == 1.2
+
+
+def test_a_layer_of_other_fields_is_somebodys_and_stays(tmp_path: Path) -> None:
+    """A file of ours is replaced, as maps are; one whose layer has our name alone is refused."""
+    square, one = [shapely.to_wkb(shapely.box(0, 0, 1, 1))], np.ones(1, np.int32)
+    for names, ours in ((("class", "name", "pixels"), True), (("class", "owner"), False)):
+        pyogrio.raw.write(
+            tmp_path / "p.gpkg", square, [one] * len(names), names, layer="classes", geometry_type="Polygon", crs=UTM
+        )
+        if ours:
+            assert polygons_output("--polygons", tmp_path / "p.gpkg").path == tmp_path / "p.gpkg"
+        else:
+            with pytest.raises(OutputError, match="holds the layer classes, which would be lost"):
+                polygons_output("--polygons", tmp_path / "p.gpkg")

@@ -126,7 +126,7 @@ def test_a_layer_that_is_dropped_by_a_draw_does_not_train(draw: Callable[[], flo
 def test_batch_norm_on_means_of_an_image_maps_and_does_not_train() -> None:
     """torch trains it on batches alone, whose images a step of ours may spread over ranks."""
     module = Outer(Parsing(8, nn.BatchNorm2d)).double()
-    with pytest.raises(ConfigError, match="learns from few means an image"):
+    with pytest.raises(ConfigError, match="learns from a few means an image"):
         trace(module.train(), 3)
     network = trace(module.eval(), 3)
     x_BCHW = torch.randn(1, 3, 40, 56, dtype=torch.float64)

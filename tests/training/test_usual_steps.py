@@ -67,6 +67,13 @@ def test_ranks_and_memory_change_no_step(unsaid: Config, memory: int, ranks: int
     assert not few_steps(prepared)
 
 
+def test_one_small_image_is_trained_on_for_as_many_steps(unsaid: Config, tmp_path: Path) -> None:
+    write_raster(tmp_path / "large.tif", np.zeros((3, 96, 96), np.uint8))
+    write_raster(tmp_path / "large-labels.tif", np.zeros((1, 96, 96), np.uint8))
+    prepared = prepare(unsaid, 1 << 32, 1)
+    assert (steps_of(prepared), prepared.chosen) == (([(1, 1)], None, 1, 500), True)
+
+
 def test_idle_ranks_are_named_with_what_would_use_them(unsaid: Config) -> None:
     prepared = prepare(unsaid, 1 << 32, 4)
     assert idle_ranks(prepared, 1) == ""
@@ -106,11 +113,14 @@ def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
     assert said[-1] == (f"wrote checkpoint {where}, best {where} (mean_iou {best['value']:.4f})")
     assert not [line for line in said if "nothing to do" in line]
     assert [line for line in said if line.startswith("warning: the run has 3 steps in all")]
-    resolved = (folder / "config.yaml").read_bytes()
+    resolved, names = (folder / "config.yaml").read_bytes(), ("summary.json", "started.json")
+    before = [json.loads((folder / name).read_text()) for name in names]
     config.optimizer.lr *= 3
     assert run(config) == 0
     assert (folder / "config.yaml").read_bytes() == resolved, "no step ran with the other rate"
-    assert json.loads((folder / "summary.json").read_text())["resumed"] == []
+    after = [json.loads((folder / name).read_text()) for name in names]
+    assert after[0] == before[0], "its command, ranks and time are the run's"
+    assert {**after[1], "seconds_before": 0} == before[1]
     said = capfd.readouterr().err.splitlines()
     assert [line for line in said if "nothing" in line] == [
         "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output"

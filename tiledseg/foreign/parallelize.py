@@ -57,6 +57,7 @@ class ParallelModule(SpreadModule):
         super().__init__(network, *mesh, stages=1, seed=seed)
         self._unverified = {True, False} if verify and network.recorded is not None else set()  # modes of training
         self._spatial = SpatialNetwork(self.network, self.axes, fusion)
+        self._asked: tuple[int, int] | None = None  # height and width of the image that was last cut
 
     def block(self, height: int, width: int) -> Box:
         """Return the rows and columns of this rank of an image of so many pixels: about as many on every rank, cut
@@ -64,8 +65,8 @@ class ParallelModule(SpreadModule):
 
         Raises GeometryError where the image has fewer pixels than ranks.
         """
-        rows, cols = self._even(height, width)
-        return self._spatial.blocks(rows, cols)[0]
+        self._asked = height, width
+        return self._spatial.blocks(*self._even(height, width))[0]
 
     def output_block(self, height: int, width: int) -> Box:
         """Return the part of the whole output that this rank gives for its `block` of an image of so many pixels."""
@@ -77,7 +78,8 @@ class ParallelModule(SpreadModule):
         (`reduce_gradients`).
 
         Blocks may be cut anywhere, as long as those of a row of ranks are equally high, and those of a column equally
-        wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers.
+        wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers, or where each is as
+        large as the image of the last call of `block`.
 
         A batch norm in training measures the images of all replicas together: every rank then calls this, and the
         backward pass. Norms come in the order of the graph, backward in the opposite one: nothing can wait forever.
@@ -106,9 +108,12 @@ class ParallelModule(SpreadModule):
     def _partitions(self, x_BCHW: torch.Tensor) -> tuple[Partition, Partition]:
         """Return the places of all ranks' blocks, whose sizes one message carries."""
         shape = self.axes.shape
-        shapes = self.axes.image.gather_objects(tuple(x_BCHW.shape))
+        asked, shapes = zip(*self.axes.image.gather_objects((self._asked, tuple(x_BCHW.shape))), strict=True)
         for given in shapes:
             check_images(given, self.network.bands)
+        if len(shapes) > 1 and all(given[2:] == whole for given, whole in zip(shapes, asked, strict=True)):
+            what = f"each rank has the whole {asked[0][0]} x {asked[0][1]} pixels that .block{asked[0]} cuts"
+            raise mark_agreed(GeometryError(f"{what}; give it x[:, :, rows, cols], of rows, cols = its .slices"))
         images = [given[0] for given in shapes]
         if len(set(images)) > 1:
             raise mark_agreed(GeometryError(f"the blocks have {images} images; give all ranks as many"))

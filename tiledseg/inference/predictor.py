@@ -46,13 +46,19 @@ _REWRITTEN = "{} was written to while it was mapped: the map may be of old and n
 
 
 def predict_all(
-    requests: Sequence[Request], mapper: Mapper, memory_bytes: int, mesh: Mesh, network: str | None = None
+    requests: Sequence[Request],
+    mapper: Mapper,
+    memory_bytes: int,
+    mesh: Mesh,
+    network: str | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> None:
     """Write the maps of several requests, one image after the other, by one network. Collective.
 
     A map holds classes (uint8, the raster's grid; ignore_index without data) and, where wanted, probabilities (bands of
     float32, NaN without data, or of bytes). The requests differ in their files only. `network`: a line that names the
-    network, printed at the end. Maps for s3:// are put there one by one (`staging`).
+    network, printed at the end; `log`: takes the line of its check, whatever the verbosity. Maps for s3:// are put
+    there one by one (`staging`).
 
     Raise an InputError before anything is written. An unfinished map never carries the final name.
     """
@@ -63,7 +69,7 @@ def predict_all(
             words.say(f"warning: {line}")
 
     with staged(requests, mesh) as (local, folder):
-        infos = _map_all(local, folder, mapper, memory_bytes, mesh, words, warn)
+        infos = _map_all(local, folder, mapper, memory_bytes, mesh, log or words.say, warn)
     if mesh.is_root:
         for line in filter(None, (network, _written(requests, infos))):
             words.say(line)
@@ -75,7 +81,7 @@ def _map_all(
     mapper: Mapper,
     memory_bytes: int,
     mesh: Mesh,
-    words: StepProgress,
+    log: Callable[[str], None],
     warn: Callable[[Sequence[str]], None],
 ) -> tuple[RasterInfo, ...]:
     """Plan all maps, and make one after the other, in `folder` where they go up from there (None: nothing does); return
@@ -104,7 +110,7 @@ def _map_all(
                 own = replace(mapper, normalization=_statistics(share, mapper, mesh))
                 warn(own.normalization.warnings() if own.normalization else ())
             if verifies:
-                _verify(whole, share, own, memory_bytes, mesh, words)
+                _verify(whole, share, own, memory_bytes, mesh, log)
                 verifies, whole = False, network
             _make_map(share, own, classes, mesh, warn, lambda line: progress.advance(next(done), line))
             warn(mesh.on_root(lambda: upload(folder)))
@@ -114,7 +120,7 @@ def _map_all(
 
 
 def _verify(
-    network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh, words: StepProgress
+    network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh, log: Callable[[str], None]
 ) -> None:
     """Compare a traced network with its module on the root's first part. Collective."""
     from tiledseg.tracing.agreement import verify_first
@@ -124,7 +130,7 @@ def _verify(
             part = next(iter(share.parts), None)
             return part and network_input(dataset.load(part.image, part.tile), mesh.device)
 
-    verify_first(network, load, mesh, share.request.precision, memory_bytes, words.say)
+    verify_first(network, load, mesh, share.request.precision, memory_bytes, log)
 
 
 def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:

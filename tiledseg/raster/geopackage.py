@@ -31,8 +31,8 @@ from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
 from tiledseg.system.writing import flush, write_error, writing
 
-LAYER = "classes"
-"""The one layer: a feature is a polygon, with its `class` (number), its `name` and its `pixels`."""
+LAYER, FIELDS = "classes", ("class", "name", "pixels")
+"""The one layer, and the number, the name and the pixels of each of its polygons."""
 
 _FEATURES_AT_ONCE = 1 << 14
 _JOURNALS = ("-journal", "-wal", "-shm")
@@ -46,7 +46,7 @@ _STYLED = "f_table_catalog, f_table_schema, f_table_name, f_geometry_column, sty
 
 def polygons_output(key: str, path: str | Path) -> Output:
     """Return the files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's, and
-    without the extra `vector`, OutputError where an older file holds other layers, which would be lost."""
+    without the extra `vector`, OutputError where an older file holds other layers or fields, which would be lost."""
     try:
         import pyogrio
         import shapely  # noqa: F401
@@ -59,10 +59,11 @@ def polygons_output(key: str, path: str | Path) -> Output:
         try:
             check_begin(str(path))  # GDAL would open it as whatever it is
             layers = [str(name) for name, _ in pyogrio.list_layers(path)]
+            own = LAYER not in layers or {*pyogrio.read_info(path, layer=LAYER)["fields"]} == {*FIELDS}
         except (RasterError, pyogrio.errors.DataSourceError) as error:
             reason = first_line(error)
             raise OutputError(f"{key} {path} is there and is no GeoPackage: {reason}; choose another") from None
-        others = [name for name in layers if name not in (LAYER, STYLES)]
+        others = [name for name in layers if name != STYLES and not (own and name == LAYER)]
         if others:
             raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
     return whole(key, path, sidecars=_JOURNALS)
@@ -127,7 +128,8 @@ def write_polygons(
             numbers = np.array([number for _, number in of_classes], np.int32)
             batches.append((shapely.to_wkb(placed), numbers[large], pixels[large].astype(np.int64)))
         wkb, numbers, pixels = (np.concatenate(column) for column in zip(*batches, strict=True))
-        fields = {"class": numbers, "name": np.array([one.name for one in legend], object)[numbers], "pixels": pixels}
+        names = np.array([one.name for one in legend], object)[numbers]
+        fields = dict(zip(FIELDS, (numbers, names, pixels), strict=True))
         file.check_ours()
         data = io.BytesIO()  # made in memory: SQLite needs locks, which not each file system has
         options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs}

@@ -128,7 +128,7 @@ class Step:
         """Return an argument that its author sees as (batch, channels, height, width)."""
         value = self.value(index, name)
         other = value.layout not in (WHOLE, ONE_PIXEL)
-        refuse(other, "sees it otherwise than as (batch, channels, height, width); permute it back before")
+        refuse(other, "needs (batch, channels, height, width), and the dims were permuted; permute them back before")
         return value
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
@@ -209,12 +209,12 @@ class Lowering:
         if few and rows.tracks and self.still:
             module = StillBatchNorm.of(module)
         elif few and "batch" in (rows.statistics, cols.statistics):
-            why = f"{where(step.call)} learns from few means an image, in training those of a single one"
+            why = f"{where(step.call)} learns from a few means an image, in training those of one image alone"
             self.untrained = self.untrained or why
         if not value.layout.one_pixel:
             return self.add(step, what, rows, module, (value,), cols)
         around = any(layer.output_size(1) != 1 for layer in (rows, cols))
-        refuse(around, "works on pixels around one that is all there is; leave it away")
+        refuse(around, "works on neighbours, and a mean of the image has none; leave it out")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
 

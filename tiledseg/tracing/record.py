@@ -212,7 +212,9 @@ class Recorder(TorchFunctionMode):
         if module is None:
             self._check_function(name, depends, from_weights)
         elif module.training != self._modes[module] or (module.training and not self._in_training):
-            self._fault(f"{name} is set to another mode by forward, or is in training in evaluation too")
+            self._fault(
+                f"{name} is in another mode (train, eval) than the module was set to; set modes outside of forward"
+            )
         if module is not None or name == "batch_norm":
             self._measured |= {id(value.tensor) for value in constants}
             self._measured |= {id(buffer) for buffer in (module.buffers(recurse=False) if module else ())}

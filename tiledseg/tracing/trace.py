@@ -179,7 +179,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     untrained = own or untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
-        raise ConfigError(f"{what}; set that off, or trace module.eval() to map with it")
+        raise ConfigError(f"{what}; switch that off, or trace module.eval() to map with it")
     network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
@@ -193,7 +193,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
 
 def _unsteady(different: str) -> ConfigError:
     what = f"the module does not call the same at every size: {different}"
-    return ConfigError(f"{what}; let no branch or number ask for the size")
+    return ConfigError(f"{what}; leave out branches and numbers that depend on the size")
 
 
 def _check_evaluation(lowering: Lowering, one: Record) -> None:
@@ -216,8 +216,8 @@ def _check_size(graph: Graph, size: Size) -> None:
     except GeometryError as error:
         if not any(layer.statistics == "image" for layer in graph.layers):
             raise
-        what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as large as what it is taken of"
-        raise GeometryError(f"{what}: take it of a tensor as large as what it is joined to") from None
+        what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
+        raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
 
 
 def _refused(faults: list[str]) -> ConfigError:
@@ -245,7 +245,7 @@ def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> 
         faults.append("the module returns places of the whole image's maxima; return the maxima alone")
     for value in outputs:
         if value.node in lowering.truths:
-            faults.append("the module returns truths or whole numbers; return the numbers that they are of")
+            faults.append("the module returns booleans or whole numbers; return the scores that they are made of")
         if value.node in lowering.pooled:
             faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
         if value.node is not None and value.layout != WHOLE:

@@ -134,8 +134,8 @@ def prepare(
     objective = objective_of(config, network, label_map, weights)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, ranks_a_store, device)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
-    usual = _usual_tiles(question) if config.chooses_tiles else question
-    chosen, question = usual is not question, usual
+    usual = _usual_tiles(question) if config.chooses_tiles else None
+    chosen, question = usual is not None, usual or question
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
@@ -147,7 +147,7 @@ def prepare(
     kept = rasters.kept(tilings) if tilings else None
     if plan.spread.shares_images or augmentation(train.augment).moves:
         kept = None  # tiles do not stay in their places, or are not computed one by one
-    if chosen and kept is not None:
+    if kept is not None and chosen and question.tiles_per_step:
         question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
     if not question.windows:
         train = replace(train, tiles_per_step=question.tiles_per_step)
@@ -232,11 +232,11 @@ def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
     return replace(optimizer, lr=optimizer.lr * items) if optimizer.scale_lr == "linear" else optimizer
 
 
-def _usual_tiles(question: RunQuestion) -> RunQuestion:
-    """Choose tiles and steps that a network learns from, whatever the ranks and their memory, where a tile gives what
-    the whole image gives. Return the question unchanged where a step would be a whole image all the same."""
+def _usual_tiles(question: RunQuestion) -> RunQuestion | None:
+    """Choose tiles and steps that a network learns from, whatever the ranks and their memory. Return None where a tile
+    does not give what the whole image gives, and the question unchanged where a step is a whole image all the same."""
     if "read" not in exact_modes(question.graph, tiles=2, trains=True):
-        return question
+        return None
     footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
     grids = usual_grids([extent.shape for extent in question.rasters], footprint)
     rasters = tuple(

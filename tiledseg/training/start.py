@@ -237,9 +237,10 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
     lines.append(f"{counted(len(preparation.training.images), 'image')}, {cut}{halo}")
     if preparation.chosen:
         tiles = counted(sum(map(len, preparation.training.tilings)), "tile")
+        each = f"{question.tiles_per_step} of {tiles}" if question.tiles_per_step else "a whole image"
         lines.append(
-            f"default steps: {question.tiles_per_step} of {tiles} each, {preparation.sampler.steps_per_epoch} an "
-            f"epoch, {counted(preparation.epochs, 'epoch')} (docs/reference/training.md)"
+            f"default steps: {each} each, {preparation.sampler.steps_per_epoch} an epoch, "
+            f"{counted(preparation.epochs, 'epoch')} (docs/reference/training.md)"
         )
     if plan.spread.shares_images:
         lines.append(f"halo mode {plan.spread.in_words}")

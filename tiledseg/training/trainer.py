@@ -55,7 +55,7 @@ from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_files import write_validation
 from tiledseg.training.run_journal import Journal, step_line
-from tiledseg.training.run_summary import seconds_so_far
+from tiledseg.training.run_summary import finished_summary, seconds_so_far
 from tiledseg.training.saving import Saver
 from tiledseg.training.step import Stepper, StepRules
 
@@ -122,6 +122,7 @@ class Trainer:
         scaled = scale if train.precision == "fp16" else None
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scaled)
         self.journal: Journal | None = None  # on the root, while the run goes on
+        self.kept: dict[str, Any] = {}  # on the root: the summary of a run that has nothing to do
 
     def _build_network(self, first_weights: Mapping[str, torch.Tensor] | None) -> GraphNetwork:
         """Build the network with its weights: of the checkpoint, of a file, or drawn by the seed."""
@@ -180,6 +181,7 @@ class Trainer:
                 "seconds": self.seconds_before + time.perf_counter() - begun,
                 "val": self.journal.last_validation,
                 **self._history(),
+                **self.kept,
             }
             write_whole(self.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
             self.journal.draw(now=True)
@@ -195,6 +197,10 @@ class Trainer:
         """Begin the records of the run, and say what is known before the first step."""
         self.started["warnings"] = [*self.started["warnings"], *self.notes]
         facts = {**self.started, "seconds_before": self.seconds_before}
+        left = self.course.left(self.position) and not self.best.gives_up(self.position)
+        if not left and self.saved_in == self.checkpoints.resolve():
+            self.kept = finished_summary(self.folder, self.step)
+            facts |= {key: value for key, value in self.kept.items() if key in facts}
         total = self.step + self.course.left(self.position)
         journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines)
         stack.enter_context(contextlib.closing(journal))

@@ -41,7 +41,7 @@ def _elementwise(step: Step) -> list[Value]:
     refuse(places, "reads places from the values of a tensor; choose by torch.where(truths, this, that)")
     arguments, keywords = step.given()
     keywords.pop("inplace", None)
-    refuse(keywords.pop("out", None) is not None, "writes into a tensor that it is given; leave `out` away")
+    refuse(keywords.pop("out", None) is not None, "writes into the tensor `out`; leave out the argument")
     if name in ("add", "mul") and len(arguments) == 2 and not keywords and all(map(_is_whole, arguments)):
         one, other = arguments
         if one.shape == other.shape and one != other:
@@ -123,7 +123,7 @@ def _along_channels(step: Step) -> list[Value]:
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
         dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
-    refuse(dim is None, "is given no dim; say dim=1")
+    refuse(dim is None, "has no dim; give dim=1")
     channel_dims(step.value(), dim)
     return called(step, name)
 
@@ -133,7 +133,7 @@ def _dropout(step: Step) -> list[Value]:
     of_channels = name in ("dropout", "dropout2d", "feature_dropout")
     if not of_channels and probability == 0:
         return _same(step)
-    refuse(not of_channels, "drops other things than channels of an image; use Dropout2d")
+    refuse(not of_channels, "drops values other than whole channels; use Dropout2d")
     value, flag = step.value(), "train" if name == "feature_dropout" else "training"
     refuse(step.argument(2, flag, True), "drops in evaluation too; pass training=self.training")
     if probability == 0:
@@ -155,7 +155,7 @@ def _unit(step: Step) -> list[Value]:
         module = of_size(step, module, value)
     else:
         more = len(step.call.arguments) + len(step.call.keywords) > 1
-        refuse(more, "is given more than a tensor; give it what else it needs when it is made")
+        refuse(more, "takes more than one tensor; give the rest to its constructor")
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
         module, value = mirroring(step, module, value)
     return step.by(right(module), value, None, value.layout)

@@ -21,7 +21,7 @@ _ALONG = "softmax log_softmax softmin cumsum sort argsort flip normalize glu"
 ALONG_CHANNELS = frozenset(_ALONG.split())
 _SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
 SAME = frozenset(_SAME.split())
-UNKNOWN = "is not known to give the same on a part of the image as on all of it; use a function that is"
+UNKNOWN = "may give another result on a part of the image than on all of it; use one of docs/reference/foreign-networks.md"
 ALL_PIXELS = "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
 ATTENTION = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))  # without a tensor of pairs
@@ -29,7 +29,7 @@ ATTENTION = frozenset(("scaled_dot_product_attention", "multi_head_attention_for
 REASONS = {
     **dict.fromkeys(("bmm", "scaled_dot_product_attention", "multi_head_attention_forward", "baddbmm"), ALL_PIXELS),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
-    **dict.fromkeys(("unfold", "fold"), "makes pixels and their neighbours one dim; use convolutions"),
+    **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
     **dict.fromkeys(
         ("grid_sample", "gather", "index_select", "take_along_dim"),
         "reads pixels at places that are computed, which may lie outside a tile; resize or crop by fixed numbers",
@@ -37,7 +37,7 @@ REASONS = {
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
     **dict.fromkeys(
         ("topk", "kthvalue", "median", "quantile", "unique", "histc"),
-        "sorts values of the whole image, or may; take means and maxima",
+        "may sort values of the whole image; take means and maxima",
     ),
 }
 _TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and

@@ -131,7 +131,7 @@ def _reshape(step: Step) -> list[Value]:
     layout = reshaped(value.layout, sizes_of(value.layout, value.shape, pixels[0]), after)
     again = reshaped(value.layout, sizes_of(value.layout, value.other_shape, pixels[1]), other)
     if layout is None or layout != again:
-        what = f"makes {value.shape} to {after}, which takes pixels apart or mixes them with other dims"
+        what = f"reshapes {value.shape} to {after}, which takes pixels apart or mixes them with other dims"
         raise RefusalError(f"{what}; keep rows and columns")
     return [settled(step, step.made(value.node, layout))]
 

@@ -53,7 +53,7 @@ def _einsum(step: Step) -> list[Value]:
     mixed = any(letter not in after or letter in others for letter in held) or values[0].layout.channels
     refuse(mixed, f"{OVER_PIXELS}; keep pixels and images, and mix channels alone")
     new = len([letter for letter in after if letter not in held])
-    refuse(new != 1, "makes no dim of channels, or several; make one")
+    refuse(new != 1, "gives no dim of channels, or several; keep one")
     dims = tuple(held.get(letter, ("C0",)) for letter in after)
     return called(step, "einsum", Layout(dims, (), values[0].layout.one_pixel))
 
@@ -77,7 +77,7 @@ def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTran
         spans = (dilation * (kernel - 1) for dilation, kernel in zip(module.dilation, module.kernel_size, strict=True))
         dims = zip(made[2:], before[2:], module.stride, paddings, spans, strict=True)
         choices.add(tuple(out - ((n - 1) * stride - 2 * pad + span + 1) for out, n, stride, pad, span in dims))
-    refuse(len(choices) > 1, "pads its output by numbers that depend on the size; say output_padding")
+    refuse(len(choices) > 1, "pads its output by numbers that depend on the size; give output_padding")
     again = copy.copy(module)
     again.output_padding = choices.pop()
     return module if again.output_padding == tuple(module.output_padding) else again

@@ -37,7 +37,10 @@ def _adaptive(step: Step) -> list[Value]:
         return step.passed(value)
     if after == (1, 1):
         return _image_max(step, value, ONE_PIXEL) if of_maxima else _image_mean(step, value, ONE_PIXEL)
-    refuse(of_maxima, f"makes {after[0]} x {after[1]} maxima of the whole image; take one, or of fixed windows")
+    refuse(
+        of_maxima,
+        f"makes {after[0]} x {after[1]} maxima of the whole image; take a single one, or pool by fixed windows",
+    )
     if factors is not None and all(1 / ratio == int(1 / ratio) for ratio in factors):
         return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool")
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
@@ -69,7 +72,7 @@ def _reduce(step: Step) -> list[Value]:
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
     if names == PIXELS and not value.layout.one_pixel:
-        what = f"takes the {name} of truths or whole numbers"
+        what = f"takes the {name} of booleans or whole numbers"
         refuse(value.node in step.lowering.truths, f"{what}; convert them before, as by .to(x.dtype)")
         layout = replace(value.layout, dims=tuple(() if at in numbers else dim for at, dim in kept), one_pixel=True)
         if name in ("amax", "max"):
@@ -86,7 +89,9 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     if name in ("mean", "sum"):
         return _image_mean(step, value, layout, total=name == "sum")
     other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
-    refuse(other, f"takes the {name} over the whole image, of which ranks share means, sums and maxima; take one")
+    refuse(
+        other, f"takes the {name} over the whole image, but ranks share means, sums and maxima alone; take one of these"
+    )
     one = step.giving(value.shape, value.other_shape)
     (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
     (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
@@ -176,7 +181,9 @@ def _average_pool(step: Step) -> list[Value]:
 
 def pooled(step: Step, value: Value) -> list[Value]:
     """Add a node for means of parts of the image, which no graph has: it stands for the input of the branch."""
-    refuse(value.node in step.lowering.pooled, "takes means of parts of such means; take them of the image")
+    refuse(
+        value.node in step.lowering.pooled, "takes means of means of parts of the image; take them of the image itself"
+    )
     (made,) = step.node("means", Mark(), nn.Identity(), (value,))
     step.lowering.pooled[str(made.node)] = str(made.node)
     return [made]
@@ -199,7 +206,10 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
     runs = [zip(*sizes, strict=True) for sizes in zip(made, lowering.pixels[source], strict=True)]
     factors = {tuple(after / before for after, before in run) for run in runs}
     uneven = len(factors) > 1 or any(factor != int(factor) for pair in factors for factor in pair)
-    refuse(uneven, "resizes means of parts of the image to no multiple of its size there; let it be one")
+    refuse(
+        uneven,
+        "resizes means of parts of the image to a size that is no multiple of the image's there; give a multiple",
+    )
     inner = Graph(tuple(inside), (inside[-1].name if last == root.name else last,))
     pairs = zip(bins, factors.pop(), strict=True)
     rows, cols = (PooledBranch(n, bins[0] * bins[1], inner, aligned, int(factor)) for n, factor in pairs)
@@ -245,7 +255,7 @@ def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | N
     if mode == "nearest":
         return step.by(pooling.MaxPoolModule(1, strides), value, "interpolate")
     other = mode != "bilinear" or align or step.argument(6, "antialias", False)
-    refuse(other, f"makes it smaller by '{mode}'; use nearest, area, or bilinear with align_corners=False")
+    refuse(other, f"shrinks the image by '{mode}'; use nearest, area, or bilinear with align_corners=False")
     for dim, stride in zip((2, 3), strides, strict=True):  # the one or two pixels about the middle of each window
         before = (stride - 1) // 2
         value = add_border(step, value, dim, -before, -before) if before else value
