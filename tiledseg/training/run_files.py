@@ -130,15 +130,17 @@ def drop_validations(folder: Path, after: int) -> None:
 
 def read_validations(folder: Path) -> list[dict[str, Any]]:
     """Return the figures of every validation, in order of steps; other files are passed over."""
-    texts = (_read(path) for _, path in own_files(folder) if path.suffix == ".json")
-    return [figures for figures in texts if isinstance(figures, dict) and figures.keys() >= _KEYS]
+    texts = (read_json(path) for _, path in own_files(folder) if path.suffix == ".json")
+    return [figures for figures in texts if figures.keys() >= _KEYS]
 
 
-def _read(path: Path) -> object:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the map in a JSON file; empty where there is none."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
-        return None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

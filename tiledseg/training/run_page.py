@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tiledseg.reporting.page import (
 from tiledseg.system.console import counted
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.system.writing import write_whole
-from tiledseg.training.run_files import read_metrics, read_validations
+from tiledseg.training.run_files import read_json, read_metrics, read_validations
 
 MOST_MOMENTS = 24
 """Most validations whose pictures are on the page: evenly spread, the newest among them."""
@@ -77,17 +76,10 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
 
 def _last_summary(folder: Path) -> Mapping[str, Any]:
     """Return the summary of the last start; `started.json` of one that was killed before it had a summary."""
-    summary, started = _json(folder / SUMMARY), _json(folder / STARTED)
+    summary, started = read_json(folder / SUMMARY), read_json(folder / STARTED)
     if not summary or (started and started.get("begun") != summary.get("begun")):
         return started
     return summary
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        value = json.loads(_text(path))
-        return value if isinstance(value, dict) else {}
-    return {}
 
 
 def _text(path: Path) -> str:

@@ -91,15 +91,6 @@ def seconds_so_far(folder: Path) -> float:
         return 0.0
 
 
-def finished_summary(folder: Path, step: int) -> dict[str, Any]:
-    """Return the summary of a run that has ended at `step`; empty where the files say nothing of one."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-        if (summary["steps"], summary["finished"]) == (step, True):
-            return summary
-    return {}
-
-
 def decisions(plan: RunPlan) -> dict[str, Any]:
     """Return the settings by which a run was spread, and kept in memory."""
     spread = asdict(plan.spread)

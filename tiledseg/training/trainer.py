@@ -53,9 +53,9 @@ from tiledseg.training.optimizer import (
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
-from tiledseg.training.run_files import write_validation
+from tiledseg.training.run_files import read_json, write_validation
 from tiledseg.training.run_journal import Journal, step_line
-from tiledseg.training.run_summary import finished_summary, seconds_so_far
+from tiledseg.training.run_summary import seconds_so_far
 from tiledseg.training.saving import Saver
 from tiledseg.training.step import Stepper, StepRules
 
@@ -199,7 +199,8 @@ class Trainer:
         facts = {**self.started, "seconds_before": self.seconds_before}
         left = self.course.left(self.position) and not self.best.gives_up(self.position)
         if not left and self.saved_in == self.checkpoints.resolve():
-            self.kept = finished_summary(self.folder, self.step)
+            summary = read_json(self.folder / SUMMARY)
+            self.kept = summary if (summary.get("steps"), summary.get("finished")) == (self.step, True) else {}
             facts |= {key: value for key, value in self.kept.items() if key in facts}
         total = self.step + self.course.left(self.position)
         journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines)

@@ -16,7 +16,7 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.text import milliseconds, time_of
-from tiledseg.planning.run.grid import finer_grid, near_squares
+from tiledseg.planning.run.grid import finer_grid, is_compact, near_squares
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -280,7 +280,7 @@ def _full_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
     finest = finest_grid(question.shape, tiling.footprint)
     counts = (n for n in range(-(-ranks // images), min(ranks, _FINER * len(tiling)) + 1) if ranks % n == 0)
     grids = [grid for tiles in counts for grid in near_squares(question.shape, finest, tiles, 1)]
-    full = [grid for grid in grids if ranks % math.prod(grid) == 0]
+    full = [grid for grid in grids if ranks % math.prod(grid) == 0 and is_compact(question.shape, grid)]
     return min(full, key=lambda grid: (math.prod(grid) < len(tiling), abs(math.prod(grid) - len(tiling))), default=None)
 
 

@@ -107,7 +107,7 @@ def table(question: RunQuestion, answer: Part, shown: Sequence[str] = ()) -> str
     else:
         blocks, shown = ["\n".join(wrapped_lines(heading(question)))], ("all",)
     shown = (*shown, "stages", "windows", "rebuilding")  # only the plans have these that ask for them
-    blocks += [_section(name, answer[name]) for name in there if name in shown or "all" in shown]
+    blocks += [_section(name, answer) for name in there if name in shown or "all" in shown]
     return "\n\n".join([*blocks, wrapped(f"left out: {answer['omitted']}", "")] if "omitted" in answer else blocks)
 
 
@@ -195,7 +195,8 @@ def _row(label: str, text: str) -> str:
     return wrapped(text, label.ljust(_LABEL), " " * _LABEL)
 
 
-def _section(name: str, part: Part) -> str:
+def _section(name: str, answer: Part) -> str:
+    part, title, mode = answer[name], _TITLES[name], answer.get("summary", {}).get("mode", "read")
     if name == "modes":
         return _modes(part)
     if name == "stages":
@@ -206,7 +207,9 @@ def _section(name: str, part: Part) -> str:
     flat = _flat(part)
     there = [row for row in _ROWS[name] if row[0] in flat]
     rows = [(label, *_value(flat[key], kind, remark.format(**flat))) for key, label, kind, remark in there]
-    text = f"{name}: {_TITLES[name]}\n{aligned(rows)}"
+    if name == "memory" and mode != "read":
+        title += f" ({mode}, above: {size(answer['summary']['memory'])})"
+    text = f"{name}: {title}\n{aligned(rows)}"
     return f"{text}\n\n{_layers(part)}" if name == "network" else text
 
 

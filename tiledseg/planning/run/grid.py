@@ -50,7 +50,6 @@ def choose_grid(
     )
     if max(finest) > MOST_TILES_A_SIDE:
         raise too_many
-    longest = max(LONGEST_TILE, max(raster) / max(1, min(raster)))
     trials = itertools.count()
 
     @cache
@@ -67,8 +66,7 @@ def choose_grid(
         """Return the pixels that a grid computes in all; None where it is not acceptable."""
         if next(trials) > MOST_TRIALS or step_bytes.cache_info().misses > MOST_STEPS:
             raise too_many
-        sides = raster[0] / rows, raster[1] / cols
-        if max(sides) > longest * min(sides):
+        if not is_compact(raster, (rows, cols)):
             return None
         (height, along), (width, across) = contexts(0, rows), contexts(1, cols)
         fits = is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
@@ -94,6 +92,12 @@ def choose_grid(
                     best, grid = (rows * cols, computed, cols), (rows, cols)
                 break
     return grid
+
+
+def is_compact(shape: tuple[int, int], grid: Grid) -> bool:
+    """Return True if no tile is longer than twice its width, or than the raster is in proportion."""
+    sides = shape[0] / grid[0], shape[1] / grid[1]
+    return max(sides) <= max(LONGEST_TILE, max(shape) / max(1, min(shape))) * min(sides)
 
 
 def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) -> list[Grid]:
