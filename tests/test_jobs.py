@@ -110,7 +110,7 @@ def test_a_script_says_what_was_planned_and_its_lines_are_short(capsys: pytest.C
     for text in (plain, searched, idle, lsf):
         assert max(map(len, text.splitlines())) <= 80
         head = " ".join(text.split("#SBATCH")[0].split("#BSUB")[0].replace("#", "").split())
-        assert "Network of the plan: U-Net of 5 levels" in head
+        assert "Planned for 4 bands, 2 classes, U-Net of 5 levels" in head
         assert "Memory: all tensors are kept; " in head
         assert re.search(r"Predicted: a step [\d.]+ m?s, an epoch [\d.]+ m?s for \d image", head)
     words = "GPUs: 80 at work; 16 idle: --grid 4 4 uses all, --gpus 80 does as much."

@@ -169,11 +169,11 @@ def idle_words(part: Part) -> str:
 
 def job_lines(question: RunQuestion, part: Part) -> list[str]:
     """Return network, memory and predicted times as lines of a batch script; `part`: figures as of a summary."""
-    network, step = question.network.in_words.replace("\n", ", "), duration(part["milliseconds"] / 1000)
+    network, step = heading(question).split(" px, ")[1].replace("\n", ", "), duration(part["milliseconds"] / 1000)
     epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
     policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
     return [
-        f"Network of the plan: {network}, {question.precision}. The configuration must have the same.",
+        f"Planned for {network}, {question.precision}: the configuration must have the same.",
         f"Memory: {'' if part['recomputed'] else policy}{memory_words(part)}.",
         f"Predicted: a step {step}, {epoch}; {part['machine']}.",
     ]
