@@ -120,10 +120,10 @@ def test_a_least_area_is_of_whole_pixels() -> None:
 
 def test_a_layer_of_other_fields_is_somebodys_and_stays(tmp_path: Path) -> None:
     """A file of ours is replaced, as maps are; one whose layer has our name alone is refused."""
-    square, one = [shapely.to_wkb(shapely.box(0, 0, 1, 1))], np.ones(1, np.int32)
+    square, one = np.array([shapely.to_wkb(shapely.box(0, 0, 1, 1))], object), np.ones(1, np.int32)
     for names, ours in ((("class", "name", "pixels"), True), (("class", "owner"), False)):
         pyogrio.raw.write(
-            tmp_path / "p.gpkg", square, [one] * len(names), names, layer="classes", geometry_type="Polygon", crs=UTM
+            tmp_path / "p.gpkg", square, [one] * len(names), names, layer="classes", geometry_type="Polygon"
         )
         if ours:
             assert polygons_output("--polygons", tmp_path / "p.gpkg").path == tmp_path / "p.gpkg"

@@ -67,7 +67,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "places that are computed": (_places, "reads pixels at places that are computed"),
     "coordinates": (_coordinates, "does not depend on the input"),
     "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),
-    "neighbours as one dim": (lambda x: functional.unfold(x, 3, padding=1).mean(1), "pixels and their neighbours"),
+    "neighbours as one dim": (
+        lambda x: functional.unfold(x, 3, padding=1).mean(1),
+        "puts the neighbours of a pixel into one dim",
+    ),
     "rows by their means": (lambda x: x * x.mean(3, keepdim=True), "work along channels"),
     "places of maxima": (_only_places, "take the maxima alone"),
     "one number": (lambda x: x - x.mean(), "reduces all dims, images too"),
@@ -178,7 +181,7 @@ class CoarserMean(nn.Module):
 
 
 def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
-    with pytest.raises(GeometryError, match="take it of a tensor as large as what it is joined to"):
+    with pytest.raises(GeometryError, match="take it of one as large as the tensor that it is joined to"):
         trace(CoarserMean(), 3)
 
 

@@ -295,9 +295,8 @@ def _fitting_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
 
 
 def _others(question: RunQuestion, tiling: Tiling, full: Shape | None) -> Iterator[tuple[str, RunQuestion]]:
-    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
-    tiles that fit and give each GPU one, the `full` one, and one of twice the rows and columns where GPUs are not
-    counted."""
+    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, and other grids. These
+    are the one of the fewest tiles that fit, the `full` one, and a finer one where GPUs are not counted."""
     kept = "none" if question.recompute == "auto" else question.recompute
     question = replace(question, grid=tiling.grid, recompute=kept)
     if usual := narrower(question):
