@@ -123,7 +123,13 @@ def test_a_layer_of_other_fields_is_somebodys_and_stays(tmp_path: Path) -> None:
     square, one = np.array([shapely.to_wkb(shapely.box(0, 0, 1, 1))], object), np.ones(1, np.int32)
     for names, ours in ((("class", "name", "pixels"), True), (("class", "owner"), False)):
         pyogrio.raw.write(
-            tmp_path / "p.gpkg", square, [one] * len(names), names, layer="classes", geometry_type="Polygon"
+            tmp_path / "p.gpkg",
+            square,
+            [one] * len(names),
+            names,
+            layer="classes",
+            geometry_type="Polygon",
+            crs="EPSG:4326",
         )
         if ours:
             assert polygons_output("--polygons", tmp_path / "p.gpkg").path == tmp_path / "p.gpkg"
