@@ -168,8 +168,9 @@ def _job(
         f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}",
         {**part, "gpus": ranks},
     )
-    idle = [f"GPUs: {ranks} at work{idle_words(part)}."] if idle_words(part) else []
-    return Job(nodes, per_node, minutes, flags, [title, *job_lines(question, part), *idle], *idle)
+    note = f"GPUs: {ranks} at work{idle_words(part)}." if idle_words(part) else ""
+    about = filter(None, [title, *job_lines(question, part), note])
+    return Job(nodes, per_node, minutes, flags, list(about), note)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
