@@ -25,9 +25,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, oversubscribe, run_job
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-MPIRUN = ("mpirun", "--oversubscribe", "-n")
 
 
 def build() -> Path:
@@ -105,54 +105,30 @@ class PretendGpu:
         *,
         ranks: int = 1,
         devices: int = 1,
-        query: str = "coin",
         timeout: float = 240,
-        root: Path = ROOT,
         **environment: str,
     ) -> Ran:
-        """Run Python with `arguments` on each of `ranks`. `query`: Event.query says never, always, or by coin."""
+        """Run Python with `arguments` on each of `ranks`, which see so many devices."""
+        if self.built is None and torch.cuda.device_count() < devices:
+            pytest.skip(f"{devices} GPUs are needed, {torch.cuda.device_count()} are there")
         self.jobs += 1
         reports = self.folder / f"reports-{self.jobs}"
         reports.mkdir()
-        pretend = {
-            "PRETEND_GPU": str(self.built),
-            "PRETEND_GPU_DEVICES": str(devices),
-            "PRETEND_GPU_QUERY": query,
-            "PRETEND_GPU_REPORTS": str(reports),
-        }
-        if self.built is None and torch.cuda.device_count() < devices:
-            pytest.skip(f"{devices} GPUs are needed, {torch.cuda.device_count()} are there")
-        set_for_all = {
-            **({} if self.built is None else pretend),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE / "start"), str(root), os.environ.get("PYTHONPATH")))),
-            "OMP_NUM_THREADS": "1",
+        ours = {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE / "start"), str(ROOT), os.environ.get("PYTHONPATH")))),
             "OMPI_MCA_mpi_yield_when_idle": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
-        # A job that this process is a rank of is no business of the one that it starts.
-        inherited = {
-            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMIX_", "PRTE_", "PYTEST_"))
-        }
-        command = [sys.executable, *map(str, arguments)]
-        job = subprocess.Popen(
-            [*MPIRUN, str(ranks), *command] if ranks > 1 else command,
-            cwd=root,
-            env={**inherited, **set_for_all, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            output, errors = job.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            job.terminate()  # mpirun ends its ranks
-            output, errors = job.communicate(timeout=30)
-            errors += f"\nended after {timeout} seconds"
+        if self.built is not None:
+            ours |= {"PRETEND_GPU": str(self.built), "PRETEND_GPU_DEVICES": str(devices)}
+            ours["PRETEND_GPU_REPORTS"] = str(reports)
+        environ = clean_environment({**ours, **environment})
+        environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
+        launcher = [str(MPIRUN), *oversubscribe(), "-n", str(ranks)] if ranks > 1 else []
+        done = run_job([*launcher, sys.executable, *map(str, arguments)], timeout, environ)
         written = sorted(reports.glob("*.json"), key=lambda file: int(file.name.split("-")[0]))
         found = [json.loads(file.read_text()) for file in written]
-        return Ran(job.returncode, output, errors, found, self.built is None)
+        return Ran(done.code, done.out, done.err, found, self.built is None)
 
     def python(self, code: str, **given: object) -> Ran:
         """Run lines of Python."""
