@@ -20,13 +20,12 @@ from tiledseg.commands.options import parse_config
 from tiledseg.config.run import Config
 from tiledseg.raster.labels.classes import read_classes
 
+SIZES = (2, 4) if NIGHTLY else (2,)
 pytestmark = [
     pytest.mark.usefixtures("small_views", "without_plots"),
-    pytest.mark.skipif(SIZE not in (2, 4), reason="each run is compared with that of one rank; 2 and 4 are enough"),
+    pytest.mark.skipif(SIZE not in SIZES, reason="each run is compared with that of one rank; 2 ranks, 4 at night"),
 ]
-# The slowest at night; all on 4 ranks too: python -m benchmarks.recipes
-BY_DAY = ("camvid-segnet", "transfer-learning") if SIZE == 2 else ("camvid-segnet",)
-NAMES = tuple(SMALL) if SIZE == 2 and NIGHTLY else BY_DAY
+NAMES = tuple(SMALL) if NIGHTLY else ("camvid-segnet", "transfer-learning")  # the slowest at night
 RATES = {
     "camvid-segnet": [1e-3, 1e-3],
     "cityscapes-gated-scnn": [0.01, 0.01 * 0.5**0.9],

@@ -91,7 +91,7 @@ ROWS: dict[str, Row] = {
     "polygons": Row((2,), {**POLYGONS, "train.tiles_per_step": 4}, ({},)),
     "polygons in layer": Row((4,), {**POLYGONS, **CONSTANT}, (halo("layer"), halo("exchange") | {"tiling.halo": 24})),
     "statistics of a step": Row(
-        (2, 4),
+        (4,),
         {**SEVERAL, **CONSTANT, **KEPT, "train.loss": LOSSES, "model.norm": "batch"},
         (halo("layer", idle_ranks=True), halo("layer", mesh=[1, 1], idle_ranks=True) | {"tiling.grid": 4}),
         ALONE,
