@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
-from tiledseg.architecture.presets import build_network
+from tiledseg.architecture.presets import build_network, crop_grid
 from tiledseg.config.checks import checked
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, TiledsegError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
+    from tiledseg.geometry.layers.crops import CropGrid
     from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.models.network import GraphNetwork
     from tiledseg.raster.statistics import Normalization
@@ -120,6 +121,10 @@ def predict_raster(
     area: str | Path | None = None,
     tta: str = "none",
     verify: bool = True,
+    window: int | None = None,
+    overlap: float = 0.5,
+    blend: str = "gaussian",
+    ends: str = "inside",
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
@@ -133,6 +138,9 @@ def predict_raster(
     rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
     turns. `verify`: a module is compared first with what was traced of it, on a tile, and a line says so
     (docs/explanation/exactness.md).
+    `window`: a module of that input size maps by crops, which `overlap` and `blend` (gaussian, cosine, mean, centre)
+    join, with `ends` inside or mirrored (docs/how-to/maps.md). It is not traced then, nor need it be with grid 1 on one
+    rank.
     Several sources have a map each, in the folder `target`. Where a norm takes statistics over the image, the ranks
     compute it layer by layer together, and need memory for their blocks of it.
 
@@ -145,7 +153,7 @@ def predict_raster(
     from tiledseg.inference.request import each_image
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.spread import Parallelism
-    from tiledseg.predict import build_parser, parse_groups, request_of
+    from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
     from tiledseg.system.console import say
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
@@ -158,20 +166,30 @@ def predict_raster(
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
         **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
         **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
+        **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
     }
     parser = build_parser()
     options = parse(parser, words_of(parser, {"image": images, **files, **more}))
-    request = request_of(options, parse_groups(options))
+    config = parse_groups(options)
+    request, crops = request_of(options, config), crop_grid(config.model)
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        mapper = _mapper(network, images, references, given, mesh)
+        mapper = _mapper(network, images, references, given, mesh, crops, maps_whole(config, mesh))
         requests = mesh.on_root(lambda: each_image(request, images, files))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
         requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
         predict_all(requests, mapper, memory_per_rank(mesh), mesh, log=say)
 
 
-def _mapper(network: Any, images: Sequence[str], references: bool, given: Mapping[str, Any], mesh: Mesh) -> Mapper:
+def _mapper(
+    network: Any,
+    images: Sequence[str],
+    references: bool,
+    given: Mapping[str, Any],
+    mesh: Mesh,
+    crops: CropGrid | None,
+    whole: bool,
+) -> Mapper:
     """Return the mapper of a network. Collective."""
     from torch import nn
 
@@ -191,13 +209,13 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     if isinstance(network, nn.Module):
         count = mesh.on_root(bands)
         normalization = given_normalization(given["normalize"], count)
-        return module_mapper(network, count, given["bands"], given["classes"], normalization)
+        return module_mapper(network, count, given["bands"], given["classes"], normalization, crops, whole)
     known = next((key for key, value in given.items() if value is not None), None)
     if known is not None:
         raise mark_agreed(ConfigError(f"{known} is given beside a trained network, which has it already; leave it out"))
     if isinstance(network, Trained):
-        return checkpoint_mapper(network.checkpoint, network.network.state_dict())
-    return checkpoint_mapper(mesh.on_root(lambda: find_named(network)))
+        return checkpoint_mapper(network.checkpoint, network.network.state_dict(), crops)
+    return checkpoint_mapper(mesh.on_root(lambda: find_named(network)), crops=crops)
 
 
 @checked

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.presets import CROPS, crop_grid
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
@@ -31,7 +32,7 @@ from tiledseg.config.map_formats import (
     check_files,
 )
 from tiledseg.config.memory import NONE
-from tiledseg.config.run import Config
+from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory
 
@@ -52,6 +53,7 @@ KEYS = (
 PLAIN = (
     *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
     *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands"),
+    *(f"model.{key}" for key in CROPS),
 )
 """The same, under flags without their group."""
 _DEADLINE = 600.0  # seconds
@@ -122,6 +124,7 @@ def build_parser() -> Parser:
 
 
 _OF_WEIGHTS = {
+    "window": "side of crops, for a module of one input size, which is not traced (docs/how-to/maps.md)",
     "classes": "with --weights: the number of classes that the network tells apart",
     "arguments": 'with --weights: what --build is called with, as {"width": 16}',
     "bands": "with --weights: band numbers to read, from 1 (default: all)",
@@ -157,6 +160,10 @@ def parse_groups(options: Namespace) -> Config:
         )
     for group in (config.tiling, config.parallel, config.memory):
         group.check()
+    try:
+        ModelConfig(**{key: getattr(config.model, key) for key in CROPS}).check()
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", "--")) from None
     config.memory.check_folder()
     return config
 
@@ -203,7 +210,8 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
     with open_raster(first, config.data.bands, None, references) as reader:
         bands = reader.info.bands
     pair = None if options.mean is None else (options.mean, options.deviation)
-    return ForeignNetwork.of(build, config.model.arguments, bands, classes), given_normalization(pair, bands)
+    network = ForeignNetwork.of(build, config.model.arguments, bands, classes, crop_grid(config.model))
+    return network, given_normalization(pair, bands)
 
 
 def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
@@ -248,6 +256,11 @@ def request_of(options: Namespace, config: Config) -> Request:
     )
 
 
+def maps_whole(config: Config, mesh: Mesh) -> bool:
+    """Return True if one rank maps images as one tile: a module then need not be traced."""
+    return mesh.size == 1 and config.tiling.grid_shape() == (1, 1)
+
+
 def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
@@ -257,11 +270,12 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     network_line = None
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
-        mapper = checkpoint_mapper(checkpoint)
+        mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
         network_line = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
     else:
         network, normalization = mesh.on_root(lambda: _own(options, config))
-        mapper = weights_mapper(network, options.weights, config.data.bands, normalization)
+        whole = maps_whole(config, mesh)
+        mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     requests = mesh.on_root(lambda: each_image(request, options.image, targets))

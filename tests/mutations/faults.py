@@ -20,6 +20,24 @@ class Fault(NamedTuple):
 
 # Below each file with the tests of its faults, and their number of ranks if not 1: names of faults, each with its diff.
 TEXT = r"""
+== tracing/crops.py | law/test_crops.py
+crops of a strip are added from the last to the first
+-        for row, following in zip(rows, [*rows[1:], None], strict=True):
++        cols = cols[::-1] if place.col.read.start else cols
++        for row, following in zip(rows, [*rows[1:], None], strict=True):
+a last batch of crops is smaller
+-[group[-1]] * (size - len(group))
++[]
+== geometry/layers/crops.py | law/test_crops.py
+a blend is of a wrong width
+-(side / 8)
++(side / 7)
+a tile lacks a pixel of its crops
+-more = self.grid.window - 1 if self.grid else 0
++more = self.grid.window - 2 if self.grid else 0
+a crop that ends with the core is left out
+-crop.used.start < stop
++crop.used.stop < stop
 == geometry/halo.py | geometry/test_halo.py
 the halo is one alignment short
 -width = round_up(max(before, after), alignment)

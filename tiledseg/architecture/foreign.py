@@ -10,6 +10,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.crops import CropGrid
 
 _BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -32,7 +33,8 @@ def _odd_key(value: Any) -> Any:
 class ForeignNetwork:
     """A network built by the function `build` ("package.module:function") for so many bands and classes.
 
-    `arguments`: JSON, its keys in order, so that equal networks have equal words.
+    `arguments`: JSON, its keys in order, so that equal networks have equal words. `crops`: of one size, on which the
+    module runs as it is; None for a module that is traced.
 
     Nothing is imported here: `tracing.build` does, where a user has named the function.
     """
@@ -41,6 +43,7 @@ class ForeignNetwork:
     arguments: str = "{}"
     bands: int = 3
     classes: int = 2
+    crops: CropGrid | None = None
 
     def __post_init__(self) -> None:
         check_build("model.build", self.build)
@@ -52,7 +55,9 @@ class ForeignNetwork:
             raise ConfigError(f"the arguments of {self.build} are no map; give names and values")
 
     @staticmethod
-    def of(build: str, arguments: Mapping[str, Any], bands: int, classes: int) -> ForeignNetwork:
+    def of(
+        build: str, arguments: Mapping[str, Any], bands: int, classes: int, crops: CropGrid | None = None
+    ) -> ForeignNetwork:
         """Make a network. Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps
         of these."""
         try:
@@ -62,7 +67,7 @@ class ForeignNetwork:
             raise ConfigError(f"model.arguments cannot be written down ({error}); give numbers, text, lists") from None
         if odd is not None:
             raise ConfigError(f"model.arguments has the key {odd}, which is no text; quote it, or give a list")
-        return ForeignNetwork(build, text, bands, classes)
+        return ForeignNetwork(build, text, bands, classes, crops)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -73,7 +78,7 @@ class ForeignNetwork:
     @property
     def in_words(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
-        return f"{self.build}({arguments})"
+        return f"{self.build}({arguments}){f', {self.crops.in_words}' if self.crops else ''}"
 
     def traced(self, graph: Graph) -> ForeignNetwork:
         """Return the same network with its graph."""

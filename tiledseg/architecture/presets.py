@@ -14,6 +14,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.layers.crops import CropGrid
 
 KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet, "gated_scnn": GatedSCNN}
 """A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
@@ -38,6 +39,7 @@ PRESETS = {
     "large": Preset(8, (18, 30, 44, 30, 14, 13)),
 }
 NAMES = (*KINDS, *PRESETS)
+CROPS = ("window", "overlap", "blend", "ends")  # keys of a module that is not traced
 OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
 
 
@@ -56,7 +58,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     """
     preset, default = PRESETS.get(model.name), ModelConfig()
     kind = None if model.build else network_kind(model.name)
-    own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "verify"}
+    own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "verify", *CROPS}
     for field in fields(ModelConfig):
         key, value = field.name, getattr(model, field.name)
         if value == getattr(default, key) or key in OF_TRAINING or (kind and key == "name"):
@@ -72,12 +74,17 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
             has = f"the preset {model.name} has {getattr(preset, key)}"
             raise ConfigError(f"{what}{has}; leave the key out, or set model.name to unet")
     if kind is None:
-        return ForeignNetwork.of(str(model.build), model.arguments, bands, classes)
+        return ForeignNetwork.of(str(model.build), model.arguments, bands, classes, crop_grid(model))
     options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO}
     if preset is not None:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
     network: Network = kind(**options, bands=bands, classes=classes)
     return network
+
+
+def crop_grid(model: ModelConfig) -> CropGrid | None:
+    """Return the crops of a module of one input size; None where no window is given."""
+    return None if model.window is None else CropGrid(model.window, model.overlap, model.blend, model.ends)
 
 
 def described(network: Network) -> dict[str, Any]:

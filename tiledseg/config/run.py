@@ -24,6 +24,7 @@ from tiledseg.config.checks import (
     word,
 )
 from tiledseg.config.data import DataConfig
+from tiledseg.config.map_formats import BLENDS, ENDS
 from tiledseg.config.memory import ALL, MemoryConfig
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.train import TrainConfig
@@ -55,6 +56,9 @@ class TilingConfig(Group):
         return None if isinstance(self.halo, str) else self.halo
 
 
+_CROPS = Need("window", "the size of a crop", lambda model: model.window is not None)
+
+
 @dataclass
 class ModelConfig(Group):
     """The network.
@@ -80,6 +84,11 @@ class ModelConfig(Group):
             `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
         arguments: names and values that the function is called with besides
         verify: whether what was traced of it is compared with the module itself before the first step
+        window: side in pixels of the one input size that `build` makes a module for, which is not traced then: trained
+            on windows, mapped by blended crops (docs/how-to/maps.md)
+        overlap: part of a crop's side that it shares with the next one, from 0 to below 1
+        blend: weight of a pixel by its place in a crop: gaussian, cosine, mean, or centre (of the nearest crop alone)
+        ends: inside (the last crop is shifted into the image) or mirrored (crops reach half an overlap beyond it)
     """
 
     name: str = "unet"
@@ -91,7 +100,7 @@ class ModelConfig(Group):
     norm: str = AUTO
     upsampling: str = AUTO
     dropout: float = number(0.0, 0.0, 1.0, below=True)
-    freeze_norm: bool = False
+    freeze_norm: bool = conditional(False, Need("window", "null", lambda model: model.window is None))
     encoder: str = AUTO
     pretrained: str | None = None
     image_mean: bool = True
@@ -99,6 +108,10 @@ class ModelConfig(Group):
     build: str | None = None
     arguments: dict[str, Any] = conditional({}, Need("build", "a function", lambda model: model.build))
     verify: bool = True
+    window: int | None = number(None, 1, LARGEST_HALO)
+    overlap: float = number(0.5, 0.0, 1.0, below=True, need=_CROPS)
+    blend: str = word("gaussian", *BLENDS, need=_CROPS)
+    ends: str = word("inside", *ENDS, need=_CROPS)
 
 
 @dataclass
@@ -248,6 +261,11 @@ class Config:
     def _check_windows(self) -> None:
         """Refuse windows of shared images, but small images in mode `layer` without stages."""
         parallel, exact = self.parallel, self.train.window_halo == "exact"
+        if self.model.window is not None and (exact or self.train.window != self.model.window):
+            size = self.model.window
+            whole = "the module takes that size alone, and is trained on windows of it, each an image of its own"
+            remedy = f"give train.sampling windows, train.window {size}, train.windows_per_step, train.window_halo none"
+            refuse("model.window", size, whole, remedy)
         if self.train.sampling != "windows" or not parallel.shares_images:
             return
         if exact or not parallel.shares_layers or parallel.stages > 1:

@@ -17,6 +17,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
 from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.pipeline import PipelinePlan
@@ -70,7 +71,8 @@ class ParallelRun:
         executor = None
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if not any(isinstance(layer, Crops) for layer in network.graph.layers):  # whose code may ask for its own
+                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             from tiledseg.pipeline.executor import PipelineExecutor
             from tiledseg.pipeline.partition import split_network

@@ -22,6 +22,7 @@ from torch import nn
 from tiledseg.errors import ConfigError, TiledsegError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint, round_up
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.inference.trained import Trained
 from tiledseg.planning.run.norms import measuring
 from tiledseg.raster.labels.classes import in_hex
@@ -97,6 +98,11 @@ def _check_tiles(graph: Graph) -> None:
     """Raise ConfigError where a program that maps tiles by themselves, as those do that read such files, would get
     another map, which no overlap mends."""
     for node in graph.nodes:
+        if isinstance(node.layer, Crops):
+            raise ConfigError(
+                "the network runs on crops of one size, untraced, and such a file has no rule for them; map with "
+                "predict, or export the module by torch.export"
+            )
         if node.layer.asks_place:
             raise ConfigError(
                 f"'{node.name}' resizes with align_corners=True, by weights that depend on the place in the whole "

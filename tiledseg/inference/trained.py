@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +22,13 @@ from tiledseg.config.checks import checked, one_of
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.crops import CropGrid
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization, Normalizer
-from tiledseg.tracing.build import network_modules
-from tiledseg.tracing.trace import trace
+from tiledseg.tracing.build import network_modules, traced_module
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def load_trained(
     None: this rank alone).
     """
     config = checkpoint.saved.config
-    modules = network_modules(network, still=config.model.freeze_norm).to(PARAMETER_DTYPES[config.train.precision])
+    trains = getattr(network, "crops", None) is None  # else in maps alone, which ask less of a module
+    modules = network_modules(network, trains=trains, still=config.model.freeze_norm)
+    modules = modules.to(PARAMETER_DTYPES[config.train.precision])
     if weights is None:
         load_network(checkpoint, modules, average=True, mesh=mesh)
     else:
@@ -154,11 +156,19 @@ class Mapper:
     legend: tuple[ClassRecord, ...] | None = None
 
 
-def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None) -> Mapper:
+def checkpoint_mapper(
+    checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None, crops: CropGrid | None = None
+) -> Mapper:
     """Return the network of a checkpoint, which the user has named (`trained.check_named`); `weights` in place of its
-    own."""
+    own. `crops`: of a module that is not traced (None: as it was trained). Raises ConfigError for crops of one of this
+    program's networks."""
     saved = checkpoint.saved
     data, network = saved.config.data, saved.network
+    if crops is not None:
+        if not isinstance(network, ForeignNetwork):
+            what = f"window is {crops.window}, but the network is one of this program's, of which a map is exact"
+            raise ConfigError(f"{what}; leave window out")
+        network = replace(network, crops=crops)
 
     def build(mesh: Mesh | None) -> GraphNetwork:
         return load_trained(checkpoint, network, weights, mesh)
@@ -194,14 +204,24 @@ def module_mapper(
     numbers: Sequence[int] | None = None,
     classes: int | None = None,
     normalization: Normalization | None = None,
+    crops: CropGrid | None = None,
+    whole: bool = False,
 ) -> Mapper:
     """Return a module for images of `bands` bands (`numbers` of the raster, None: all), with the weights that it has
-    now: a copy of it maps, in evaluation mode.
+    now: a copy of it maps, in evaluation mode. `crops`: it is run on them, untraced. `whole`: one rank maps images
+    whole, so a module of so many `classes` that cannot be traced runs as it is.
 
     Raises ConfigError that lists every place of it that tiles would change, or where its first output is no scores of
     2 to 255 classes, of `classes` where that is given.
     """
-    network = module if isinstance(module, GraphNetwork) else trace(copy.deepcopy(module).eval(), bands)
+    if crops is not None:
+        from tiledseg.tracing.crops import crops_network
+
+        network = crops_network(copy.deepcopy(module).eval(), bands, crops, classes)
+    elif isinstance(module, GraphNetwork):
+        network = module
+    else:
+        network = traced_module(copy.deepcopy(module).eval(), bands, whole=classes if whole else None)
     channels = tensor_channels(network.graph, bands)[network.graph.results[0]]
     name = type(module).__name__
     if classes is not None and classes != channels:
@@ -216,10 +236,16 @@ def module_mapper(
 
 
 def weights_mapper(
-    network: ForeignNetwork, path: str, numbers: Sequence[int] | None, normalization: Normalization | None
+    network: ForeignNetwork,
+    path: str,
+    numbers: Sequence[int] | None,
+    normalization: Normalization | None,
+    whole: bool = False,
 ) -> Mapper:
     """Return a network that the user's function builds, with the weights of a file (torch's, read as weights only, or
     safetensors), under the module's names, or with what wrappers put before these (`module.`, see `strip_prefixes`).
+    `whole`: one rank maps images whole, so that it need not be traced.
+
     Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
 
     held: list[GraphNetwork] = []  # whose graph was asked for: not built a second time
@@ -227,7 +253,7 @@ def weights_mapper(
     def build(_: Mesh | None) -> GraphNetwork:  # the file is every rank's
         if held:
             return held.pop()
-        modules = network_modules(network, trains=False)
+        modules = network_modules(network, trains=False, whole=whole)
         fill(modules, path)
         return modules.eval()
 

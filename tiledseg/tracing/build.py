@@ -16,6 +16,8 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.tracing.state import drawn_from
 
+WAYS_OUT = "in crops of one size (window), or mapped whole on one rank (grid 1, and classes)"
+
 
 def known(network: Network, still: bool = False) -> Network:
     """Return the network with its graph: one that a function builds is built and traced for it.
@@ -28,18 +30,22 @@ def known(network: Network, still: bool = False) -> Network:
 
 
 def network_modules(
-    network: Network, seed: int | None = None, trains: bool = True, still: bool = False
+    network: Network, seed: int | None = None, trains: bool = True, still: bool = False, whole: bool = False
 ) -> GraphNetwork:
     """Return the modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
 
     `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training. `still`:
-    running statistics will be constants.
+    running statistics will be constants. `whole`: one rank maps images whole, so a module that cannot be traced runs as
+    it is.
     """
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
-    from tiledseg.tracing.trace import trace  # here: networks of our own start without it
+    build, module = network.build, _built(network, seed or 0).train(trains)
+    if network.crops is not None:
+        from tiledseg.tracing.crops import crops_network
 
-    build, modules = network.build, trace(_built(network, seed or 0).train(trains), network.bands, still=still)
+        return crops_network(module, network.bands, network.crops, network.classes, trains)
+    modules = traced_module(module, network.bands, still, network.classes if whole else None)
     graph = modules.graph
     if len(graph.results) > 1:
         raise ConfigError(f"{build} gives {len(graph.results)} outputs; return the scores of the classes alone")
@@ -47,6 +53,21 @@ def network_modules(
     if channels != classes:
         raise ConfigError(f"{build} gives {channels} channels for {classes} classes; give each class one, and no more")
     return modules
+
+
+def traced_module(module: nn.Module, bands: int, still: bool = False, whole: int | None = None) -> GraphNetwork:
+    """Return the graph of a module (`tracing.trace`), or, where it has none, the module as it is, of `whole` classes.
+    Raises ConfigError that names the ways out, where these are not known."""
+    from tiledseg.tracing.trace import trace  # here: networks of our own start without it
+
+    try:
+        return trace(module, bands, still=still)
+    except ConfigError as error:
+        if whole is None:
+            raise ConfigError(f"{error}; or run it as it is: {WAYS_OUT}") from error
+    from tiledseg.tracing.crops import whole_network
+
+    return whole_network(module, bands, whole)
 
 
 def _built(network: ForeignNetwork, seed: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -97,6 +98,8 @@ class ModuleRuns:
     def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
         """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
+        quiet.disabled, before = True, quiet.disabled
         try:
             with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
                 return record(self.module, self.probe(batch, size, fakes), fakes, **how)
@@ -108,6 +111,8 @@ class ModuleRuns:
                 raise ConfigError(f"{what}: memory has run out; trace it where there is more") from error
             said = first_line(error) if str(error) else "in one of its checks"
             raise OtherSizeError(f"{what}: {type(error).__name__}: {said}") from error
+        finally:
+            quiet.disabled = before
 
     def check_pairs(self, sizes: tuple[Size, Size]) -> None:
         """Raise ConfigError, by runs without values, where a tensor holds every pixel with every other."""

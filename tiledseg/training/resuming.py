@@ -31,6 +31,7 @@ _OTHER_RUN = {
     "model": (
         *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
         *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
+        *("window", "overlap", "blend", "ends"),
     ),
     "optimizer": ("name",),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import of_steps
@@ -57,7 +58,8 @@ def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
             "in parallel.halo exchange a rank has the tiles of its block, so the number of ranks would round the "
             "gradients' sums; use parallel.halo read"
         )
-    placed = next((node.name for node in graph.nodes if node.layer.asks_place), None)
+    asking = (node for node in graph.nodes if node.layer.asks_place and not isinstance(node.layer, Crops))
+    placed = next((node.name for node in asking), None)  # windows of crops' size are images
     if placed is not None:
         return f"'{placed}' resizes with align_corners, and each tile has a place of its own; set align_corners=False"
     measured = of_steps(graph)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.prices import Prices, StepTime
@@ -102,6 +103,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     network, parallel, value, asked = question.network, question.parallel, question.value_bytes, question.blocks
     graph, bands, images, budget = question.graph, network.bands, question.images_per_step, question.memory
     footprint, batch = network_footprint(graph, question.halo, parallel.exact), 1
+    _check_crops(question)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
     if question.trains and goes_together(parallel, graph, images):
@@ -175,6 +177,18 @@ def _plan(question: RunQuestion) -> RunPlan:
     cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
     return balanced(question, RunPlan(*decided, *of_memory))
+
+
+def _check_crops(question: RunQuestion) -> None:
+    """Raise ConfigError for settings that would cut a module that is not traced."""
+    parallel, untraced = question.parallel, [layer for layer in question.graph.layers if isinstance(layer, Crops)]
+    cuts = {
+        f"parallel.halo is {parallel.halo}": parallel.halo == "layer",
+        f"parallel.stages is {parallel.stages}": parallel.stages > 1,
+        "memory.blocks is given": question.blocks is not None,
+    }
+    for key in (key for key, holds in cuts.items() if holds and untraced):
+        raise ConfigError(f"{key}, but the module is not traced, and runs whole; leave {key.split()[0]} out")
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
@@ -277,8 +291,13 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if question.blocks is not None and halo != "layer":
         return 1, 1
     tiles = max(1, question.ranks // parallel.stages)
-    if question.figures.known and not (question.figures.has_devices or question.trains):
+    untraced = any(isinstance(layer, Crops) for layer in graph.layers)
+    on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
+    if on_cpu and not untraced:
         tiles = max(tiles, map_tiles(extent.shape, footprint))
+    for crops in (layer.grid for layer in graph.layers if isinstance(layer, Crops) and layer.grid):
+        shared = (crops.window - crops.step) // 2  # what two tiles both compute; a tile's memory is not that of crops
+        tiles = max(tiles, map_tiles(extent.shape, replace(footprint, before=shared, after=shared)))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 
