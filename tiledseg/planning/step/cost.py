@@ -300,6 +300,7 @@ class ForwardWalk:
         return cost
 
 
+@lru_cache(maxsize=256)
 def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> ForwardWalk:
     """Walk the block of a rank with these steps, one of `ranks` that share the image. `besides` also counts the block
     of the input, where that is held for itself."""

@@ -55,6 +55,7 @@ def training_memory(graph: Graph, bands: int, context: tuple[int, int], bytes_pe
     return memory_of(tile_walk(graph, bands, context, bytes_per_value))
 
 
+@lru_cache(maxsize=256)
 def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemory:
     """Return the bytes of a training step that goes forward as `walk` does, by the memory policy of the graph. `run`:
     of the nodes (first, stop) alone, those of a stage. Of a rank's block, strips and the block of the input are left
