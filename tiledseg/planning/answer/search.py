@@ -64,8 +64,15 @@ def with_stores(asked: RunQuestion) -> RunQuestion:
 
 
 def _head(question: RunQuestion) -> dict[str, Any]:
-    machine = {"profile": question.figures.name, "measured": question.figures.measured}
-    return {"size": list(question.shape), "images": question.images, "machine": machine}
+    figures = question.figures
+    machine = {"profile": figures.name, "measured": figures.measured}
+    part = {"size": list(question.shape), "images": question.images, "machine": machine}
+    return part | {"reading": not figures.has_free_core(question.ranks)}
+
+
+def _machine(part: dict[str, Any]) -> str:
+    epochs = "" if part["reading"] else "; epochs are without reading rasters"
+    return f"machine: {figures_basis(part['machine'])}{epochs}"
 
 
 def search_part(question: RunQuestion, result: Searched) -> dict[str, Any]:
@@ -128,11 +135,13 @@ def search_table(part: dict[str, Any]) -> str:
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
     narrow = f"{part['precision']}; --precision {part['narrower']} takes half the memory, and less time on most GPUs"
     remarks = [
-        f"machine: {figures_basis(part['machine'])}",
+        _machine(part),
         f"precision: {narrow if part['narrower'] else part['precision']}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
+    if (busy := part["best"][0]["ranks"]) < part["gpus"]:
+        remarks.append(f"GPUs: {busy:,} of {part['gpus']:,} at work; --gpus {busy} does as much")
     images = f"{part['images']} images of {words(part['size'])} px, {part['images_per_step']} a step"
     title = wrapped(f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}", "")
     return "\n".join([title, columns(rows), *map(wrapped, remarks)])
@@ -239,10 +248,7 @@ def scaling_table(part: dict[str, Any]) -> str:
         )
     images = f"{part['images']} images of {words(part['size'])} px"
     title = wrapped(f"scaling: {images} an epoch; efficiency 1 is that of the first number", "")
-    remarks, most = (
-        [f"machine: {figures_basis(part['machine'])}", _STUDIES],
-        {r["scaling"]: r["gpus"] for r in part["points"]},
-    )
+    remarks, most = [_machine(part), _STUDIES], {row["scaling"]: row["gpus"] for row in part["points"]}
     if most.get("weak") != most["strong"]:
         ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"
         remarks.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
