@@ -26,7 +26,8 @@ class TrainConfig(Group):
     """The training loop.
 
     Args:
-        epochs: passes over the training images; auto: 500 steps' worth where tiles_per_step is chosen too, else one
+        epochs: passes over the training images; auto: 500 steps' worth where the grid and tiles_per_step are auto too
+            and tiles change nothing, else one (docs/reference/training.md)
         tiles_per_step: the global batch in tiles, whatever the number of ranks; null: all tiles of whole images; auto:
             4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null
             (docs/reference/training.md)
