@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from tiledseg.cli import COMMANDS
-from tiledseg.commands.key_help import GROUPS, KEYS, default, example, meaning, takes
+from tiledseg.commands.options import GROUPS, KEYS, default, example, meaning, takes
 
 
 def keys() -> str:

@@ -103,6 +103,14 @@ def meshes() -> Iterator[dict[str, Mesh]]:
 
 
 @pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Small rasters and the configuration of a run, for the tests of one file."""
+    from tests.crash.runs import Material
+
+    return Material.make(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="module")
 def without_plots() -> Iterator[None]:
     """Runs draw no progress.png and no page: they take longer than a tiny run."""
     with pytest.MonkeyPatch.context() as patch:

@@ -175,11 +175,6 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("api"))
-
-
-@pytest.fixture(scope="module")
 def run(material: Material) -> Path:
     folder = material.root / "run"
     return tiledseg.train_network({**material.config(), "run": {"output": str(folder), "verbosity": 0}})

@@ -18,9 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.small_files import write_yaml
-from tiledseg.commands.key_help import KEYS, MAIN, default, example, help_of_key, keys_to_show, takes
+from tiledseg.commands.options import (
+    KEYS,
+    MAIN,
+    default,
+    example,
+    help_of_key,
+    keys_to_show,
+    parse_config,
+    takes,
+    to_yaml,
+)
 from tiledseg.commands.options import parse as parse_options
-from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.predict import build_parser, parse_groups
@@ -70,7 +79,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=values)
 def test_a_file_comes_back_whole(tmp_path: Path, values: dict[str, Any]) -> None:
     """Every value of the file is in the configuration, every other key has its default; and what the run writes as

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg.cli import COMMANDS
-from tiledseg.commands.key_help import GROUPS, KEYS
+from tiledseg.commands.options import GROUPS, KEYS
 from tiledseg.config.words import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]

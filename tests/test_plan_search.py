@@ -88,11 +88,11 @@ def test_tensors_that_leave_for_the_host_are_keys_of_the_job(
     ("line", "words"),
     [
         ("--search --size 900 --gpus 4", "--search ranks by predicted time, but no machine is known; give --machine"),
-        (f"{SMALL} --mesh 2", "--mesh is [2], but --search finds settings; leave --mesh or it out"),
+        (f"{SMALL} --mesh 2", "--mesh is 2, but --search finds settings; leave one of them out"),
         (f"{SMALL} --plot a.png", "--plot is a.png, but --search finds settings"),
         (f"{SMALL} --stride 2", "--search is given, but networks of --stride 2"),
         (f"{SMALL} --images 1", "--images-per-step is 2, but --images is 1; give at most so many"),
-        ("--calibrate out.yaml --size 100", "--size is [100], but --calibrate measures this machine"),
+        ("--calibrate out.yaml --size 100", "--size is 100, but --calibrate measures this machine"),
         ("--size 900 --store .", "--store is ., but --calibrate is not given; leave it out"),
         (f"{SMALL} --gpu-memory 50KiB --grid 4", "settings for 4 ranks of 50.00 KiB can be"),
     ],

@@ -26,11 +26,6 @@ SHAPE = (45, 67)
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("predict"))
-
-
-@pytest.fixture(scope="module")
 def trained(material: Material) -> Path:
     folder = material.root / "run"
     assert train([*material.train_command(folder)[1:], "--train.epochs", "1"]) == 0

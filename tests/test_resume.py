@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.crash.runs import Material, lines, train
+from tests.crash.runs import Material, after_step, lines, train
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.training.run_journal import Journal
 
 SGD = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")
 pytestmark = pytest.mark.usefixtures("without_plots")
 WHOLE = ("--train.tiles_per_step", "null")
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("resume"))
 
 
 def one_image(material: Material) -> tuple[str, ...]:
@@ -72,15 +64,12 @@ def test_a_changed_run_that_is_stopped_goes_on_exactly(
     options = (*WHOLE, "--train.epochs", "8", "--optimizer.warmup_steps", "5")
     whole, stopped = copy(begun, "whole"), copy(begun, "stopped")
     assert train(material, whole, *options) == 0
-    write_line = Journal.step
 
-    def write_and_die(journal: Journal, line: dict[str, Any]) -> None:
-        write_line(journal, line)
-        if line["step"] == 9:
-            raise KeyboardInterrupt
+    def die() -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "step", write_and_die)
+        after_step(patch, 9, die)
         assert train(material, stopped, *options) == 130
     assert find_checkpoint(stopped).state["step"] == 8
     assert train(material, stopped, *options) == 0
@@ -103,15 +92,8 @@ def test_fewer_epochs_in_the_middle_of_one(
 ) -> None:
     """Three epochs and a step are more than three; four epochs are still to come, and end there."""
     folder = material.root / "in-the-middle"
-    write_line = Journal.step
-
-    def write_and_stop(journal: Journal, line: dict[str, Any]) -> None:
-        write_line(journal, line)
-        if line["step"] == 9:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "step", write_and_stop)
+        after_step(patch, 9)
         assert train(material, folder, "--train.epochs", "6") == 75
     assert find_checkpoint(folder).state["position"] == {"epoch": 3, "step": 1}
     assert train(material, folder, "--train.epochs", "3") == 2

@@ -21,11 +21,6 @@ from tiledseg.train import main as train
 SECONDS = 90
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("signals"))
-
-
 def start(*command: str) -> subprocess.Popen[str]:
     """A variable of torch's, as batch scripts set them, has torch imported before the command."""
     environment = {**clean_environment(), "TORCH_SHOW_CPP_STACKTRACES": "0"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import traceback
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,19 @@ import pytest
 import yaml
 from torch.nn import functional
 
-from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
+from tests.crash.runs import STEPS, Material, after_step, check_same, figures, lines, train, weights
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.training import trainer as loop
-from tiledseg.training.run_journal import Journal, plot_progress
+from tiledseg.training.run_journal import plot_progress
 from tiledseg.training.run_page import write_report
 
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
 FP32 = ("--train.precision", "fp32")
 RECIPES = {"adamw-fp64": (), "sgd-fp32": (*SGD, *FP32)}
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +39,6 @@ def finished(material: Material) -> dict[str, Path]:
     return folders
 
 
-def signal_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """SIGUSR1 to this process while it writes the line of a step."""
-    write_line = Journal.step
-
-    def write_and_signal(journal: Journal, line: dict[str, Any]) -> None:
-        write_line(journal, line)
-        if line["step"] == step:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    monkeypatch.setattr(Journal, "step", write_and_signal)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_stopped_run_goes_on_exactly(
@@ -66,7 +48,7 @@ def test_a_stopped_run_goes_on_exactly(
     acted on at the end of the following step: 2 is in an epoch, 5 too, 3 would be the end of one."""
     folder = material.root / f"stopped-{recipe}-{step}"
     with monkeypatch.context() as patch:
-        signal_after(patch, step)
+        after_step(patch, step)
         assert train(material, folder, *RECIPES[recipe]) == 75
     assert find_checkpoint(folder).state["step"] == step + 1
     assert json.loads((folder / "summary.json").read_text())["finished"] is False
@@ -79,7 +61,7 @@ def test_a_signal_in_the_last_step_is_a_finish(
 ) -> None:
     folder = material.root / "late-signal"
     with monkeypatch.context() as patch:
-        signal_after(patch, STEPS - 1)
+        after_step(patch, STEPS - 1)
         assert train(material, folder) == 0
     assert json.loads((folder / "summary.json").read_text())["finished"] is True
     check_same(folder, finished["adamw-fp64"])

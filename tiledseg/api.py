@@ -195,19 +195,13 @@ def _mapper(
 
     from tiledseg.comm.failure import mark_agreed
     from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named, module_mapper
-    from tiledseg.raster.finding import EVERY, expand_sources
-    from tiledseg.raster.reader import open_raster
+    from tiledseg.predict import bands_of
     from tiledseg.raster.statistics import given_normalization
-
-    def bands() -> int:
-        first = expand_sources(images, "source", EVERY, references)[0]
-        with open_raster(first, given["bands"], None, references) as reader:
-            return reader.info.bands
 
     if not isinstance(network, nn.Module | Trained | str | Path):
         raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
     if isinstance(network, nn.Module):
-        count = mesh.on_root(bands)
+        count = mesh.on_root(lambda: bands_of(images, "source", given["bands"], references))
         normalization = given_normalization(given["normalize"], count)
         return module_mapper(network, count, given["bands"], given["classes"], normalization, crops, whole)
     known = next((key for key, value in given.items() if value is not None), None)

@@ -9,7 +9,6 @@ if __name__ == "__main__":
 
 import importlib.util
 import json
-import math
 import os
 import sys
 from argparse import Namespace
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.commands.options import parse, words_of
-from tiledseg.commands.parser import Parser, make_callable, run
-from tiledseg.config.checks import checked
+from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_given, run
+from tiledseg.config.checks import Range, checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_outputs, whole
@@ -30,6 +29,11 @@ if TYPE_CHECKING:
     from tiledseg.inference.trained import Trained
 
 _NETWORKS, _CARD = (".onnx", ".pt2"), ".json"
+_RANGES = {
+    "tile": Range(1, 1 << 14, remedy=f"1 to {1 << 14} pixels"),
+    "resolution": Range(0.0, 1e9, above=True, remedy="centimetres a pixel, above 0"),
+    "tolerance": Range(0.0, 1.0, above=True, below=True, remedy="a number between 0 and 1, as 1e-4"),
+}
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -103,18 +107,13 @@ def check_options(options: Namespace) -> None:
             raise ConfigError(f"--output is {path}; give names that end in {', '.join((*_NETWORKS, _CARD))}")
     if len(set(kinds)) < len(kinds):
         raise ConfigError(f"--output has {' and '.join(options.output)}: two of one kind; give each kind once")
-    if options.tile is not None and not 1 <= options.tile <= 1 << 14:
-        raise ConfigError(f"--tile is {options.tile}; give 1 to {1 << 14} pixels")
-    if options.resolution is not None and not (options.resolution > 0 and math.isfinite(options.resolution)):
-        raise ConfigError(f"--resolution is {options.resolution}; give centimetres a pixel, above 0")
-    if options.resolution is not None and ".onnx" not in kinds:
-        raise ConfigError(
-            f"--resolution is {options.resolution}, but --output has no .onnx, which alone says it; add one"
-        )
-    if options.tolerance is not None and not 0 < options.tolerance < 1:
-        raise ConfigError(f"--tolerance is {options.tolerance}; give a number between 0 and 1, as 1e-4")
-    if options.tolerance is not None and not set(kinds) & set(_NETWORKS):
-        raise ConfigError(f"--tolerance is {options.tolerance}, but --output has no .onnx or .pt2; add one")
+    for name, allowed in _RANGES.items():
+        if getattr(options, name) is not None:
+            allowed.check(flag_of(name), getattr(options, name))
+    if ".onnx" not in kinds:
+        refuse_given(options, ("resolution",), "--output has no .onnx, which alone says it", "add one")
+    if not set(kinds) & set(_NETWORKS):
+        refuse_given(options, ("tolerance",), "--output has no .onnx or .pt2", "add one")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if ".onnx" in kinds and missing:
         raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: {install('export')}")

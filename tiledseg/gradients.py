@@ -1,19 +1,16 @@
 """One all-reduce of gradients a step, started while the backward pass still runs.
 
-Gradients are gathered in a few flat buckets, in the order of the backward pass (last layer first). A bucket is summed
-over the ranks while the layers before it are still being differentiated.
+Gradients are gathered in a few flat buckets, last layer first. A bucket is summed over the ranks while the layers
+before it are still being differentiated. Sums over tiles and ranks are taken in float64 (`wide`): their order, which
+the number of ranks decides, then changes the 16th digit alone, and a float32 run gives the same loss line on any number
+of ranks. It costs 8 bytes a weight, and twice the bytes of the all-reduce (docs/decisions/0003).
 
-The sums over tiles and ranks are taken in float64 (`wide`) by default. Their order, which the number of ranks decides,
-then changes the 16th digit. The float32 gradient rounded from it is the same but for one element in some hundred
-million. So a float32 run gives the same loss line on any number of ranks, step after step. It costs 8 bytes a weight in
-memory and twice the bytes of the all-reduce (docs/decisions/0003).
+Where one backward pass goes through several batches, autograd would add up a weight's gradients in the weight's own
+dtype. There each batch is given a `use` of the weight, whose gradient comes by itself.
 
-Where one backward pass goes through several batches, autograd would add up a weight's gradients itself, in the weight's
-own dtype, before anybody sees them. There each batch is given a `use` of the weight, whose gradient comes by itself.
-
-Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
-without a tile starts them too, with zeros. In mode `layer` halos and sums of norms come between them: at the same
-places on all ranks of an image, since their graphs are alike (docs/explanation/communication.md).
+Deadlock cannot arise: every rank starts the sums of all buckets in the same order each step; a rank without a tile
+starts them too, with zeros. In mode `layer` halos and sums of norms come between them, at the same places on all ranks
+of an image (docs/explanation/communication.md).
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ if __name__ == "__main__":
     enter("tiledseg.plan")
 
 import json
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from tiledseg.architecture.network import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
-from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run
+from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, refuse_given, run
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
@@ -34,12 +33,14 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     flags = parser.parse_args(argv)
     if flags.calibrate is not None:
-        _check_alone(flags, parser)
+        given = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
+        others = [name for name in given if name not in ("calibrate", "store")]
+        measures = "--calibrate measures this machine and plans nothing"
+        refuse_given(flags, others, measures, "leave one of them out")
         from tiledseg.commands.calibrate import calibrate_to  # torch: what is measured runs on it
 
         return calibrate_to(flags.calibrate, flags.store)
-    if flags.store is not None:
-        raise ConfigError(f"--store is {flags.store}, but --calibrate is not given; leave it out")
+    refuse_given(flags, ("store",), "--calibrate is not given")
     if flags.size is None:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
     from tiledseg.commands.plan_flags import answered  # who asks for help waits for no planner
@@ -69,16 +70,6 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
 
 
 make_callable(__name__, plan)
-
-
-def _check_alone(flags: Namespace, parser: Parser) -> None:
-    """Raise ConfigError for a flag beside --calibrate, which would be ignored."""
-    for name, value in vars(flags).items():
-        if name not in ("calibrate", "store") and value != parser.get_default(name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is {value}, but --calibrate measures this machine and plans nothing; "
-                "leave one of them out"
-            )
 
 
 def _parser() -> Parser:

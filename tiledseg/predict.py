@@ -19,7 +19,7 @@ from tiledseg.architecture.presets import CROPS, crop_grid
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, json_list, run
+from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
 from tiledseg.config.checks import Range
 from tiledseg.config.map_formats import (
     AUTO,
@@ -37,7 +37,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from tiledseg.checkpoint.folder import Checkpoint
     from tiledseg.comm.mesh import Mesh
     from tiledseg.inference.request import Request
     from tiledseg.raster.statistics import Normalization
@@ -169,8 +168,7 @@ def parse_groups(options: Namespace) -> Config:
 
 
 def _flag(name: str) -> str:
-    """Return the flag of an option."""
-    return "--" + {"minimum_area": "polygons-minimum-area"}.get(name, name.replace("_", "-"))
+    return flag_of({"minimum_area": "polygons_minimum_area"}.get(name, name))
 
 
 def check_own(options: Namespace) -> None:
@@ -182,44 +180,38 @@ def check_own(options: Namespace) -> None:
     if given.get("model.verify") is False and "model.build" not in given:
         raise ConfigError("--no-verify is given, but no --build: the network is one of ours; leave it out")
     if weights is None:
-        for name in ("data.classes", "model.arguments", "data.bands", "mean", "deviation"):
-            if name in given:
-                flag = name.rpartition(".")[2]
-                raise ConfigError(f"--{flag} is {given[name]}, which the checkpoint has; leave it out")
+        own = ("data.classes", "model.arguments", "data.bands", "mean", "deviation")
+        refuse_given(options, own, "the checkpoint has its own")
         return
     for name in ("model.build", "data.classes"):
         if name not in given:
-            raise ConfigError(f"--weights is {weights}, but --{name.rpartition('.')[2]} is not given; give it")
+            raise ConfigError(f"--weights is {weights}, but {flag_of(name)} is not given; give it")
     if ("mean" in given) != ("deviation" in given):
         raise ConfigError("--mean and --deviation go together; give both or neither")
-    if "which" in given:
-        raise ConfigError(f"--which is {given['which']}, but --weights is one file and no run; leave it out")
+    refuse_given(options, ("which",), "--weights is one file and no run")
 
 
 def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization]:
     """Return the network that --build makes, and the normalisation of its input."""
-    from tiledseg.raster.finding import EVERY, expand_sources
-    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
-    classes, references, build = config.data.classes, config.data.references, config.model.build
+    classes, build = config.data.classes, config.model.build
     Range(2, 255).check("--classes", classes)
     assert isinstance(classes, int), "the range has been checked"
     assert build is not None, "check_own has asked for it"
-    first = expand_sources(options.image, "--image", EVERY, references)[0]
-    with open_raster(first, config.data.bands, None, references) as reader:
-        bands = reader.info.bands
+    bands = bands_of(options.image, "--image", config.data.bands, config.data.references)
     pair = None if options.mean is None else (options.mean, options.deviation)
     network = ForeignNetwork.of(build, config.model.arguments, bands, classes, crop_grid(config.model))
     return network, given_normalization(pair, bands)
 
 
-def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
-    """Return words on a checkpoint that is the best, and was not asked for."""
-    best = checkpoint.saved.best
-    if options.which is not None or best is None or best.step != checkpoint.saved.step:
-        return ""
-    return f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
+def bands_of(images: Sequence[str], key: str, bands: Sequence[int] | None, references: bool) -> int:
+    """Return the number of bands that are read of the first image, those of `bands` or all."""
+    from tiledseg.raster.finding import EVERY, expand_sources
+    from tiledseg.raster.reader import open_raster
+
+    with open_raster(expand_sources(images, key, EVERY, references)[0], bands, None, references) as reader:
+        return reader.info.bands
 
 
 def request_of(options: Namespace, config: Config) -> Request:
@@ -271,7 +263,9 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
         mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
-        network_line = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
+        network_line, best = f"network: {checkpoint.path}", checkpoint.saved.best
+        if options.which is None and best is not None and best.step == checkpoint.saved.step:
+            network_line += f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
     else:
         network, normalization = mesh.on_root(lambda: _own(options, config))
         whole = maps_whole(config, mesh)

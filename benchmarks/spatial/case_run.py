@@ -77,12 +77,9 @@ class CaseRun:
         by_rank = self.mesh.communicator.gather_objects(self.cpu_seconds[1:])
         return {
             "losses": [result.loss for result in self.results],
-            "seconds": [result.seconds for result in timed],
-            "communication_seconds": [result.communication_seconds for result in timed],
+            **{key: [result.figures[key] for result in timed] for key in ("seconds", "communication_seconds")},
             "cpu_seconds": [sum(ranks) for ranks in zip(*by_rank, strict=True)],
-            "halo_bytes": timed[-1].halo_bytes,
-            "halo_messages": timed[-1].halo_messages,
-            "memory_bytes": timed[-1].memory_bytes,
+            **{key: timed[-1].figures[key] for key in ("halo_bytes", "halo_messages", "memory_bytes")},
         }
 
     def close(self) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.train import main
 from tiledseg.training.run_files import read_validations
+from tiledseg.training.run_journal import Journal
 
 JOB = str(Path(__file__).with_name("job.py"))
 STEPS = 12
@@ -106,6 +111,18 @@ class Moment:
 def train(material: Material, folder: Path, *options: str) -> int:
     """Trains on one rank in this process; the command's exit code."""
     return main([*material.train_command(folder)[1:], *options])
+
+
+def after_step(patch: pytest.MonkeyPatch, step: int, act: Callable[[], object] | None = None) -> None:
+    """Have a run act as it writes the line of a step; by default it gets SIGUSR1."""
+    write_line = Journal.step
+
+    def write_and_act(journal: Journal, line: dict[str, Any]) -> None:
+        write_line(journal, line)
+        if line["step"] == step:
+            act() if act else os.kill(os.getpid(), signal.SIGUSR1)
+
+    patch.setattr(Journal, "step", write_and_act)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

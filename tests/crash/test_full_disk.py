@@ -18,11 +18,6 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.training.run_journal import Journal
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("full"))
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""

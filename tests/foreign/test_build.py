@@ -24,11 +24,6 @@ from tiledseg.execution.precision import use_one_kernel
 BUILD = "tests.foreign.modules:build"
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("build"))
-
-
 def config(material: Material, folder: Path, **groups: dict[str, Any]) -> dict[str, Any]:
     """Two epochs of three steps."""
     whole = material.config()
@@ -119,7 +114,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
     for more, said in (
         (checkpoint, f"name it: --build {BUILD}"),
         ([*checkpoint, "--build", "os:system"], "--build is os:system, but the network was built by"),
-        ([*checkpoint, "--build", BUILD, "--classes", "3"], "--classes is 3, which the checkpoint has"),
+        ([*checkpoint, "--build", BUILD, "--classes", "3"], "--classes is 3, but the checkpoint has its own"),
         (["--build", BUILD, "--weights", "w.pth"], "--classes is not given"),
         ([], "give --checkpoint RUN, or --build and --weights FILE"),
         ([*own[:3], '{"width": 4}', *own[4:]], "other shapes have"),

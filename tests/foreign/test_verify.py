@@ -25,11 +25,6 @@ SAID = "checked: the graph gives what"
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("verify"))
-
-
-@pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two bands of 0 to 10,000, beyond the sizes that tracing tries."""
     path = tmp_path_factory.mktemp("scene") / "a.tif"

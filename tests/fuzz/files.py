@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
@@ -193,7 +192,7 @@ def draw_checkpoint(draw: random.Random, folder: Path) -> Trial:
 def _damage_run(run_folder: Path, step: Path, draw: random.Random) -> str:
     kind = draw.randrange(6)
     if kind == 0:
-        _edit_manifest(step, draw, sealed=False)
+        _edit_manifest(step, draw)
         return f"edited manifest of {step.name}"
     if kind == 1:
         victim = draw.choice([*sorted(step.iterdir()), step.parent / "latest"])
@@ -215,7 +214,7 @@ def _stray(step: Path, draw: random.Random) -> str:
     return f"a stray folder {name}"
 
 
-def _edit_manifest(step: Path, draw: random.Random, sealed: bool) -> None:
+def _edit_manifest(step: Path, draw: random.Random) -> None:
     path = step / "manifest.json"
     manifest = json.loads(path.read_text())
     holder: Any = manifest
@@ -225,7 +224,4 @@ def _edit_manifest(step: Path, draw: random.Random, sealed: bool) -> None:
             holder[key] = draw.choice((None, -1, 10**9, "x", [], {}, 1e308, True, "0" * 64))
             break
         holder = holder[key]
-    if sealed:
-        rest = {name: value for name, value in manifest.items() if name != "own_checksum"}
-        manifest["own_checksum"] = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(manifest))

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,6 @@ class Trial:
     outputs: tuple[str, ...] = ()
     check: Callable[[Path, Outcome], list[str]] = lambda folder, outcome: []
     interruption: Interruption | None = None
-    may_leave: tuple[str, ...] = field(default=())
 
 
 def common_faults(trial: Trial, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -140,7 +139,8 @@ def _files(
     faults += [f"left over: {name}" for name in new if not _below(name, allowed) and name not in unfinished]
     if not killed:
         hidden = [name for name in new if any(part.startswith(".") for part in Path(name).parts)]
-        faults += [f"left over: {name}" for name in hidden if _below(name, allowed) and not _kept(name, trial)]
+        kept = [name for name in hidden if "lock" in Path(name).name]  # only a file once its holder is gone
+        faults += [f"left over: {name}" for name in hidden if _below(name, allowed) and name not in kept]
     return faults
 
 
@@ -152,11 +152,6 @@ def _beside(trial: Trial) -> tuple[str, ...]:
 
 def _below(name: str, allowed: tuple[str, ...]) -> bool:
     return any(name == entry or name.startswith(f"{entry}/") for entry in allowed)
-
-
-def _kept(name: str, trial: Trial) -> bool:
-    """Documented files with a dot: a run's lock, which is only a file once its holder is gone."""
-    return "lock" in Path(name).name or name in trial.may_leave
 
 
 def outcome_word(outcome: Outcome) -> str:

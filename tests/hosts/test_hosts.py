@@ -99,11 +99,6 @@ def _environment() -> dict[str, str]:
     return {"RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1")}
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("hosts"))
-
-
 def command(material: Material, folder: Path, *options: str) -> list[str]:
     first, *rest = material.train_command(folder)
     return [f"tiledseg.{first}", *rest, *options]

@@ -139,7 +139,7 @@ def train(steps: Steps, mesh: Mesh) -> Run:
     assert all(p.grad is None and p not in optimizer.state for p in frozen)
     gradients = {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None and not p.is_meta}
     data.margin = 0
-    findings = validate(network, data, mesh, run.over(data.tilings), steps.case.unet.classes, IGNORED, 1, 1)
+    findings = validate(network, data, mesh, run.over(data.tilings), 1, 1)
     stepper.close()
     run.close()
     return Run(losses, findings.line()["loss"], gradients, {n: t.clone() for n, t in own_state(network).items()})

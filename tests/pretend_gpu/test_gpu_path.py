@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import NIGHTLY
 from tests.crash.runs import Material
 from tests.pretend_gpu.harness import ROOT, PretendGpu
@@ -25,11 +23,6 @@ def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_g
     assert len([end for end in found.values() if end == "trains"]) > (120 if NIGHTLY else 50), output
     line = "refused: train.deterministic is true, but aten::avg_pool3d_backward"
     assert found["local_response_norm"].startswith(line), output
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("gpu-path"))
 
 
 def command(material: Material, folder: Path, options: dict[str, str], **groups: dict[str, Any]) -> list[str]:

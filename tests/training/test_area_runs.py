@@ -20,7 +20,6 @@ from tiledseg.geometry.box import Box
 from tiledseg.train import main
 from tiledseg.training.preparation import Preparation, prepare
 
-pytestmark = pytest.mark.usefixtures("without_plots")
 SIDE = 96
 AREA = ((5, 7, 40, 60), (30, 50, 70, 90))
 STILL = {"lr": 1e-30}  # no weight moves by a bit

@@ -6,17 +6,12 @@ import json
 
 import pytest
 
-from tests.crash.runs import Material, train
+from tests.crash.runs import Material, lines, train
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.machine import machine_here
 
 AUTO = "--parallel", "auto", "--tiling.grid", "auto", "--train.tiles_per_step", "null"
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("auto"))
 
 
 def test_a_run_says_what_it_found_and_why_and_keeps_it(material: Material, capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,10 +77,7 @@ def test_blocks_are_found_where_an_image_does_not_fit(material: Material, capfd:
     assert found.blocks is not None
     assert f"memory.blocks [{found.blocks[0]},{found.blocks[1]}]" in said.out + said.err
     assert json.loads((folder / "summary.json").read_text())["blocks"] is not None
-    lines = [
-        [json.loads(line) for line in (each / "metrics.jsonl").read_text().splitlines()] for each in (whole, folder)
-    ]
-    losses = [[line["loss"] for line in each if "loss" in line] for each in lines]
+    losses = [[line["loss"] for line in lines(each) if "loss" in line] for each in (whole, folder)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
     assert train(material, folder, *norms, *short, "--train.epochs", "2") == 0
     said = capfd.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.resealed import seal
-from tests.crash.runs import Material
+from tests.crash.runs import Material, lines
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
@@ -24,11 +23,6 @@ from tiledseg.training.optimizer import AveragedWeights
 from tiledseg.training.preparation import prepare
 
 DECAY = 0.6
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("average"))
 
 
 def averaged(material: Material, folder: Path, epochs: int = 3, **train: Any) -> Config:
@@ -42,7 +36,7 @@ def averaged(material: Material, folder: Path, epochs: int = 3, **train: Any) ->
 
 
 @pytest.fixture(scope="module")
-def finished(material: Material, without_plots: None) -> Path:
+def finished(material: Material) -> Path:
     assert run(averaged(material, material.root / "run")) == 0
     return material.root / "run"
 
@@ -118,10 +112,6 @@ def test_an_average_of_another_network_is_refused(material: Material, tmp_path: 
     seal(path, lambda manifest: None)
     with pytest.raises(CheckpointError, match=f"'{lost}' is absent there"):
         load(tmp_path / "run")
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_its_memory_is_planned(material: Material, tmp_path: Path) -> None:

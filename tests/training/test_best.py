@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 import rasterio
 
-from tests.crash.runs import Material
+from tests.crash.runs import Material, lines
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, ConfigError
 
 EPOCHS = 7
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("best"))
 
 
 def judged(material: Material, folder: Path, epochs: int = EPOCHS, **train: Any) -> Config:
@@ -33,8 +28,7 @@ def judged(material: Material, folder: Path, epochs: int = EPOCHS, **train: Any)
 
 
 def validations(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{"step": line["step"], "epoch": line["epoch"], **line["val"]} for line in lines if "val" in line]
+    return [{"step": line["step"], "epoch": line["epoch"], **line["val"]} for line in lines(folder) if "val" in line]
 
 
 def value(validation: dict[str, Any], score: str) -> float:
@@ -43,7 +37,7 @@ def value(validation: dict[str, Any], score: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def whole(material: Material, without_plots: None) -> Path:
+def whole(material: Material) -> Path:
     folder = material.root / "whole"
     assert run(judged(material, folder)) == 0
     return folder

@@ -19,18 +19,16 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.user_files.machine import find_machine, machine_from
 
 
-@pytest.mark.parametrize("disturbed", [1.0, 1.15])
-def test_a_fit_gives_back_the_steps_of_a_machine(disturbed: float) -> None:
-    """To 1 % where the steps are the model's own, and nearly so where one of them was disturbed."""
+def test_a_fit_gives_back_the_steps_of_a_machine() -> None:
+    """Nearly so where one of them was disturbed; to 2 % where the steps are the model's own: the test below."""
     machine = Machine(2e11, name="some", lanes=16, memory_bandwidth=9e9, launch=2e-5)
     machine = replace(machine, rates={"fp32": 2e11, "bf16": 4e11, "fp64": 3e10})
     cases = [case for case in (TINY, *CASES) if case.precision != "fp16"]
     steps = {case: predicted(machine.computing(case.precision), case) for case in cases}
-    fitted = fit_all({**steps, cases[2]: disturbed * steps[cases[2]]})
+    fitted = fit_all({**steps, cases[2]: 1.15 * steps[cases[2]]})
     assert fitted.lanes == 16
     for case in cases:
-        rel = 0.02 if disturbed == 1 else 0.1
-        assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=rel)
+        assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=0.1)
 
 
 def test_a_fit_on_a_gpu_keeps_the_bandwidth_that_was_measured() -> None:

@@ -50,7 +50,6 @@ def test_each_group_steps_at_its_own_rate() -> None:
         assert torch.allclose(moved, torch.full_like(moved, 0.125 if name.startswith("encoder") else 0.5))
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_a_run_with_factors_goes_on_exactly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The optimizer's state stays with its weights, however groups order them; other factors may be given then."""
     material = Material.make(tmp_path)
@@ -72,7 +71,6 @@ def test_a_run_with_factors_goes_on_exactly(tmp_path: Path, capfd: pytest.Captur
     assert not other.exists()
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_a_frozen_run_goes_on_exactly_and_may_be_unfrozen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Frozen weights stay as they were drawn, are in every checkpoint, and have nothing in the optimizer; unfrozen ones
     start anew there."""

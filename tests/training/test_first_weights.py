@@ -21,11 +21,6 @@ from tiledseg.errors import CheckpointError, ConfigError, InputError
 from tiledseg.models.network import build_modules
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("first"))
-
-
 def pretrained(material: Material, folder: Path, file: Path, rate: float = 1e-12) -> Config:
     config = config_of(material, folder)
     config.model = ModelConfig("residual_unet", encoder="resnet18", base_channels=8, pretrained=str(file))

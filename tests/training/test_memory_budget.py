@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tiledseg
-from tests.crash.runs import Material, weights
+from tests.crash.runs import Material, lines, weights
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
 from tiledseg.geometry.graph import KEEP, Graph
@@ -118,8 +118,7 @@ def test_a_run_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert len(rebuilt[1]["tensors"]) > 2
     assert rebuilt[1]["bytes"] <= 0.75 * rebuilt[1]["bytes_kept_all"]
     assert weights(runs[0]) == weights(runs[1])
-    lines = [[line["loss"] for line in read(run / "metrics.jsonl") if "loss" in line] for run in runs]
-    assert lines[0] == lines[1]
+    assert lines(runs[0]) == lines(runs[1])
 
 
 def train(material: Material, folder: Path, budget: str | float) -> Path:
@@ -134,10 +133,6 @@ def train(material: Material, folder: Path, budget: str | float) -> Path:
         step = plan_run(RunQuestion(network, (Extent((64, 64)),), 1, 1 << 40, grid=(1, 1)))
         config["memory"] = {"budget": int(budget * step.memory)}
     return tiledseg.train_network(config)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 STAGES = Parallelism(stages=2, recompute=("never",) * 2)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiledseg
-from tests.crash.runs import Material
+from tests.crash.runs import Material, lines
 from tiledseg.errors import ConfigError
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -17,11 +16,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "residual_unet": {"encoder": "resnet18", "base_channels": 8},
     "gated_scnn": {"encoder": "resnet18", "base_channels": 8},
 }
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("networks"))
 
 
 def config_of(material: Material, name: str, folder: Path, epochs: int) -> dict[str, Any]:
@@ -36,8 +30,7 @@ def config_of(material: Material, name: str, folder: Path, epochs: int) -> dict[
 
 
 def losses(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in lines(folder) if "loss" in line]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,16 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.runs import Material
+from tests.crash.runs import Material, after_step
 from tiledseg.memory import offload
 from tiledseg.planning.memory import store as planned
 from tiledseg.train import main
-from tiledseg.training.run_journal import Journal
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("offloading"))
 
 
 @pytest.fixture
@@ -69,13 +62,7 @@ def test_a_full_disk_is_one_line(
 def test_a_signal_ends_it_with_a_checkpoint_and_the_lines_of_the_run(
     material: Material, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logged = Journal.step
-
-    def step(self: Journal, line: dict[str, object]) -> None:
-        logged(self, line)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    monkeypatch.setattr(Journal, "step", step)
+    after_step(monkeypatch, 1)
     assert train(material, tmp_path / "stopped", store) == 75
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").glob("step-*")] == ["step-000002"]
     told = "".join(capsys.readouterr())

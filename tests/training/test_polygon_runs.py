@@ -20,7 +20,6 @@ from tiledseg.evaluate import main as evaluate
 from tiledseg.tile import main as tile
 from tiledseg.train import main
 
-pytestmark = pytest.mark.usefixtures("without_plots")
 SIDE = 64
 CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
 BOXES = ((3, 5, 30, 40, "road"), (20, 10, 60, 33, "tree"), (8, 44, 50, 60, "road"))  # top, left, bottom, right

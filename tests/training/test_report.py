@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.system.outputs import METRICS
-from tiledseg.training.run_check import check_lines
-from tiledseg.training.run_files import read_metrics
+from tiledseg.training.run_files import check_lines, read_metrics
 from tiledseg.training.run_journal import Journal, plot_progress
 
 find = importlib.util.find_spec

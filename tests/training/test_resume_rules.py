@@ -51,11 +51,6 @@ BESIDE: dict[str, tuple[str, Any]] = {"train.augment_each": ("train.augment", [{
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("rules"))
-
-
-@pytest.fixture(scope="module")
 def checkpoints(material: Material) -> dict[str, Path]:
     """One in the middle of an epoch, one at its end."""
     folder = material.root / "run"

@@ -21,11 +21,6 @@ from tiledseg.training.saving import Saver
 SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("saving"))
-
-
 def test_a_checkpoint_has_the_bits_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written later, it is byte for byte what a save at once writes. A save waits for the one before."""
     network, gate, save = make_network(), threading.Event(), saving.save_checkpoint

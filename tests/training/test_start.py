@@ -21,14 +21,9 @@ from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError, OutputError
 from tiledseg.training import surveyed
-from tiledseg.training.run_check import check_run_folder
+from tiledseg.training.run_files import check_run_folder
 from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import start
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("start"))
 
 
 def config_of(material: Material, folder: Path, **train: Any) -> Config:

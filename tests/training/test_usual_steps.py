@@ -23,11 +23,6 @@ from tiledseg.training.start import few_steps, idle_ranks
 SIDE = 600
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material.make(tmp_path_factory.mktemp("usual"))
-
-
 @pytest.fixture
 def unsaid(material: Material, tmp_path: Path) -> Config:
     """A network and an image, nothing else."""
@@ -128,7 +123,6 @@ def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
     assert f"checkpoint {where}" in said[-1]
 
 
-@pytest.mark.usefixtures("without_plots")
 @pytest.mark.parametrize("ended", ["done", "killed"])
 def test_the_wall_time_is_that_of_all_starts(material: Material, tmp_path: Path, ended: str) -> None:
     """Of a start that was killed as long as it wrote."""

@@ -19,7 +19,7 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.validation import SIDE, Findings, Panels, PanelView, choose_views, validate
+from tiledseg.training.validation import SIDE, Findings, PanelView, choose_views, validate
 
 CASE = Case(UNet(2, 1, 3, 4, bands=2, classes=3), (3, 2))
 COUNT = 2
@@ -55,21 +55,20 @@ def whole(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture
-def found(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings, Panels]:
+def findings(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> Findings:
     monkeypatch.setattr("tiledseg.training.validation.SIDE", 6)
-    panels = Panels(choose_views([CASE.raster] * COUNT, 4, 0), IGNORED)
+    views = choose_views([CASE.raster] * COUNT, 4, 0)
     run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
     passes = run.over(data.tilings)
-    return validate(run.network, data, one_rank(), passes, 3, IGNORED, 1, 1, panels), panels
+    return validate(run.network, data, one_rank(), passes, 1, 1, views)
 
 
 def test_counts_are_those_of_the_undivided_network(
-    found: tuple[Findings, Panels], whole: tuple[torch.Tensor, torch.Tensor]
+    findings: Findings, whole: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
 
     probabilities, labels = whole
-    findings, _ = found
     matrix = multiclass_confusion_matrix(probabilities, labels.long(), 3, ignore_index=IGNORED)
     assert findings.matrix_KK.tolist() == matrix.tolist()
     error = multiclass_calibration_error(probabilities, labels.long(), 3, BINS, ignore_index=IGNORED)
@@ -79,10 +78,9 @@ def test_counts_are_those_of_the_undivided_network(
 
 
 def test_views_show_the_pixels_of_the_undivided_network(
-    found: tuple[Findings, Panels], whole: tuple[torch.Tensor, torch.Tensor], data: Dataset
+    findings: Findings, whole: tuple[torch.Tensor, torch.Tensor], data: Dataset
 ) -> None:
     probabilities, labels = whole
-    findings, _ = found
     assert len(findings.views) == 4
     for seen in findings.views:
         image, step = seen.view.image, seen.view.stride

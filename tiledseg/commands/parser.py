@@ -73,6 +73,20 @@ def _run(body: Callable[[], int | None]) -> int:
         return exit_code(fault)
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of an option, or of a key whose flag names no group."""
+    return f"--{name.rpartition('.')[2].replace('_', '-')}"
+
+
+def refuse_given(flags: argparse.Namespace, names: Iterable[str], because: str, remedy: str = "leave it out") -> None:
+    """Raise ConfigError for the first of these options that is given."""
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and value is not False:
+            text = " ".join(map(str, value)) if isinstance(value, list) else "given" if value is True else value
+            raise ConfigError(f"{flag_of(name)} is {text}, but {because}; {remedy}")
+
+
 def warn(lines: Iterable[str]) -> None:
     for line in lines:
         say(f"warning: {line}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
+from tiledseg.commands.parser import flag_of, refuse_given
 from tiledseg.config.checks import MOST, Range
 from tiledseg.config.memory import RECOMPUTE as NODES
 from tiledseg.config.parallel import ParallelConfig
@@ -32,6 +33,10 @@ from tiledseg.units import MOST_BYTES, parse_bytes
 _SEARCHED = (
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",
 )  # fmt: skip
+_EXACT = (
+    *("memory_budget", "recompute", "mesh", "window", "stages", "plot", "emit", "search", "scaling"),
+    *("machine", "flops", "bandwidth", "latency"),
+)
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 _MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # with these the simulation takes a few seconds at most
@@ -46,13 +51,13 @@ class Answered(NamedTuple):
 
 def answered(flags: Namespace) -> Answered:
     """Make the plan that the flags ask for, and draw its picture. Raises ConfigError, OutputError."""
-    other = flags.scaling or flags.emit or (flags.search and "--search") or (flags.format == "json" and "--format json")
-    if flags.show is not None and other:
-        raise ConfigError(f"--show is {flags.show}, but only the plan's table has sections; leave it out")
-    if flags.csv is not None and flags.scaling is None:
-        raise ConfigError(f"--csv is {flags.csv}, but --scaling is not given; leave it out")
+    if flags.scaling or flags.emit or flags.search or flags.format == "json":
+        refuse_given(flags, ("show",), "only the plan's table has sections")
+    if flags.stride != 1:
+        refuse_given(flags, _EXACT, f"networks of --stride {flags.stride} have no exact plan")
     if flags.scaling is not None:
         return _scaling(flags)
+    refuse_given(flags, ("csv",), "--scaling is not given")
     if flags.search:
         return _search(flags)
     shown = () if flags.show is None else parse_sections(flags.show)
@@ -75,7 +80,7 @@ def _search(flags: Namespace) -> Answered:
     from tiledseg.planning.answer.search import search_part, search_table, searchable
     from tiledseg.planning.search import search
 
-    _check_searched(flags, "--search")
+    refuse_given(flags, (*_SEARCHED, "plot"), "--search finds settings", "leave one of them out")
     job = _job_asked(flags)
     question = searchable(_question(flags))
     found = search(question, question.figures.ranks_per_host)
@@ -93,24 +98,14 @@ def _script(site: Site, job: Job) -> str:
     return batch_script(site, job)
 
 
-def _check_searched(flags: Namespace, word: str) -> None:
-    """Raise ConfigError for flags of what a search or a scaling study decides."""
-    for name in (*_SEARCHED, *(["plot"] if flags.scaling is None else [])):
-        if getattr(flags, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is {getattr(flags, name)}, but {word} finds settings; leave {flag} or it out")
-    _check_exact(flags.stride, {word: "given"})
-
-
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
     from tiledseg.planning.answer.search import parse_range, scaling_csv, scaling_part, scaling_table, searchable
 
     numbers = parse_range(flags.scaling)
-    _check_searched(flags, "--scaling")
-    for name in ("search", "gpus", "emit", "site", "time"):
-        if getattr(flags, name):
-            raise ConfigError(f"--{name} is given, but --scaling has GPUs of its own and no job; leave one of them out")
+    refuse_given(flags, _SEARCHED, "--scaling finds settings", "leave one of them out")
+    own = "--scaling has GPUs of its own and no job"
+    refuse_given(flags, ("search", "gpus", "emit", "site", "time"), own, "leave one of them out")
     plotter = None if flags.plot is None else _plotter()
     _check_files(flags)
     question = searchable(replace(_question(flags), ranks=numbers[0]))
@@ -127,15 +122,10 @@ def _scaling(flags: Namespace) -> Answered:
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
     """Return the site of the batch script, and its minutes, if one is wanted."""
     if flags.emit is None:
-        for name in ("site", "time", "halo"):
-            if getattr(flags, name) is not None:
-                raise ConfigError(
-                    f"--{name} is {getattr(flags, name)}, but --emit is not given; give --emit slurm or lsf"
-                )
+        refuse_given(flags, ("site", "time", "halo"), "--emit is not given", "give --emit slurm or lsf")
         return None
     if flags.format == "json":
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
-    _check_exact(flags.stride, {"--emit": flags.emit})
     site = find_site(flags.emit, flags.site or "generic", flags.gpus_per_node, _machine(flags).ranks_per_host)
     return site, parse_minutes(flags.time or "2:00")
 
@@ -178,31 +168,25 @@ def _question(flags: Namespace) -> RunQuestion:
     values |= {"gpu_memory": memory, "memory_budget": _bytes(flags.memory_budget)}
     for name, value in values.items():
         for number in () if value is None else value if isinstance(value, tuple) else (value,):
-            Range(1, MOST if name in _COUNTS else MOST_BYTES).check(f"--{name.replace('_', '-')}", number)
+            Range(1, MOST if name in _COUNTS else MOST_BYTES).check(flag_of(name), number)
     network, recompute = _network(flags), flags.recompute if flags.recompute in NODES else "auto"
     if flags.stride != 1 and not isinstance(network, UNet):
         raise ConfigError(
             f"--stride is {flags.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
             "one of --stride and --model out"
         )
-    exact = {"memory_budget": flags.memory_budget, "recompute": None if recompute == "auto" else recompute}
-    exact |= {"grid": "auto" if grid is None else None, "mesh": mesh and f"{mesh[0]} x {mesh[1]}"}
-    exact |= {name: getattr(flags, name) for name in ("window", "stages", "plot")}
-    _check_exact(flags.stride, {f"--{name.replace('_', '-')}": value for name, value in exact.items()})
-    if exact["recompute"] and flags.memory_budget is not None:
-        raise ConfigError(
-            f"--recompute is {recompute}, but --memory-budget is given, which chooses that; leave one of them out"
-        )
+    if grid is None and flags.stride != 1:
+        refuse_given(flags, ("grid",), f"networks of --stride {flags.stride} have no exact plan", "give a number")
+    if recompute != "auto" and flags.memory_budget is not None:
+        refuse_given(flags, ("recompute",), "--memory-budget is given, which chooses that", "leave one of them out")
     if grid is None and memory is None and not searches:
         raise ConfigError(
             "--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine, or a grid"
         )
     if flags.window is not None and flags.window > min(size):
-        raise ConfigError(f"--window is {flags.window}, but the raster has {min(size)} px along one side")
+        refuse_given(flags, ("window",), f"the raster has {min(size)} px along one side", "give at most so many")
     if (flags.images_per_step or 0) > flags.images:
-        raise ConfigError(
-            f"--images-per-step is {flags.images_per_step}, but --images is {flags.images}; give at most so many"
-        )
+        refuse_given(flags, ("images_per_step",), f"--images is {flags.images}", "give at most so many")
     return RunQuestion(
         network,
         (Extent(size),),
@@ -222,21 +206,12 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else parse_bytes(text)
 
 
-def _check_exact(stride: int, flags: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first of `flags` that is given, where the stride is another than 1."""
-    for flag, value in flags.items():
-        if value is not None and stride != 1:
-            raise ConfigError(f"{flag} is {value}, but networks of --stride {stride} have no exact plan; leave it out")
-
-
 def _stages(flags: Namespace) -> Parallelism | None:
     """Return the settings of a pipeline, checked as those of the group `parallel`; None without --stages."""
     given = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
     given = {name: value for name, value in given.items() if value is not None and value not in NODES}
     if flags.stages is None:
-        if given:
-            flag = next(iter(given)).replace("_", "-")
-            raise ConfigError(f"--{flag} is {next(iter(given.values()))}, but --stages is not given; give --stages N")
+        refuse_given(flags, given, "--stages is not given", "give --stages N")
         return None
     Range(1, _MOST_STAGES).check("--stages", flags.stages)
     Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", given.get("micro_batches", 1))
@@ -249,13 +224,12 @@ def _stages(flags: Namespace) -> Parallelism | None:
             config.check()
         return parallelism(config)
     except ConfigError as error:  # in the words of the flags
-        raise ConfigError(re.sub(r"parallel\.(\w+)", lambda key: f"--{key[1].replace('_', '-')}", str(error))) from None
+        raise ConfigError(re.sub(r"parallel\.(\w+)", lambda key: flag_of(key[1]), str(error))) from None
 
 
 def _machine(flags: Namespace) -> Machine:
     parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
     given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
-    _check_exact(flags.stride, {f"--{key}": getattr(flags, key) for key in ("machine", *parsers)})
     if flags.machine is None:
         hosts = {} if flags.gpus_per_node is None else {"ranks_per_host": flags.gpus_per_node}
         return replace(Machine(), **given, **hosts)  # type: ignore[arg-type]  # some of its figures
@@ -275,12 +249,8 @@ def _model(flags: Namespace) -> ModelConfig:
     given = {key: getattr(flags, key) for key in _MODEL_FLAGS if getattr(flags, key) is not None}
     preset = PRESETS.get(flags.model)
     for key, value in given.items():
-        fixed = getattr(preset, key, value)
-        if fixed != value:
-            flag = f"--{key.replace('_', '-')}"
-            raise ConfigError(
-                f"{flag} is {value}, but the preset {flags.model} has {fixed}; leave {flag} or --model out"
-            )
+        if (fixed := getattr(preset, key, value)) != value:
+            refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
     model = ModelConfig(name=flags.model, build=flags.build, arguments=flags.arguments or {}, **given)
     model.check()
     return model

@@ -274,11 +274,18 @@ def in_words(kind: Any) -> str:
     return _WORDS[kind]
 
 
-class _Names(dict[str, Any]):
-    """The names of a module; one that is imported for type checkers alone stands for anything."""
+class _AnyKind(type):
+    def __getattr__(cls, name: str) -> Any:
+        return cls
 
+
+class _Anything(metaclass=_AnyKind):
+    """A stand-in for names that are imported for type checkers alone."""
+
+
+class _Names(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
-        return Any
+        return _Anything
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -287,20 +294,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     title = function.__qualname__.removesuffix(".__init__")
 
     @cache
-    def kind_of(name: str) -> Any:
-        parameter = signature.parameters[name]
-        if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_KEYWORD:
-            return Any
-        try:
-            holder = types.SimpleNamespace(__annotations__={name: parameter.annotation})
-            return get_type_hints(holder, {}, _Names(vars(builtins) | vars(sys.modules[function.__module__])))[name]
-        except AttributeError:  # of what stands for anything
-            return Any
+    def kinds() -> dict[str, Any]:
+        return get_type_hints(function, {}, _Names(vars(builtins) | vars(sys.modules[function.__module__])))
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if not _fits(value, kind_of(name)):
+            if not _fits(value, kinds().get(name, Any)):
                 wanted = re.sub(r"Sequence\[([^\[\]]+)\]", r"a list of \1", signature.parameters[name].annotation)
                 wanted, kind = {"int": "a whole number"}.get(wanted, wanted), type(value).__name__
                 raise ConfigError(f"{name} is {shown(value)}; give {wanted}, not {kind} (tiledseg.{title})")
@@ -314,8 +314,8 @@ def _fits(value: Any, kind: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         return any(_fits(value, each) for each in inner)
-    if kind is Any or kind is None:
-        return kind is Any or value is None
+    if kind in (Any, _Anything, type(None)):
+        return kind is not type(None) or value is None
     if isinstance(value, bool):
         return kind is bool
     if origin is tuple:

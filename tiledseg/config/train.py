@@ -73,7 +73,7 @@ class TrainConfig(Group):
     early_stop: int | None = number(None, 1, MOST, need=Need("best", SCORE_WORDS, lambda train: train.best != "none"))
     largest_loss: float | None = number(None, 0.0, 1e15, above=True)
     class_weights: str | list[float] | dict[str | int, float] = number(
-        "none", 0.0, 1e6, texts=("none", MEDIAN_FREQUENCY)
+        "none", 0.0, 1e6, texts=("none", MEDIAN_FREQUENCY), remedy="none, median_frequency, or weights from 0 to 1e6"
     )
     tiles_per_batch: int | Literal["auto"] = number(
         AUTO, 1, MOST, texts=(AUTO,), remedy="auto or a number of tiles from 1 on"

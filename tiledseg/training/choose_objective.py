@@ -93,10 +93,8 @@ def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_
         return ()
     if isinstance(key, Mapping):
         weights, named = [1.0] * label_map.count, set()
-        names = {str(k): k for k in range(label_map.count)}
-        names |= {record.name: k for k, record in enumerate(label_map.classes)}  # a name that is a number goes first
         for name, weight in key.items():
-            number = names.get(str(name).strip())
+            number = label_map.numbers.get(str(name).strip())
             if number is None:
                 known = f"0 to {label_map.count - 1}, or of {shown(', '.join(r.name for r in label_map.classes))}"
                 raise ConfigError(f"{_KEY} has '{shown(name)}', which is no class; give some of {known}")

@@ -68,12 +68,10 @@ def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
     name = class_of(score)
     if name is None:
         return None
-    numbers = {str(k): k for k in range(label_map.count)}
-    numbers |= {record.name: k for k, record in enumerate(label_map.classes)}
-    if name not in numbers:
+    if name not in label_map.numbers:
         names = ", ".join(record.name for record in label_map.classes)
         raise ConfigError(f"train.best is {score}, but no class is '{name}'; give one of {names}, or its number")
-    return numbers[name]
+    return label_map.numbers[name]
 
 
 class BestSoFar:

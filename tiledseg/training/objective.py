@@ -12,11 +12,10 @@ each a sum over pixels, so that tiles and ranks add up:
 - `dual` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
   probabilities, z' that of the labels.
 
-All are divided by the number of valid pixels of the step; where classes have weights, the first and the third
-(`PixelTerm`) by the sum of these pixels' weights. The published code divides by numbers that are known when all tiles
-are done, too late for the gradients. Terms that look at neighbours are exact over tiles: gradients of probabilities are
-an output of the network's graph, with a halo like any other, and edges and gradients of labels come from the labels
-around a tile.
+All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
+sum of these pixels' weights. The published code divides by numbers that are known when all tiles are done, too late for
+the gradients. Terms that look at neighbours are exact over tiles: gradients of probabilities are an output of the
+network's graph, with a halo like any other, and those of labels come from the labels around a tile.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ from tiledseg.user_files.machine import machine_of
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store
 
+Kept = tuple[tuple[int, ...], ...]
+"""Of each image, the tiles in which pixels may count."""
 USUAL_BATCH, USUAL_STEPS = 4, 500
 """Tiles of a step, and fewest steps of a run, where nobody says others."""
 
@@ -132,7 +134,8 @@ def prepare(
     network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
-    question = _question(config, network, learnt, held_out, memory_bytes, ranks, ranks_a_store, device)
+    store = _store(config, ranks_a_store, device)
+    question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
     usual = _usual_tiles(question) if config.chooses_tiles else None
     chosen, question = usual is not None, usual or question
@@ -184,17 +187,14 @@ def _question(
     held_out: RasterSet | None,
     memory_bytes: int,
     ranks: int,
-    ranks_a_store: int,
-    device: torch.device | None,
+    store: Store | None,
 ) -> RunQuestion:
     """Ask the planner for this run; the bytes of its loss are still the usual ones."""
     train, memory, budget = config.train, config.memory, config.memory.bytes()
-    machine = machine_of(config.parallel.machine)
     windows = None
     if train.window is not None and train.windows_per_step is not None:
         windows = Windows(train.window, train.windows_per_step, train.window_halo == "exact")
     whole_images = windows is not None and not windows.exact
-    store = _store(config, machine, ranks_a_store, device)
     average = count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[train.precision])
     if config.model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
         raise ConfigError(
@@ -223,7 +223,7 @@ def _question(
         offload=memory.offload == ALL,
         store=store if memory.chooses_offload else None,
         budgeted=budget is not None,
-        machine=machine,
+        machine=machine_of(config.parallel.machine),
     )
 
 
@@ -255,13 +255,7 @@ def _tiles_of_step(tiles: int) -> int:
     return max(1, min(USUAL_BATCH, tiles // USUAL_BATCH))
 
 
-def _steps(
-    train: TrainConfig,
-    plan: RunPlan,
-    windows: Windows | None,
-    learnt: RasterSet,
-    kept: tuple[tuple[int, ...], ...] | None,
-) -> Steps:
+def _steps(train: TrainConfig, plan: RunPlan, windows: Windows | None, learnt: RasterSet, kept: Kept | None) -> Steps:
     """Return all steps of a run, with the draw of each tile."""
     asked = augmentation(train.augment)
     drawer = Drawer(asked, tuple(info.shape for info in learnt.infos), learnt.infos[0].bands)
@@ -287,14 +281,14 @@ def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
     return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
 
 
-def _store(config: Config, machine: Machine | None, ranks: int, device: torch.device | None) -> Store | None:
+def _store(config: Config, ranks: int, device: torch.device | None) -> Store | None:
     """Measure the store where the plan chooses what lies there, or predicts the time of blocks. Raises ConfigError if
     it is no folder."""
     memory = config.memory
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
-    return measured_store(memory.store, ranks, machine, config.train.precision, device)
+    return measured_store(memory.store, ranks, machine_of(config.parallel.machine), config.train.precision, device)
 
 
 def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:

@@ -28,15 +28,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tiledseg.training.step import StepResult
-
 T = TypeVar("T")
+Facts = Mapping[str, Any]
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 _SCALARS = "loss", "lr", "pixels_per_second", "data_seconds", "communication_seconds"
-_OF_A_STEP = (
-    *("loss", "pixels", "seconds", "data_seconds", "communication_seconds", "halo_bytes", "halo_messages"),
-    "memory_bytes",
-)
 
 
 class Journal:
@@ -44,13 +39,7 @@ class Journal:
     part of its summary that is known from the start. Close it before the last drawing."""
 
     def __init__(
-        self,
-        folder: Path,
-        step: int,
-        total: int,
-        verbosity: int,
-        started: Mapping[str, Any],
-        lines: Sequence[Mapping[str, Any]],
+        self, folder: Path, step: int, total: int, verbosity: int, started: Facts, lines: Sequence[Facts]
     ) -> None:
         self._folder, self._started, self._step = folder, started, step
         self.path, kept = folder / METRICS, [line for line in lines if line["step"] <= step]
@@ -65,7 +54,7 @@ class Journal:
         self._drawn = time.monotonic()
 
     def step(self, line: dict[str, Any]) -> None:
-        """Write one line of metrics: see `step_line`."""
+        """Write one line of metrics."""
         self._write(line, {f"train/{key}": line[key] for key in _SCALARS if line[key] is not None})
         self._progress.step(line)
 
@@ -138,15 +127,6 @@ class Journal:
         if self._events is not None:
             with writing(self._folder / EVENTS):
                 self._events.close()
-
-
-def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult) -> dict[str, Any]:
-    """Return a step as `metrics.jsonl` has it; `step` counts from 1."""
-    line = {"step": step, "epoch": epoch, "lr": rate, "tiles": tiles, **{k: getattr(result, k) for k in _OF_A_STEP}}
-    line["pixels_per_second"] = result.pixels / result.seconds
-    if result.scale is not None:
-        line |= {"loss_scale": result.scale, "skipped": result.skipped}
-    return line | result.pipeline
 
 
 def plot_progress(folder: Path, title: str, loss: str) -> bool:

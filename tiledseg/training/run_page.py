@@ -24,6 +24,7 @@ from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATIO
 from tiledseg.system.writing import write_whole
 from tiledseg.training.run_files import read_json, read_metrics, read_validations
 
+Facts = Mapping[str, Any]
 MOST_MOMENTS = 24
 """Most validations whose pictures are on the page: evenly spread, the newest among them."""
 
@@ -101,9 +102,7 @@ def verdict(lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None
     return f"{words}; {seen}."
 
 
-def _facts(
-    lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None, summary: Mapping[str, Any]
-) -> list[tuple[str, str, str]]:
+def _facts(lines: Sequence[Facts], newest: Facts | None, summary: Facts) -> list[tuple[str, str, str]]:
     """Return the large figures at the top: name, value, note."""
     steps = [line for line in lines if "val" not in line]
     facts = []

@@ -27,6 +27,7 @@ from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_shar
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
 from tiledseg.planning.run.pipeline import spread_note
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more
@@ -39,8 +40,14 @@ from tiledseg.training.offloading import check_store, gives_back, store_in_words
 from tiledseg.training.optimizer import Course
 from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
-from tiledseg.training.run_check import check_lines, check_none_lost, check_run_folder, check_unchanged
-from tiledseg.training.run_files import drop_validations, read_metrics
+from tiledseg.training.run_files import (
+    check_lines,
+    check_none_lost,
+    check_run_folder,
+    check_unchanged,
+    drop_validations,
+    read_metrics,
+)
 from tiledseg.training.run_summary import facts_of
 from tiledseg.training.surveyed import count_by_place, first_weights, look
 from tiledseg.training.trainer import Trainer
@@ -249,11 +256,11 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
     if plan.offloaded is not None:
         lines.append(f"offload: {plan.offloaded.in_words(store_in_words(preparation.config.memory.store))}")
     if plan.blocks is not None:
-        lines.append(f"blocks: {plan.blocks.in_words}, at {_speed(preparation)}")
+        lines.append(f"blocks: {plan.blocks.in_words}, {_basis(question)}")
     if plan.pipeline is not None:
         lines.append(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
     if plan.rebuilt is not None:
-        lines.append(f"{plan.rebuilt.in_words}, at {_speed(preparation)}")
+        lines.append(f"{plan.rebuilt.in_words}, {_basis(question)}")
     if preparation.class_weights:
         lines.append(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
     if beginning.checkpoint is not None:
@@ -261,12 +268,7 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
     return lines
 
 
-def _speed(preparation: Preparation) -> str:
-    """Return the speed that a predicted time rests on: assumed, or measured where a store may be used."""
-    from tiledseg.planning.cost_model.machine import ASSUMED
-
-    blocks = preparation.question.blocks
-    store = preparation.question.store or (blocks.store if blocks else None)
-    machine = store.machine if store else ASSUMED
-    speed = f"{machine.flops / 1e9:,.0f} Gflop/s and {machine.memory_bandwidth / 1e9:,.0f} GB/s of memory"
-    return f"{'measured' if store else 'assumed'} {speed}"
+def _basis(question: RunQuestion) -> str:
+    """Return the basis of a predicted time: a machine's speed, assumed, or measured where a store may be used."""
+    measured = question.store or (question.blocks and question.blocks.store)
+    return f"by the {'measured' if measured else 'assumed'} speed of a rank"

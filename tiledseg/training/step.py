@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,29 +25,19 @@ from tiledseg.training.objective import Objective, PixelTerm
 from tiledseg.training.step_loss import StepLoss, TileFigures, WatchedLoss, diverged, error_of
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """The figures of a step, the same on every rank.
+class StepResult(NamedTuple):
+    """The outcome of a step, the same on every rank.
 
     `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0).
-    `pixels`: their number. `data_seconds`, `communication_seconds`: waited, mean over ranks. `halo_bytes`,
-    `halo_messages`: sent by all ranks together. `memory_bytes`: the largest peak of a rank. `stop`: some rank was asked
-    to stop. `pipeline`: figures of stages, as `metrics.jsonl` has them. `scale`: the loss was multiplied by it, None
-    but in fp16. `skipped`: there was no update, since the gradient was not finite.
+    `stop`: some rank was asked to stop. `skipped`: there was no update, since the gradient was not finite. `figures`:
+    as `metrics.jsonl` has them. Of these `data_seconds` and `communication_seconds` were waited, mean over ranks; halos
+    were sent by all ranks together; `memory_bytes` is the largest peak of a rank.
     """
 
     loss: float | None
-    pixels: int
-    seconds: float
-    data_seconds: float
-    communication_seconds: float
-    halo_bytes: int
-    halo_messages: int
-    memory_bytes: int
     stop: bool
-    pipeline: dict[str, Any]
-    scale: float | None = None
-    skipped: bool = False
+    skipped: bool
+    figures: dict[str, Any]
 
 
 class RankFigures(NamedTuple):
@@ -154,20 +143,21 @@ class Stepper:
                     clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
                 self._reducer.deliver()
                 self._optimizer.step()
-        return StepResult(
-            loss=loss,
-            pixels=int(sums.pixels),
-            seconds=time.perf_counter() - begun,
-            data_seconds=sums.data_seconds / self._mesh.size,
-            communication_seconds=sums.communication_seconds / self._mesh.size,
-            halo_bytes=int(sums.halo_bytes),
-            halo_messages=int(sums.halo_messages),
-            memory_bytes=int(max(figures.memory_bytes for figures in each)),
-            stop=sums.stops > 0,
-            pipeline=_of_stages(sums, each, self._axes.shape),
-            scale=scale.value if scale else None,
-            skipped=skipped,
-        )
+        seconds = time.perf_counter() - begun
+        figures = {
+            "loss": loss,
+            "pixels": int(sums.pixels),
+            "seconds": seconds,
+            "data_seconds": sums.data_seconds / self._mesh.size,
+            "communication_seconds": sums.communication_seconds / self._mesh.size,
+            "halo_bytes": int(sums.halo_bytes),
+            "halo_messages": int(sums.halo_messages),
+            "memory_bytes": int(max(figures.memory_bytes for figures in each)),
+            "pixels_per_second": sums.pixels / seconds,
+            **({"loss_scale": scale.value, "skipped": skipped} if scale else {}),
+            **_of_stages(sums, each, self._axes.shape),
+        }
+        return StepResult(loss, sums.stops > 0, skipped, figures)
 
     def rounds(self, parts: Sequence[Part]) -> int:
         """Return how often `run` takes the samples of `parts`, one after the other."""

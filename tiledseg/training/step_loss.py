@@ -1,18 +1,13 @@
 """The loss of a step, piece by piece: the gradients of the pieces add up to that of the step's loss.
 
-Where the loss is one sum over another, and the other one of labels alone, each piece's part of the first is
-differentiated by itself, and the gradient divided in the end: one pass.
-
-Where it is a ratio of what the network gives, its slopes at the sums of the whole step come first. A pass without
-gradients gives the sums, or the pieces themselves where a rank holds all of its own at once. One all-reduce adds them
-up. Then each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums alone, so
-that is the chain rule, and exact over any tiles and ranks.
-
+Where the loss is one sum over another, which depends on labels alone, each piece's part of the first is differentiated
+by itself, and the gradient divided in the end: one pass. Where it is a ratio of what the network gives, its slopes at
+the sums of the whole step come first: by a pass without gradients, or from the pieces themselves where a rank holds all
+of its own at once, and one all-reduce. Each piece's sums, times the slopes, are then differentiated: the chain rule.
 It cannot deadlock: every rank, also one without a piece, starts that all-reduce once a step, before sums of gradients.
 
 A step whose loss or gradient is not finite, or too large, makes no update: its passes are run once more with a
-`WatchedLoss`, which names the tile. The weights are the same, and dropout is drawn by seed and step, so each tile does
-what it did. A step that goes well pays nothing for it.
+`WatchedLoss`, which names the tile. Dropout is drawn by seed and step, so each tile does what it did.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_files import read_json, write_validation
-from tiledseg.training.run_journal import Journal, step_line
+from tiledseg.training.run_journal import Journal
 from tiledseg.training.run_summary import seconds_so_far
 from tiledseg.training.saving import Saver
 from tiledseg.training.step import Stepper, StepRules
@@ -69,15 +69,15 @@ class Trainer:
         preparation: Preparation,
         normalization: Normalization,
         beginning: Beginning,
-        first_weights: Mapping[str, torch.Tensor] | None = None,
-        lines: Sequence[dict[str, Any]] = (),
-        started: Mapping[str, Any] | None = None,
+        first_weights: Mapping[str, torch.Tensor],
+        lines: Sequence[dict[str, Any]],
+        started: Mapping[str, Any],
     ) -> None:
         """`first_weights`: by name, where no checkpoint has them; on the root `lines` of metrics, and the part of the
         summary that is known when the run has `started`."""
         self.mesh, self.preparation, self.normalization, self.beginning = mesh, preparation, normalization, beginning
         self.config, self.plan, self.sampler = preparation.config, preparation.plan, preparation.sampler
-        self.lines, self.started = lines, dict(started or {})
+        self.lines, self.started = lines, dict(started)
         config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.network = self._build_network(first_weights)
@@ -124,7 +124,7 @@ class Trainer:
         self.journal: Journal | None = None  # on the root, while the run goes on
         self.kept: dict[str, Any] = {}  # on the root: the summary of a run that has nothing to do
 
-    def _build_network(self, first_weights: Mapping[str, torch.Tensor] | None) -> GraphNetwork:
+    def _build_network(self, first_weights: Mapping[str, torch.Tensor]) -> GraphNetwork:
         """Build the network with its weights: of the checkpoint, of a file, or drawn by the seed."""
         model, train, plan, checkpoint = self.config.model, self.config.train, self.plan, self.beginning.checkpoint
         built = network_modules(plan.network, train.seed, still=model.freeze_norm)
@@ -251,7 +251,8 @@ class Trainer:
                 if self.average is not None and not result.skipped:
                     self.average.update(self.step)
                 if self.journal is not None:
-                    self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
+                    of_step = {"step": self.step, "epoch": position.epoch, "lr": rate, "tiles": len(step)}
+                    self.journal.step({**of_step, **result.figures})
                 if self._ends_after(position.epoch, held_out, result.stop):
                     break
                 if result.stop:
@@ -284,24 +285,15 @@ class Trainer:
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Validate; return True if the run has not been as good before, on all ranks alike, as the scores are."""
-        from tiledseg.training.validation import Panels, choose_views, validate
+        from tiledseg.training.validation import choose_views, validate
 
         label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
         assert rasters is not None, "there are rasters held out"
         views = choose_views([tiling.raster for tiling in rasters.tilings], config.run.panels, config.train.seed)
+        passes = self.parallel.over(held_out.tilings, spread=self.plan.validation)
+        threads, depth, shown = config.data.workers, config.data.prefetch, self.journal.part if self.journal else unseen
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            findings = validate(
-                self.network,
-                held_out,
-                self.mesh,
-                self.parallel.over(held_out.tilings, spread=self.plan.validation),
-                label_map.count,
-                label_map.ignore_index,
-                config.data.workers,
-                config.data.prefetch,
-                Panels(views, label_map.ignore_index),
-                unseen if self.journal is None else self.journal.part,
-            )
+            findings = validate(self.network, held_out, self.mesh, passes, threads, depth, views, shown)
         if self.journal is not None:
             of_images = label_map, rasters.images, rasters.infos[0].dtype, self.normalization
             panel = write_validation(self.folder, self.step, epoch, findings, *of_images)

@@ -171,19 +171,19 @@ def validate(
     dataset: Dataset,
     mesh: Mesh,
     passes: Passes,
-    classes: int,
-    ignore_index: int,
     threads: int,
     depth: int,
-    panels: Panels | None = None,
+    views: Sequence[PanelView] = (),
     shown: Shown = unseen,
 ) -> Findings:
-    """Validate the network on every valid pixel of every raster of `dataset`, and on the `panels`. Collective.
+    """Validate the network on every valid pixel of every raster of `dataset`, and fill the `views`. Collective.
 
     Does not depend on the tilings or the number of ranks.
     """
     begun = time.perf_counter()
-    panels = panels or Panels((), ignore_index)
+    assert dataset.label_map is not None, "validation needs labels"
+    classes, ignore_index = dataset.label_map.count, dataset.label_map.ignore_index
+    panels = Panels(views, ignore_index)
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
     parts = passes.mode.share(references)
     totals = torch.zeros(2, dtype=torch.float64)
@@ -211,8 +211,8 @@ def validate(
     loss_sum, pixels = counts[0].tolist()
     loss = loss_sum / pixels if pixels and math.isfinite(loss_sum) else None
     matrix, of_bins = (tensor.cpu().numpy() for tensor in counts[1:])
-    views = panels.gather(mesh)
-    return Findings(loss, matrix, of_bins, time.perf_counter() - begun, views)
+    seen = panels.gather(mesh)
+    return Findings(loss, matrix, of_bins, time.perf_counter() - begun, seen)
 
 
 def _labels(piece: Piece, sample: Sample) -> NDArray[np.uint8]:

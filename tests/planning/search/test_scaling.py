@@ -86,8 +86,8 @@ def test_table_json_csv_and_figure_have_the_same_points(tmp_path: Path, capsys: 
     ("line", "words"),
     [
         ("--size 600 --csv a.csv", "--csv is a.csv, but --scaling is not given"),
-        ("--size 600 --scaling 1:2 --machine summit --gpus 4", "--gpus is given, but --scaling has GPUs of its own"),
-        ("--size 600 --scaling 1:2 --machine summit --mesh 2", "--mesh is [2], but --scaling finds settings"),
+        ("--size 600 --scaling 1:2 --machine summit --gpus 4", "--gpus is 4, but --scaling has GPUs of its own"),
+        ("--size 600 --scaling 1:2 --machine summit --mesh 2", "--mesh is 2, but --scaling finds settings"),
         ("--size 600 --scaling 1:2 --machine summit --plot a.png --csv a.png", "a.png"),
     ],
 )

@@ -79,6 +79,11 @@ class LabelMap:
             and all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
         )
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The classes by their names, and by their numbers as text; a name that is a number goes first."""
+        return {str(k): k for k in range(self.count)} | {record.name: k for k, record in enumerate(self.classes)}
+
     def class_of(self, value: object) -> int | None:
         """Return the class of a single value, which may be text: one of the values, else the name of a class; None for
         a value in no class."""
