@@ -145,8 +145,8 @@ def _files(
 
 
 def _beside(trial: Trial) -> tuple[str, ...]:
-    """What `predict` writes beside a map: names and colours of its classes, for GDAL and QGIS."""
-    maps = [Path(name) for name in trial.outputs if trial.command == "predict" and name.endswith(".tif")]
+    """What `predict` and `scene` write beside a map: names and colours of its classes, for GDAL and QGIS."""
+    maps = [Path(name) for name in trial.outputs if trial.command in ("predict", "scene") and name.endswith(".tif")]
     return tuple(str(name) for path in maps for name in (path.with_suffix(".qml"), Path(f"{path}.aux.xml")))
 
 
