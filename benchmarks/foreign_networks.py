@@ -177,7 +177,7 @@ NETWORKS: dict[str, Foreign] = {
     "MONAI RegUNet": made(MONAI, "RegUNet(2, 3, 4, 2, out_channels=2)"),
     "MONAI FlexibleUNet, ResNet-18": made(MONAI, _FLEXIBLE, large=True),
     "MONAI DenseNet": made(MONAI, "DenseNet121(2, 3, 2)", refused="returns"),
-    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", refused="at every size"),
+    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", large=True),
     "nnU-Net PlainConvUNet": made(NNUNET, "nnunet(PlainConvUNet, n_conv_per_stage=2)"),
     "nnU-Net PlainConvUNet, batch norm, dropout": made(
         NNUNET, "nnunet(PlainConvUNet, nn.BatchNorm2d, n_conv_per_stage=1, **DROPS)"
@@ -269,6 +269,17 @@ MANY |= {
 
 NETWORKS["timm MobileNet v3"] = timm("mobilenetv3_small_050", large=True)
 NETWORKS["smp Unet, MiT-B0"] = smp("Unet", "mit_b0")
+
+
+def swin(name: str, **more: Any) -> Foreign:
+    """A Swin of timm's, of two levels and windows of 4 x 4."""
+    small = "img_size=64, patch_size=2, embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4, out_indices=(0, 1)"
+    small += ", strict_img_size=False, drop_path_rate=0.0"
+    return made("timm", f"Levels(create_model('{name}', features_only=True, {small}))", **more)
+
+
+NETWORKS["timm Swin"] = swin("swin_tiny_patch4_window7_224")
+NETWORKS["timm Swin v2"] = swin("swinv2_tiny_window8_256")
 
 
 def main() -> None:

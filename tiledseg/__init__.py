@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from tiledseg.plan import plan
     from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
+    from tiledseg.tracing.declared import Local, PerPixel, Windows, declare
 
     __version__: str
 
 __all__ = [
     "Config",
+    "Local",
+    "PerPixel",
     "Pipeline",
     "TileDataset",
     "TileSampler",
+    "Windows",
     "__version__",
+    "declare",
     "evaluate_map",
     "export",
     "halo",
@@ -44,10 +49,14 @@ __all__ = [
 
 _PLACES = {
     "Config": "tiledseg.config.run:Config",
+    "Local": "tiledseg.tracing.declared:Local",
+    "PerPixel": "tiledseg.tracing.declared:PerPixel",
     "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
     "TileSampler": "tiledseg.foreign.tile_dataset:TileSampler",
+    "Windows": "tiledseg.tracing.declared:Windows",
     "__version__": "tiledseg.version:VERSION",
+    "declare": "tiledseg.tracing.declared:declare",
     "evaluate_map": "tiledseg.api:evaluate_map",
     "export": "tiledseg.export",  # modules of commands, which are callable
     "halo": "tiledseg.api:halo",

@@ -111,9 +111,14 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 
 @lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
-    """Return the coarsest grid of the network, in input pixels: tiles that start on its multiples see the same
-    pooling."""
-    return lcm(*(max(1, *map(int, scales(each))) for each in (graph, graph.along_columns)))
+    """Return the coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling
+    and the same windows."""
+    dims = graph, graph.along_columns
+    steps = [
+        (layer.grid, scales(each)[s[0]]) for each in dims for layer, s in zip(each.layers, each.sources, strict=True)
+    ]
+    grids = ((grid * step).numerator for grid, step in steps if grid > 1)
+    return lcm(*(max(1, *map(int, scales(each))) for each in dims), *grids)
 
 
 def scales(graph: Graph) -> list[Fraction]:
@@ -123,6 +128,12 @@ def scales(graph: Graph) -> list[Fraction]:
 
 def _step(layer: Layer) -> Fraction:
     """Return the input positions a step of the layer's output."""
+    if layer.grid > 1:
+        span = (
+            layer.required_input(Interval(layer.grid, layer.grid + 1)).start
+            - layer.required_input(Interval(0, 1)).start
+        )
+        return Fraction(span, layer.grid)
     one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
     if other - one > 1:
         return Fraction(other - one)

@@ -28,6 +28,7 @@ from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
+from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.names import ALL_PIXELS
 from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
 
@@ -118,7 +119,13 @@ def is_unit(module: nn.Module) -> bool:
     kind = type(module)
     own = isinstance(module, BlockModule) and module.speaks_for_blocks()
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
-    return own or (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
+    return (
+        own
+        or declaration(module) is not None
+        or (kind in TWINS and not special)
+        or kind in WHOLE_IMAGE_TWINS
+        or kind in POINTWISE
+    )
 
 
 class Recorder(TorchFunctionMode):
@@ -211,7 +218,9 @@ class Recorder(TorchFunctionMode):
         depends, from_weights = len(constants) < len(values), any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
-        elif module.training != self._modes[module] or (module.training and not self._in_training):
+        else:
+            self.kernels.reads = self.kernels.draws = False  # what a unit does by itself is not its caller's
+        if module and (module.training != self._modes[module] or (module.training and not self._in_training)):
             self._fault(
                 f"{name} is in another mode (train, eval) than the module was set to; set modes outside of forward"
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
+from math import isqrt, lcm, prod
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
+from tiledseg.tracing.declared import common_grid, declaration
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
@@ -59,11 +61,17 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise ConfigError("all modules have a forward hook (register_module_forward_hook); remove it")
     source, refusals = ModuleRuns(module, bands), list[ConfigError | GeometryError]()
-    for sizes in SIZES:
+    known = source.window_sizes()
+    for sizes in known or SIZES:
         try:
             return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
             refusals.append(error)
+        except ConfigError as error:
+            if not known:  # else it may have other windows for small images
+                raise
+            refusals.append(error)
+    refusals = refusals[-1:] if known else refusals
     if not isinstance(refusals[0], OtherSizeError) or not refusals[0].__cause__:
         raise refusals[0]
     remedy = "give the bands that it takes, or mend it"  # it has not run
@@ -114,6 +122,24 @@ class ModuleRuns:
         finally:
             quiet.disabled = before
 
+    def window_sizes(self) -> list[tuple[Size, Size]]:
+        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without such leaves.
+        The first are by the leaves' strides, as far as one run without values shows them."""
+        grid = common_grid(self.module)
+        if not grid:
+            return []
+        units = [grid * 2**power for power in range(6)]
+        with suppress(ConfigError):
+            run = self.run(1, (units[-1], 2 * units[-1]), fake=True)
+            pixels, fills = run.size[0] * run.size[1], [1]
+            for call in run.calls:
+                if found := declaration(call.module):
+                    each = [found.of(call.module).along(dim) for dim in (0, 1)]
+                    steps = isqrt(pixels * call.shapes[0][-1] // prod(call.shapes[0]))
+                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in each]
+            units.insert(0, lcm(*fills))
+        return [((2 * n, 3 * n), (3 * n, 4 * n)) for n in dict.fromkeys(units)]
+
     def check_pairs(self, sizes: tuple[Size, Size]) -> None:
         """Raise ConfigError, by runs without values, where a tensor holds every pixel with every other."""
         try:
@@ -128,8 +154,9 @@ class ModuleRuns:
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
         stride, sides = total_stride(graph), []
+        more = 1 if any(layer.grid > 1 for layer in graph.layers) else 3  # windows make large strides
         for start in size:
-            multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
+            multiples = range(start - start % (2 * stride) + more * stride, start + 16 * stride, 2 * stride)
             tried = (*multiples, *range(start + 1, start + 8 * stride))
             sides.append(next((n for n in tried if is_legal_size(graph, n)), start))
         try:

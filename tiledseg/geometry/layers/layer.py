@@ -59,6 +59,11 @@ class Layer:
         """Return where an edge between two ranks' inputs falls among the outputs."""
         return edge
 
+    @property
+    def grid(self) -> int:
+        """The positions on whose multiples a part of its input has to begin."""
+        return 1
+
     def fits_edge(self, *edges: int) -> bool:
         """Return True if inputs cut at these edges need no exchange but the halos of convolutions."""
         return True

@@ -14,6 +14,8 @@ from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
+from tiledseg.tracing.declared import declaration
+from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.views import VIEWS
@@ -150,6 +152,8 @@ def _unit(step: Step) -> list[Value]:
     assert module is not None, "a unit is a module's call"
     hooks = module._forward_hooks or module._forward_pre_hooks
     refuse(hooks, "has hooks, which a tile would run too; remove them, or make them modules of their own")
+    if found := declaration(module):
+        return declared_leaf(step, found)
     value = step.value() if type(module) in POINTWISE else step.full()
     if isinstance(module, nn.ConvTranspose2d):
         module = of_size(step, module, value)

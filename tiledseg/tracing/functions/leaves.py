@@ -1,0 +1,165 @@
+"""The handler of a module whose footprint is declared, and the check of the declaration by its numbers."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tiledseg.comm.axes import serial_axes
+from tiledseg.errors import first_line
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
+from tiledseg.models.layers.block import BlockPlace, DimPlace
+from tiledseg.models.layers.declared import DeclaredModule, ReturnedModule
+from tiledseg.tracing.calls import values_in, where
+from tiledseg.tracing.declared import Declaration
+from tiledseg.tracing.functions.pixelwise import sizes_of
+from tiledseg.tracing.lowering import Step, Value, refuse
+from tiledseg.tracing.state import drawn_from
+
+EXACT = 1e-9  # of the largest value, in float64
+MASKED = 1e-12  # of the largest gradient: less is that of a pixel which a mask keeps out
+IMAGE = ["B", "C0", "H", "W"]
+
+
+def declared_leaf(step: Step, found: Declaration) -> list[Value]:
+    """Lower a call of a module that is declared: a node, and one that gives back the results of shifted windows."""
+    leaf, value = step.call.module, step.value()
+    assert leaf is not None, "a module's call"
+    layout, pixels = value.layout, step.lowering.pixels[str(value.node)]
+    other = layout.one_pixel or sorted(atom for dim in layout.dims for atom in dim) != IMAGE
+    refuse(other, "is declared, and given a part of an image's dims; give it all channels of all pixels")
+    keywords = {key: step.argument(len(step.call.arguments), key) for key in step.call.keywords}
+    more = len(step.call.arguments) > 1 and found.arguments is None
+    more = more or bool(values_in(dict(step.call.keywords)))
+    refuse(more, "is declared, and given more than a tensor and numbers; say `arguments` in its declaration")
+    stated, out = found.of(leaf), step.call.shapes[0][layout.dims.index(("C0",))]
+    weights = sum(parameter.numel() for parameter in leaf.parameters())
+    dims = [DeclaredLeaf(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
+    module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords)
+    sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
+    channels = sizes_of(layout, value.shape, pixels[0])["C0"]
+    fault, costs = _checked(module, channels, False)
+    refuse(fault, f"is declared as {stated}, but {fault}; declare what it sees (tiledseg.declare)")
+    if fault := _checked(module, channels, True)[0]:
+        step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {fault}"
+    module.rows, module.cols = (replace(layer, work=costs[0], kept=costs[1]) for layer in dims)
+    node = step.lowering.add(step, "declared", module.rows, module, (value,), module.cols)
+    step.lowering.pixels[node] = tuple((height, width) for height, width in sizes)
+    if module.rows.moved or module.cols.moved:
+        back, inputs = ReturnedModule(*(Returned(layer.moved) for layer in dims)), (replace(value, node=node),)
+        node = step.lowering.add(step, "returned", back.rows, back, inputs, back.cols)
+    return [step.made(node if part == 0 else None, layout, part) for part in range(len(step.call.shapes))]
+
+
+def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str | None, tuple[int, int]]:
+    """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong, and what an output pixel takes
+    (see `_measured`)."""
+    rows, cols = module.rows, module.cols
+    units = [layer.size * (layer.reach // layer.size + 1) for layer in (rows, cols)]
+    whole = Box.of_shape((4 * units[0], 3 * units[1]))
+    mode = "in training " if training else ""
+    with drawn_from(0), torch.enable_grad():
+        try:
+            twin = copy.deepcopy(module).double().train(training)
+            weight = next(twin.parameters(), torch.zeros(()))
+            with torch.no_grad():
+                for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
+                    each.add_(0.1 * torch.randn(each.shape).to(each))
+            x_BCHW = torch.randn(1, channels, *whole.shape, dtype=torch.float64).to(weight.device).requires_grad_()
+            before = torch.random.get_rng_state()
+            y_BCHW, costs = _measured(twin, x_BCHW)
+            if not torch.equal(before, torch.random.get_rng_state()):
+                return f"{mode}drops at random (stochastic depth, dropout); set its rates to 0", costs
+            fault = _seen_beyond(twin, x_BCHW, y_BCHW) or _parts_that_differ(
+                twin, units, x_BCHW.detach(), y_BCHW.detach()
+            )
+        except Exception as error:  # whatever the module raises
+            return (
+                f"{mode}it does not run on {whole.height} x {whole.width}: {type(error).__name__}: {first_line(error)}",
+                (1, 0),
+            )
+    return fault and mode + fault, costs
+
+
+def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return the module's output, and for each of its pixels the multiply-adds and the values kept besides the input."""
+    own = {tensor.untyped_storage()._cdata for tensor in (x_BCHW, *twin.parameters(), *twin.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes() // x_BCHW.element_size()
+        return tensor
+
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        y_BCHW = twin(x_BCHW)
+    pixels = y_BCHW[0, 0].numel()
+    values = sum(size for storage, size in kept.items() if storage not in own)
+    return y_BCHW, (max(1, counter.get_total_flops() // 2 // pixels), -(-values // pixels))
+
+
+def _seen_beyond(twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor) -> str | None:
+    """Return what a single output depends on beyond its declared footprint: by gradients, of a few outputs beside the
+    edges of windows."""
+    sides, dims = y_BCHW.shape[2:], (twin.rows, twin.cols)
+    units = [layer.size * (layer.reach // layer.size + 1) // layer.stride for layer in dims]
+    weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64).to(y_BCHW.device)
+    for row, col in ((units[0], 0), (units[0] - 1, units[1]), (0, sides[1] - 1), (sides[0] - 1, units[1] - 1)):
+        (gradient_BCHW,) = torch.autograd.grad(y_BCHW[0, :, row, col] @ weights_C, x_BCHW, retain_graph=True)
+        far_HW = gradient_BCHW[0].abs().amax(0)
+        least = MASKED * float(far_HW.max())
+        seen = [
+            layer.within(layer.required_input(Interval(at, at + 1)), side)
+            for layer, at, side in zip(dims, (row, col), far_HW.shape, strict=True)
+        ]
+        far_HW[seen[0].slice, seen[1].slice] = 0
+        if float(far_HW.max()) > least:
+            i, j = divmod(int(far_HW.argmax()), far_HW.shape[1])
+            allowed = f"rows {seen[0].start} to {seen[0].stop - 1} and columns {seen[1].start} to {seen[1].stop - 1}"
+            return f"its output at row {row}, column {col} depends on row {i}, column {j}, beyond {allowed}"
+    return None
+
+
+def _parts_that_differ(
+    twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor
+) -> str | None:
+    """Return that outputs of a part of an image differ from those of the image: of a tile in its midst, computed by the
+    module as it is, and of the blocks of four ranks."""
+    dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
+    tile = [Interval(unit, 3 * unit) for unit in units]
+    inner = [_inside(layer, side, read) for (layer, side, _), read in zip(dims, tile, strict=True)]
+    made_BCHW = twin(x_BCHW[:, :, tile[0].slice, tile[1].slice])
+    rows, cols = (out.relative_to(unit // layer.stride) for out, (layer, _, unit) in zip(inner, dims, strict=True))
+    pairs = [(y_BCHW[:, :, inner[0].slice, inner[1].slice], made_BCHW[:, :, rows.slice, cols.slice])]
+    for row, col in itertools.product(*(_halves(*dim) for dim in dims)):
+        block_BCHW = twin.on_block(
+            BlockPlace(row, col), serial_axes().image, x_BCHW[:, :, row.read.slice, col.read.slice]
+        )
+        pairs.append((y_BCHW[:, :, row.given.slice, col.given.slice], block_BCHW))
+    apart, size = max(float((one - other).abs().max()) for one, other in pairs), float(y_BCHW.abs().max())
+    what = f"a part of an image gives other values than the image there, by {apart:.1e} of {size:.1e}"
+    return None if apart <= EXACT * size else what
+
+
+def _inside(layer: DeclaredLeaf, side: int, read: Interval) -> Interval:
+    """Return the outputs that see nothing but the inputs `read`."""
+    made = range(read.start // layer.stride, read.stop // layer.stride)
+    whole = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
+    return Interval(whole[0], whole[-1] + 1)
+
+
+def _halves(layer: DeclaredLeaf, side: int, unit: int) -> list[DimPlace]:
+    """Return the places of two ranks that share a dim."""
+    edge, out = layer.output_edge(2 * unit), side // layer.stride
+    halves = [
+        (layer.within(layer.required_input(given), side), given) for given in (Interval(0, edge), Interval(edge, out))
+    ]
+    return [DimPlace(read, given, read, (side, out), False) for read, given in halves]
