@@ -273,7 +273,9 @@ NETWORKS["smp Unet, MiT-B0"] = smp("Unet", "mit_b0")
 
 def swin(name: str, **more: Any) -> Foreign:
     """A Swin of timm's, of two levels and windows of 4 x 4."""
-    small = "img_size=64, patch_size=2, embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4, out_indices=(0, 1)"
+    small = (
+        "img_size=64, patch_size=2, embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4, out_indices=(0, 1)"
+    )
     small += ", strict_img_size=False, drop_path_rate=0.0"
     return made("timm", f"Levels(create_model('{name}', features_only=True, {small}))", **more)
 

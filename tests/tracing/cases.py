@@ -16,6 +16,7 @@ from benchmarks.foreign_networks import Foreign as Source
 from tests.law.cases import Case
 from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
+from tests.tracing.windows import SmallSwin
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.network import GraphNetwork
 
@@ -23,7 +24,10 @@ HERE = "tests.tracing.styles"
 WRITTEN = {
     style.__name__: Source("tests", HERE, lambda _, style=style: Outer(style(8), classes=2))
     for style in (Pointed, Squeezed, Mixed, *STYLES.values())
-} | {unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2)) for unet in (PaddingUNet, AlignedUNet)}
+} | {
+    unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2))
+    for unet in (PaddingUNet, AlignedUNet, SmallSwin)
+}
 NETWORKS = PACKAGED | WRITTEN | (MANY if os.environ.get("FOREIGN_NETWORKS") == "many" else {})
 
 

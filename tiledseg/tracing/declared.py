@@ -1,4 +1,4 @@
-"""The footprints of modules that tracing does not look into: declared by a user, or here for those of known packages."""
+"""The footprints of modules that tracing does not look into: a user declares them, or this file does (`_shipped`)."""
 
 from __future__ import annotations
 
@@ -15,42 +15,54 @@ from tiledseg.errors import ConfigError
 Numbers = int | Sequence[int]  # of rows and columns, or of each
 
 
-def _of_dim(numbers: Numbers, dim: int) -> int:
-    return int(numbers) if isinstance(numbers, int) else int(numbers[dim])
-
-
 @dataclass(frozen=True)
 class Windows:
     """The footprint of attention in windows: an output sees its own window of `size` x `size` pixels. The windows are a
-    grid of the image, moved by `shift` pixels, and clipped at the image's ends."""
+    grid of the image, which `shift` moves, and the image's ends clip."""
 
     size: Numbers
     shift: Numbers = 0
 
     def along(self, dim: int) -> dict[str, int]:
         """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        return {"size": _of_dim(self.size, dim), "shift": _of_dim(self.shift, dim)}
+        size, shift = (_of_dim(numbers, dim) for numbers in (self.size, self.shift))
+        return _checked(self, 0 <= shift < size, size=size, shift=shift)
 
 
 @dataclass(frozen=True)
 class Local:
-    """The footprint of a neighbourhood: an output sees its `stride` x `stride` inputs and `reach` pixels around them."""
+    """The footprint of a neighbourhood: an output sees its `stride` x `stride` inputs, and `reach` pixels around
+    them."""
 
     reach: Numbers = 0
     stride: Numbers = 1
 
     def along(self, dim: int) -> dict[str, int]:
         """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        stride = _of_dim(self.stride, dim)
-        return {"reach": _of_dim(self.reach, dim), "stride": stride, "size": stride}
+        reach, stride = (_of_dim(numbers, dim) for numbers in (self.reach, self.stride))
+        return _checked(self, reach >= 0 and stride >= 1, reach=reach, stride=stride, size=stride)
+
+
+class PerPixel(Local):
+    """The footprint of a module that computes each pixel from that pixel alone."""
 
 
 Stated = Windows | Local
 
 
-def PerPixel() -> Local:
-    """Return the footprint of a module that computes each pixel from that pixel alone."""
-    return Local(0)
+def _of_dim(numbers: Numbers, dim: int) -> int:
+    return numbers if isinstance(numbers, int) else int(numbers[dim])
+
+
+def _checked(stated: Stated, holds: bool, **fields: int) -> dict[str, int]:
+    if not holds:
+        raise ConfigError(
+            f"the footprint {stated} is none; give a size above its shift, a reach from 0, a stride from 1"
+        )
+    return fields
+
+
+Arguments = Callable[[Any, int, int], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -59,16 +71,14 @@ class Declaration:
     input, the arguments that it takes besides that."""
 
     footprint: Stated | Callable[[Any], Stated]
-    arguments: Callable[[Any, int, int], tuple[Any, ...]] | None = None
+    arguments: Arguments | None = None
 
     def of(self, module: nn.Module) -> Stated:
         return self.footprint if isinstance(self.footprint, Stated) else self.footprint(module)
 
 
 def declare(
-    kind: type[nn.Module],
-    footprint: Stated | Callable[[Any], Stated],
-    arguments: Callable[[Any, int, int], tuple[Any, ...]] | None = None,
+    kind: type[nn.Module], footprint: Stated | Callable[[Any], Stated], arguments: Arguments | None = None
 ) -> None:
     """State what modules of class `kind` (no subclass) see, for all traces from now on: `Windows(size, shift)`,
     `Local(reach, stride)`, `PerPixel()`, or a function of the module that returns one of them.
@@ -91,9 +101,9 @@ def declaration(module: nn.Module | None) -> Declaration | None:
 
 
 def common_grid(module: nn.Module) -> int:
-    """Return the least number of pixels that the windows of all declared parts of a module fill; 0 without such a part."""
+    """Return the least number of pixels that the windows of all declared parts of a module fill."""
     stated = [found.of(each) for each in module.modules() if (found := declaration(each))]
-    return lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1))) if stated else 0
+    return lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
 
 
 def _masked(block: Any, height: int, width: int) -> tuple[Any, ...]:

@@ -123,17 +123,17 @@ class ModuleRuns:
             quiet.disabled = before
 
     def window_sizes(self) -> list[tuple[Size, Size]]:
-        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without such leaves.
-        The first are by the leaves' strides, as far as one run without values shows them."""
+        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
+        first are by the leaves' strides, as far as a run without values shows them."""
         grid = common_grid(self.module)
-        if not grid:
+        if grid == 1:
             return []
         units = [grid * 2**power for power in range(6)]
         with suppress(ConfigError):
             run = self.run(1, (units[-1], 2 * units[-1]), fake=True)
             pixels, fills = run.size[0] * run.size[1], [1]
             for call in run.calls:
-                if found := declaration(call.module):
+                if call.module and (found := declaration(call.module)):
                     each = [found.of(call.module).along(dim) for dim in (0, 1)]
                     steps = isqrt(pixels * call.shapes[0][-1] // prod(call.shapes[0]))
                     fills += [steps * dim["size"] // dim.get("stride", 1) for dim in each]

@@ -18,8 +18,10 @@ from tiledseg.models.normalise import Ranks
 
 
 class DeclaredModule(BlockModule):
-    """A module `leaf` of which `describe` states what it sees. It takes tensors in `layout`, then `more` arguments for an
-    input of so many rows and columns, and `keywords`; it gives a tensor in that layout, or a tuple that begins with it.
+    """A module `leaf` of which `describe` states what it sees.
+
+    It takes a tensor in `layout`, `more` arguments for an input of so many rows and columns, and `keywords`. It gives a
+    tensor in that layout, or a tuple that begins with one.
     """
 
     rows: DeclaredLeaf
@@ -44,8 +46,8 @@ class DeclaredModule(BlockModule):
         given = self.leaf(to_layout(x_BCHW, self.layout), *more, **self.keywords)
         y = given[0] if isinstance(given, tuple | list) else given
         if self.describe(self.leaf) != self.described:
-            what = f"{type(self.leaf).__name__} makes its windows {self.describe(self.leaf)} for {size[0]} x {size[1]} pixels"
-            raise ConfigError(f"{what}, {self.described} for others; give it images of more than a window a side")
+            what = f"for {size[0]} x {size[1]} pixels {type(self.leaf).__name__} has {self.describe(self.leaf)}"
+            raise ConfigError(f"{what}, for others {self.described}; give it images of more than a window a side")
         height, width = (side // layer.stride for side, layer in zip(size, (self.rows, self.cols), strict=True))
         return from_layout(y, self.layout, (batch, 0, height, width))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import first_line
-from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.declared import DeclaredModule, ReturnedModule
@@ -21,6 +23,8 @@ from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.state import drawn_from
 
+FAR = 128  # pixels of a long image
+Pair = tuple[int, int]
 EXACT = 1e-9  # of the largest value, in float64
 MASKED = 1e-12  # of the largest gradient: less is that of a pixel which a mask keeps out
 IMAGE = ["B", "C0", "H", "W"]
@@ -57,37 +61,41 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
 
 
 def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str | None, tuple[int, int]]:
-    """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong, and what an output pixel takes
-    (see `_measured`)."""
-    rows, cols = module.rows, module.cols
-    units = [layer.size * (layer.reach // layer.size + 1) for layer in (rows, cols)]
-    whole = Box.of_shape((4 * units[0], 3 * units[1]))
-    mode = "in training " if training else ""
+    """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong,
+    and what an output pixel takes (see `_measured`)."""
+    rows, cols = (layer.size * (layer.reach // layer.size + 1) for layer in (module.rows, module.cols))
+    mode, costs, side = "in training " if training else "", (1, 0), (4 * rows, 3 * cols)
+    # Beside the edges of windows, and in long images, for what lies far away.
+    looks = {side: [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]}
+    for far in () if training else ((round_up(FAR, rows), 2 * cols), (2 * rows, round_up(FAR, cols))):
+        looks[far] = [(far[0] // 2, far[1] // 2)]
     with drawn_from(0), torch.enable_grad():
         try:
             twin = copy.deepcopy(module).double().train(training)
-            weight = next(twin.parameters(), torch.zeros(()))
-            with torch.no_grad():
-                for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
-                    each.add_(0.1 * torch.randn(each.shape).to(each))
-            x_BCHW = torch.randn(1, channels, *whole.shape, dtype=torch.float64).to(weight.device).requires_grad_()
-            before = torch.random.get_rng_state()
-            y_BCHW, costs = _measured(twin, x_BCHW)
-            if not torch.equal(before, torch.random.get_rng_state()):
-                return f"{mode}drops at random (stochastic depth, dropout); set its rates to 0", costs
-            fault = _seen_beyond(twin, x_BCHW, y_BCHW) or _parts_that_differ(
-                twin, units, x_BCHW.detach(), y_BCHW.detach()
-            )
+            for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
+                each.data.add_(0.1 * torch.randn(each.shape).to(each))
+            for side, places in looks.items():
+                device = next((each.device for each in twin.parameters()), None)
+                x_BCHW = torch.randn(1, channels, *side, dtype=torch.float64).to(device).requires_grad_()
+                before = torch.random.get_rng_state()
+                y_BCHW, own = _measured(twin, x_BCHW)
+                if not torch.equal(before, torch.random.get_rng_state()):
+                    return f"{mode}drops at random (stochastic depth, dropout); set its rates to 0", costs
+                fault = _seen_beyond(twin, x_BCHW, y_BCHW, places)
+                if len(places) > 1:
+                    costs = own
+                    fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW)
+                if fault:
+                    return mode + fault, costs
         except Exception as error:  # whatever the module raises
-            return (
-                f"{mode}it does not run on {whole.height} x {whole.width}: {type(error).__name__}: {first_line(error)}",
-                (1, 0),
-            )
-    return fault and mode + fault, costs
+            said = f"{type(error).__name__}: {first_line(error)}"
+            return f"{mode}it does not run on {side[0]} x {side[1]}: {said}", costs
+    return None, costs
 
 
 def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the module's output, and for each of its pixels the multiply-adds and the values kept besides the input."""
+    """Return the module's output, and for each of its pixels the multiply-adds, and the values kept besides the
+    input."""
     own = {tensor.untyped_storage()._cdata for tensor in (x_BCHW, *twin.parameters(), *twin.buffers())}
     kept: dict[int, int] = {}
 
@@ -106,13 +114,15 @@ def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor,
     return y_BCHW, (max(1, counter.get_total_flops() // 2 // pixels), -(-values // pixels))
 
 
-def _seen_beyond(twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor) -> str | None:
-    """Return what a single output depends on beyond its declared footprint: by gradients, of a few outputs beside the
-    edges of windows."""
-    sides, dims = y_BCHW.shape[2:], (twin.rows, twin.cols)
-    units = [layer.size * (layer.reach // layer.size + 1) // layer.stride for layer in dims]
+def _seen_beyond(
+    twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, places: Sequence[Pair]
+) -> str | None:
+    """Return what a single output, above one of the inputs `places`, depends on beyond its declared footprint: by its
+    gradient."""
+    dims = twin.rows, twin.cols
     weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64).to(y_BCHW.device)
-    for row, col in ((units[0], 0), (units[0] - 1, units[1]), (0, sides[1] - 1), (sides[0] - 1, units[1] - 1)):
+    for place in places:
+        row, col = (at // layer.stride for layer, at in zip(dims, place, strict=True))
         (gradient_BCHW,) = torch.autograd.grad(y_BCHW[0, :, row, col] @ weights_C, x_BCHW, retain_graph=True)
         far_HW = gradient_BCHW[0].abs().amax(0)
         least = MASKED * float(far_HW.max())
@@ -128,6 +138,7 @@ def _seen_beyond(twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tenso
     return None
 
 
+@torch.no_grad()
 def _parts_that_differ(
     twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor
 ) -> str | None:

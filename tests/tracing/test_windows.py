@@ -1,0 +1,230 @@
+"""Declared leaves: their declarations are checked; ranks send strips of half a window, and compute no window twice.
+
+`test_foreign` holds `SmallSwin` (tests/tracing/windows.py) and Swins of timm and MONAI to the law.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tiledseg
+from tests.spatial.thread_ranks import on_ranks
+from tests.spatial.twins import difference, forward, undivided
+from tests.tracing.windows import Block, Neighbours, SmallSwin
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.halo import minimum_halo, network_footprint
+from tiledseg.geometry.memory_policy import compaction, recomputation
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.step.cost import rank_walk
+from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.spatial.network import SpatialNetwork
+from tiledseg.tracing import declared
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declarations end with the test."""
+    monkeypatch.setattr(declared, "_DECLARED", dict(declared._DECLARED))
+
+
+@pytest.fixture(scope="module")
+def small() -> GraphNetwork:
+    """Two blocks, the second shifted, between convolutions of stride 2."""
+    return _traced(Block(6, 0), Block(6, 2))
+
+
+class Last(nn.Module):
+    """A module between images whose channels come last."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.first, self.parts, self.up = (
+            nn.Conv2d(3, 6, 2, stride=2),
+            nn.Sequential(*parts),
+            nn.ConvTranspose2d(6, 2, 2, 2),
+        )
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.up(self.parts(self.first(x_BCHW).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def _traced(*parts: nn.Module, trains: bool = True) -> GraphNetwork:
+    torch.manual_seed(0)
+    return tiledseg.trace(Last(*parts).double().train(trains), bands=3)
+
+
+class Wrong(nn.Module):
+    """A leaf of whose footprint something else is declared."""
+
+    def __init__(self, inner: nn.Module, last: bool = True) -> None:
+        super().__init__()
+        self.inner, self.last = inner, last
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        if self.last:
+            return self.inner(x_BHWC)
+        return self.inner(x_BHWC.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class Placed(nn.Module):
+    """A leaf that adds each pixel's row."""
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        return x_BHWC + torch.arange(x_BHWC.shape[1]).to(x_BHWC)[:, None, None]
+
+
+WINDOWS, LOCAL, PIXEL = tiledseg.Windows, tiledseg.Local, tiledseg.PerPixel
+WRONG = [
+    (Block(6, 2), True, WINDOWS(4), "depends on row"),
+    (Block(6, 2), True, WINDOWS(4, 1), "depends on row"),
+    (Block(6, 0), True, WINDOWS(2), "depends on row"),
+    (Block(6, 2, masks=False), True, WINDOWS(4, 2), "depends on row"),  # the image's ends meet
+    (Block(6, 0), True, LOCAL(2), "depends on row"),
+    (Neighbours(6), False, PIXEL(), "depends on row"),
+    (nn.Conv2d(6, 6, 3, padding=40, dilation=40), False, LOCAL(1), "depends on row"),
+    (nn.GroupNorm(2, 6), False, PIXEL(), "depends on row"),
+    (Placed(), True, LOCAL(1), "a part of an image gives other values"),
+    (nn.Upsample(scale_factor=2), False, PIXEL(), "declared as PerPixel"),
+]
+
+
+@pytest.mark.parametrize(("leaf", "last", "stated", "why"), WRONG)
+def test_a_wrong_declaration_is_refused_by_name(leaf: nn.Module, last: bool, stated: object, why: str) -> None:
+    tiledseg.declare(Wrong, stated)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"'parts.0' \(Wrong, .*is declared as .*{why}"):
+        _traced(Wrong(leaf, last))
+
+
+def test_what_is_no_declaration() -> None:
+    for kind, stated in ((Block, 4), (Block, WINDOWS), (WINDOWS, PIXEL()), (Block(6, 0), PIXEL())):
+        with pytest.raises(ConfigError, match="declare takes"):
+            tiledseg.declare(kind, stated)  # type: ignore[arg-type]
+    tiledseg.declare(Block, WINDOWS(4, 4))
+    with pytest.raises(ConfigError, match="give a size above its shift"):
+        _traced(Block(6, 0))
+
+
+def test_random_depth_is_mapped_and_not_trained() -> None:
+    network = tiledseg.trace(SmallSwin(drop=0.1).double().eval(), bands=3)
+    with pytest.raises(ConfigError, match=r"'high.1' .*drops at random \(stochastic depth"):
+        network.train()
+    with pytest.raises(ConfigError, match="drops at random"):
+        tiledseg.trace(SmallSwin(drop=0.1).double(), bands=3)
+
+
+def test_a_leaf_that_measures_its_batch_in_training_only_maps() -> None:
+    tiledseg.declare(Wrong, PIXEL())
+    with pytest.raises(ConfigError, match=r"other|buffer"):
+        _traced(Wrong(nn.BatchNorm2d(6), last=False))
+    _traced(Wrong(nn.BatchNorm2d(6), last=False), trains=False)
+
+
+def test_windows_align_tiles_and_the_halo_is_what_gradients_reach(small: GraphNetwork) -> None:
+    """Windows of 4 at stride 2: tiles begin at multiples of 8, and see a window and half of one around them."""
+    before, after = minimum_halo(small.graph)
+    assert (before, after, network_footprint(small.graph).alignment) == (12, 12, 8)
+    x_BCHW = torch.randn(1, 3, 64, 64, dtype=torch.float64).requires_grad_()
+    (gradient_BCHW,) = torch.autograd.grad(small(x_BCHW)[:, :, 24:40, 24:40].square().sum(), x_BCHW)
+    seen = (gradient_BCHW.abs().amax((0, 1)) > 1e-15).nonzero()
+    assert seen.min(0).values.tolist() == [24 - before] * 2
+    assert seen.max(0).values.tolist() == [39 + after] * 2
+
+
+UNEVEN = [((0, 16, 48), (0, 24, 40)), ((0, 21, 48), (0, 40)), ((0, 48), (0, 5, 27, 40)), ((0, 8, 40, 48), (0, 32, 40))]
+
+
+@pytest.mark.parametrize(("rows", "cols"), UNEVEN)
+@pytest.mark.parametrize("fusion", [1, 2, WHOLE])
+def test_ranks_give_what_the_whole_image_gives(
+    small: GraphNetwork, rows: tuple[int, ...], cols: tuple[int, ...], fusion: int
+) -> None:
+    """Outputs, and gradients of the input and of all weights; each message has two ends, each rank the same calls."""
+    x_BCHW, cuts = torch.randn(2, 3, 48, 40, dtype=torch.float64), (Partition(rows), Partition(cols))
+    expected = undivided(small, x_BCHW)
+
+    def work(axes: object) -> object:
+        run = forward(small, x_BCHW, axes, *cuts, fusion)  # type: ignore[arg-type]
+        assert run is not None
+        run.backward(expected.y_BCHW.shape)
+        return run.finish(x_BCHW.shape, expected.y_BCHW.shape)
+
+    for found in on_ranks(cuts[0].parts, cuts[1].parts, work):  # type: ignore[arg-type]
+        assert difference(found, expected) is None  # type: ignore[arg-type]
+
+
+def test_a_shifted_block_sends_a_strip_there_and_back(small: GraphNetwork) -> None:
+    """Half a window by the width of the image, one way each; as planned, and no window is computed twice."""
+    x_BCHW, rows, cols = torch.randn(1, 3, 48, 40), Partition((0, 24, 48)), Partition((0, 40))
+    network = copy.deepcopy(small).float()
+    steps = [
+        [rank_steps(g, cut)[at] for g, cut, at in ((network.graph, rows, r), (network.graph, cols, 0))] for r in (0, 1)
+    ]
+    walks = [rank_walk(network.graph, 3, *each, 2, 4) for each in steps]
+
+    def work(axes: object) -> tuple[int, int]:
+        sent = axes.point_to_point.meter  # type: ignore[attr-defined]
+        SpatialNetwork(network, axes)(x_BCHW[:, :, rows.owned(axes.position.row).slice], rows, cols)  # type: ignore
+        return sent.messages, sent.bytes
+
+    strip = 2 * 20 * 6 * 4  # rows, columns, channels, bytes
+    assert on_ranks(2, 1, work) == [(1, strip)] * 2
+    assert [(walk.traffic.forward.messages, walk.traffic.forward.bytes) for walk in walks] == [(1, strip)] * 2
+    whole = sum(walk.work for walk in walks)
+    alone = rank_walk(network.graph, 3, rank_steps(network.graph, Partition((0, 48)))[0], steps[0][1], 1, 4).work
+    assert whole == alone
+
+
+def test_windows_that_do_not_fill_the_image_are_refused(small: GraphNetwork) -> None:
+    x_BCHW = torch.randn(1, 3, 44, 40, dtype=torch.float64)
+    with pytest.raises(GeometryError, match="its windows of 4 do not fill 22 positions; give a multiple"):
+        on_ranks(2, 1, lambda axes: SpatialNetwork(small, axes).check(Partition((0, 16, 44)), Partition((0, 40))))
+    assert small(x_BCHW[:, :, :40]).shape[2] == 40
+
+
+@pytest.mark.parametrize("policy", [compaction, recomputation])
+def test_a_leaf_runs_again(small: GraphNetwork, policy: object) -> None:
+    """Its tensors are dropped and made again; gradients have the same bits."""
+    x_BCHW, network = torch.randn(1, 3, 48, 40, dtype=torch.float64), copy.deepcopy(small)
+    network.follow(policy(small.graph, 3))  # type: ignore[operator]
+    found = []
+    for each in (small, network):
+        each.zero_grad()
+        each(x_BCHW).square().sum().backward()
+        found.append([p.grad.clone() for p in each.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_transformers(kind: str) -> None:
+    """Blocks on tokens that are told the size, of the package transformers."""
+    package = pytest.importorskip("transformers")
+    name = {"swin": "Swin", "swinv2": "Swinv2"}[kind]
+    config = getattr(package, f"{name}Config")(
+        image_size=64,
+        patch_size=2,
+        embed_dim=12,
+        depths=[2, 2],
+        num_heads=[2, 3],
+        window_size=4,
+        drop_path_rate=0.0,
+        out_features=["stage1"],
+    )
+    network = tiledseg.trace(Backbone(getattr(package, f"{name}Backbone")(config)).double(), bands=3)
+    assert network_footprint(network.graph).alignment == 8
+
+
+class Backbone(nn.Module):
+    """The first features of a backbone of transformers."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.up = backbone, nn.ConvTranspose2d(12, 2, 2, stride=2)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.up(self.backbone(x_BCHW).feature_maps[0])
