@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tiledseg
+from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import difference, forward, undivided
 from tests.tracing.windows import Block, Neighbours, SmallSwin
@@ -83,9 +84,9 @@ WINDOWS, LOCAL, PIXEL = tiledseg.Windows, tiledseg.Local, tiledseg.PerPixel
 WRONG = [
     (Block(6, 2), True, WINDOWS(4), "depends on row"),
     (Block(6, 2), True, WINDOWS(4, 1), "depends on row"),
-    (Block(6, 0), True, WINDOWS(2), "depends on row"),
+    (Block(6, 0), True, WINDOWS(2), "does not run on 8 x 6"),
     (Block(6, 2, masks=False), True, WINDOWS(4, 2), "depends on row"),  # the image's ends meet
-    (Block(6, 0), True, LOCAL(2), "depends on row"),
+    (Block(6, 0), True, LOCAL(3), "a part of an image gives other values"),
     (Neighbours(6), False, PIXEL(), "depends on row"),
     (nn.Conv2d(6, 6, 3, padding=40, dilation=40), False, LOCAL(1), "depends on row"),
     (nn.GroupNorm(2, 6), False, PIXEL(), "depends on row"),
@@ -156,6 +157,15 @@ def test_ranks_give_what_the_whole_image_gives(
 
     for found in on_ranks(cuts[0].parts, cuts[1].parts, work):  # type: ignore[arg-type]
         assert difference(found, expected) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "cols"), UNEVEN)
+def test_blocks_give_what_the_whole_image_gives(
+    small: GraphNetwork, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> None:
+    x_BCHW = torch.randn(1, 3, 48, 40, dtype=torch.float64)
+    found = in_blocks(small, x_BCHW, lambda _: (Partition(rows), Partition(cols)))
+    assert difference(found, undivided(small, x_BCHW)) is None
 
 
 def test_a_shifted_block_sends_a_strip_there_and_back(small: GraphNetwork) -> None:

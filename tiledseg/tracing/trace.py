@@ -61,17 +61,11 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise ConfigError("all modules have a forward hook (register_module_forward_hook); remove it")
     source, refusals = ModuleRuns(module, bands), list[ConfigError | GeometryError]()
-    known = source.window_sizes()
-    for sizes in known or SIZES:
+    for sizes in source.window_sizes() or SIZES:
         try:
             return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
             refusals.append(error)
-        except ConfigError as error:
-            if not known:  # else it may have other windows for small images
-                raise
-            refusals.append(error)
-    refusals = refusals[-1:] if known else refusals
     if not isinstance(refusals[0], OtherSizeError) or not refusals[0].__cause__:
         raise refusals[0]
     remedy = "give the bands that it takes, or mend it"  # it has not run
@@ -124,20 +118,19 @@ class ModuleRuns:
 
     def window_sizes(self) -> list[tuple[Size, Size]]:
         """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
-        first are by the leaves' strides, as far as a run without values shows them."""
+        leaves' strides are those of a run without values, or such as are usual."""
         grid = common_grid(self.module)
         if grid == 1:
             return []
-        units = [grid * 2**power for power in range(6)]
+        units = [8 * grid, 16 * grid, 32 * grid]
         with suppress(ConfigError):
-            run = self.run(1, (units[-1], 2 * units[-1]), fake=True)
-            pixels, fills = run.size[0] * run.size[1], [1]
+            run, fills = self.run(1, (units[-1], 2 * units[-1]), fake=True), [1]
             for call in run.calls:
                 if call.module and (found := declaration(call.module)):
-                    each = [found.of(call.module).along(dim) for dim in (0, 1)]
-                    steps = isqrt(pixels * call.shapes[0][-1] // prod(call.shapes[0]))
-                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in each]
-            units.insert(0, lcm(*fills))
+                    steps = isqrt(run.size[0] * run.size[1] * call.shapes[0][-1] // prod(call.shapes[0]))
+                    dims = (found.of(call.module).along(dim) for dim in (0, 1))
+                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
+            units = [lcm(*fills), 2 * lcm(*fills), *units]
         return [((2 * n, 3 * n), (3 * n, 4 * n)) for n in dict.fromkeys(units)]
 
     def check_pairs(self, sizes: tuple[Size, Size]) -> None:

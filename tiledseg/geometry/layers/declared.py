@@ -90,6 +90,7 @@ class Returned(Layer):
 
     gradient = "same"
     keeps_zero = True
+    protects_output = True  # the leaf's
 
     def output_edge(self, edge: int, *others: int) -> int:
         return edge - self.moved

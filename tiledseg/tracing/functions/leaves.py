@@ -71,12 +71,11 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
         looks[far] = [(far[0] // 2, far[1] // 2)]
     with drawn_from(0), torch.enable_grad():
         try:
-            twin = copy.deepcopy(module).double().train(training)
+            twin = copy.deepcopy(module).cpu().double().train(training)
             for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
-                each.data.add_(0.1 * torch.randn(each.shape).to(each))
+                each.data.add_(0.1 * torch.randn_like(each))
             for side, places in looks.items():
-                device = next((each.device for each in twin.parameters()), None)
-                x_BCHW = torch.randn(1, channels, *side, dtype=torch.float64).to(device).requires_grad_()
+                x_BCHW = torch.randn(1, channels, *side, dtype=torch.float64, requires_grad=True)
                 before = torch.random.get_rng_state()
                 y_BCHW, own = _measured(twin, x_BCHW)
                 if not torch.equal(before, torch.random.get_rng_state()):
@@ -120,7 +119,7 @@ def _seen_beyond(
     """Return what a single output, above one of the inputs `places`, depends on beyond its declared footprint: by its
     gradient."""
     dims = twin.rows, twin.cols
-    weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64).to(y_BCHW.device)
+    weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64)
     for place in places:
         row, col = (at // layer.stride for layer, at in zip(dims, place, strict=True))
         (gradient_BCHW,) = torch.autograd.grad(y_BCHW[0, :, row, col] @ weights_C, x_BCHW, retain_graph=True)
