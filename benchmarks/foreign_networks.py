@@ -271,17 +271,18 @@ NETWORKS["timm MobileNet v3"] = timm("mobilenetv3_small_050", large=True)
 NETWORKS["smp Unet, MiT-B0"] = smp("Unet", "mit_b0")
 
 
-def swin(name: str, **more: Any) -> Foreign:
-    """A Swin of timm's, of two levels and windows of 4 x 4."""
-    small = (
-        "img_size=64, patch_size=2, embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4, out_indices=(0, 1)"
+_SWIN = "strict_img_size=False, drop_path_rate=0.0, embed_dim=12, "  # of any size, without stochastic depth
+_SMALL = "img_size=64, patch_size=2, depths=(2, 2), num_heads=(2, 3), window_size=4, out_indices=(0, 1)"
+for name, swin in {"Swin": "swin_tiny_patch4_window7_224", "Swin v2": "swinv2_tiny_window8_256"}.items():
+    NETWORKS[f"timm {name}"] = made("timm", f"Levels(create_model('{swin}', features_only=True, {_SWIN}{_SMALL}))")
+MANY |= {
+    f"smp {d}, Swin": made(
+        SMP,
+        f"{d}('tu-swin_tiny_patch4_window7_224', encoder_weights=None, classes=2, {_SWIN}num_heads=(1, 2, 2, 2))",
+        maps=d == "UPerNet",
     )
-    small += ", strict_img_size=False, drop_path_rate=0.0"
-    return made("timm", f"Levels(create_model('{name}', features_only=True, {small}))", **more)
-
-
-NETWORKS["timm Swin"] = swin("swin_tiny_patch4_window7_224")
-NETWORKS["timm Swin v2"] = swin("swinv2_tiny_window8_256")
+    for d in ("Unet", "FPN", "UPerNet")
+}
 
 
 def main() -> None:

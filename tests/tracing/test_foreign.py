@@ -24,6 +24,7 @@ from tiledseg.planning.run.norms import exact_modes
 # Seconds each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
 AT_NIGHT |= {"MONAI BasicUNet", "MONAI BasicUNetPlusPlus"}
+AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2"}
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"EfficientNet features", "Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
