@@ -16,7 +16,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import window_tile
 from tiledseg.plan import main
 from tiledseg.planning.run.plan import plan_run
-from tiledseg.planning.run.question import Extent, RunQuestion, Windows
+from tiledseg.planning.run.question import Extent, RunQuestion, WindowSteps
 from tiledseg.planning.walk.step_memory import training_memory
 
 RASTERS = (Extent((150, 230)), Extent((90, 60)))
@@ -24,7 +24,7 @@ RASTERS = (Extent((150, 230)), Extent((90, 60)))
 
 def asked(norm: str = "none", side: int = 32, exact: bool = True, **given: Any) -> RunQuestion:
     per_step = {"tiles_per_step": 3} if exact else {"images_per_step": 3}
-    windows = Windows(side, 3, exact)
+    windows = WindowSteps(side, 3, exact)
     return replace(question(norm, **given), rasters=RASTERS, windows=windows, **per_step)
 
 
@@ -52,7 +52,7 @@ def test_small_windows_go_together_through_a_batch_norm_and_take_memory_together
 
 def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> None:
     """One, unless more are asked for; ranks take whole batches."""
-    eight = replace(asked("batch", exact=False, halo="layer"), windows=Windows(32, 8, False), images_per_step=8)
+    eight = replace(asked("batch", exact=False, halo="layer"), windows=WindowSteps(32, 8, False), images_per_step=8)
     with pytest.raises(
         ConfigError, match=r"6 of 8 ranks own nothing: .* start 2 ranks, a smaller train.tiles_per_batch"
     ):

@@ -28,7 +28,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import RunPlan, plan_run
-from tiledseg.planning.run.question import RunQuestion, Windows
+from tiledseg.planning.run.question import RunQuestion, WindowSteps
 from tiledseg.planning.run.spread import parallelism
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
@@ -193,7 +193,7 @@ def _question(
     train, memory, budget = config.train, config.memory, config.memory.bytes()
     windows = None
     if train.window is not None and train.windows_per_step is not None:
-        windows = Windows(train.window, train.windows_per_step, train.window_halo == "exact")
+        windows = WindowSteps(train.window, train.windows_per_step, train.window_halo == "exact")
     whole_images = windows is not None and not windows.exact
     average = count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[train.precision])
     if config.model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
@@ -255,7 +255,9 @@ def _tiles_of_step(tiles: int) -> int:
     return max(1, min(USUAL_BATCH, tiles // USUAL_BATCH))
 
 
-def _steps(train: TrainConfig, plan: RunPlan, windows: Windows | None, learnt: RasterSet, kept: Kept | None) -> Steps:
+def _steps(
+    train: TrainConfig, plan: RunPlan, windows: WindowSteps | None, learnt: RasterSet, kept: Kept | None
+) -> Steps:
     """Return all steps of a run, with the draw of each tile."""
     asked = augmentation(train.augment)
     drawer = Drawer(asked, tuple(info.shape for info in learnt.infos), learnt.infos[0].bands)

@@ -46,7 +46,7 @@ class RunPlan:
     validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
     `seconds`: of a step on the largest rasters, None without a machine and where it is not one of whole images; with
     stages, see `PipelinePlan`. `pipeline`: None without stages. With windows `tilings` are those that a step computes
-    (see `Windows.tilings`). `validation`: how the rasters held out are spread. `blocks`: None where tiles are computed
+    (see `WindowSteps`). `validation`: how the rasters held out are spread. `blocks`: None where tiles are computed
     whole. `rebuilt`: the tensors that are recomputed so that a step fits the memory, None where everything is kept.
     `offloaded`: how much of it stays in memory, None where all does.
     """

@@ -31,7 +31,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowSteps:
     """Steps of `per_step` windows of `side` x `side` pixels, drawn anywhere: `exact` ones with the network's halo,
     others each an image of its own with zeros beyond it."""
 
@@ -94,7 +94,7 @@ class RunQuestion:
     still_norms: bool = False
     recompute: str = "auto"
     tiles_per_batch: int | None = None
-    windows: Windows | None = None
+    windows: WindowSteps | None = None
     blocks: BlocksAsked | None = None
     offload: bool = False
     store: Store | None = None
