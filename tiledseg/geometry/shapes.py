@@ -115,7 +115,9 @@ def total_stride(graph: Graph) -> int:
     and the same windows."""
     dims = graph, graph.along_columns
     steps = [
-        (layer.grid, scales(each)[s[0]]) for each in dims for layer, s in zip(each.layers, each.sources, strict=True)
+        (layer.window_grid, scales(each)[s[0]])
+        for each in dims
+        for layer, s in zip(each.layers, each.sources, strict=True)
     ]
     grids = ((grid * step).numerator for grid, step in steps if grid > 1)
     return lcm(*(max(1, *map(int, scales(each))) for each in dims), *grids)
@@ -128,12 +130,12 @@ def scales(graph: Graph) -> list[Fraction]:
 
 def _step(layer: Layer) -> Fraction:
     """Return the input positions a step of the layer's output."""
-    if layer.grid > 1:
+    if layer.window_grid > 1:
         span = (
-            layer.required_input(Interval(layer.grid, layer.grid + 1)).start
+            layer.required_input(Interval(layer.window_grid, layer.window_grid + 1)).start
             - layer.required_input(Interval(0, 1)).start
         )
-        return Fraction(span, layer.grid)
+        return Fraction(span, layer.window_grid)
     one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
     if other - one > 1:
         return Fraction(other - one)

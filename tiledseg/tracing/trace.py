@@ -147,7 +147,7 @@ class ModuleRuns:
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
         stride, sides = total_stride(graph), []
-        more = 1 if any(layer.grid > 1 for layer in graph.layers) else 3  # windows make large strides
+        more = 1 if any(layer.window_grid > 1 for layer in graph.layers) else 3  # windows make large strides
         for start in size:
             multiples = range(start - start % (2 * stride) + more * stride, start + 16 * stride, 2 * stride)
             tried = (*multiples, *range(start + 1, start + 8 * stride))

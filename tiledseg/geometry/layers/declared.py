@@ -41,7 +41,7 @@ class DeclaredLeaf(Layer):
     is_cheap = False
 
     @property
-    def grid(self) -> int:
+    def window_grid(self) -> int:
         return self.size
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:

@@ -60,7 +60,7 @@ class Layer:
         return edge
 
     @property
-    def grid(self) -> int:
+    def window_grid(self) -> int:
         """The positions on whose multiples a part of its input has to begin."""
         return 1
 
