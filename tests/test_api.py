@@ -26,7 +26,8 @@ from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError, InputError, RasterError
 from tiledseg.raster.statistics import given_normalization
 
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("reference/python.md", "how-to/own-network.md")}
+NAMES = "reference/python.md", "reference/foreign-networks.md", "how-to/own-network.md"
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in NAMES}
 PAGE = PAGES["reference/python.md"]
 LONGEST = 10
 
