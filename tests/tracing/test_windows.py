@@ -141,23 +141,34 @@ def test_windows_align_tiles_and_the_halo_is_what_gradients_reach(small: GraphNe
 UNEVEN = [((0, 16, 48), (0, 24, 40)), ((0, 21, 48), (0, 40)), ((0, 48), (0, 5, 27, 40)), ((0, 8, 40, 48), (0, 32, 40))]
 
 
-@pytest.mark.parametrize(("rows", "cols"), UNEVEN)
-@pytest.mark.parametrize("fusion", [1, 2, WHOLE])
-def test_ranks_give_what_the_whole_image_gives(
-    small: GraphNetwork, rows: tuple[int, ...], cols: tuple[int, ...], fusion: int
-) -> None:
+def _check(network: GraphNetwork, size: tuple[int, int], *edges: tuple[int, ...], fusion: int = 1) -> None:
     """Outputs, and gradients of the input and of all weights; each message has two ends, each rank the same calls."""
-    x_BCHW, cuts = torch.randn(2, 3, 48, 40, dtype=torch.float64), (Partition(rows), Partition(cols))
-    expected = undivided(small, x_BCHW)
+    x_BCHW, cuts = torch.randn(2, 3, *size, dtype=torch.float64), (Partition(edges[0]), Partition(edges[1]))
+    expected = undivided(network, x_BCHW)
 
     def work(axes: Axes) -> Result:
-        run = forward(small, x_BCHW, axes, *cuts, fusion)
+        run = forward(network, x_BCHW, axes, *cuts, fusion)
         assert run is not None
         run.backward(expected.y_BCHW.shape)
         return run.finish(x_BCHW.shape, expected.y_BCHW.shape)
 
     for found in on_ranks(cuts[0].parts, cuts[1].parts, work):
         assert difference(found, expected) is None
+
+
+@pytest.mark.parametrize(("rows", "cols"), UNEVEN)
+@pytest.mark.parametrize("fusion", [1, 2, WHOLE])
+def test_ranks_give_what_the_whole_image_gives(
+    small: GraphNetwork, rows: tuple[int, ...], cols: tuple[int, ...], fusion: int
+) -> None:
+    _check(small, (48, 40), rows, cols, fusion=fusion)
+
+
+def test_windows_that_are_moved_by_more_than_half() -> None:
+    """The first rank then may have less than a window; windows of 5 x 5 at stride 2."""
+    network = _traced(Block(6, 2, window=5), Block(6, 4, window=5))
+    for rows, cols in (((0, 10, 60), (0, 30, 40)), ((0, 13, 33, 60), (0, 17, 40)), ((0, 50, 60), (0, 10, 20, 40))):
+        _check(network, (60, 40), rows, cols)
 
 
 @pytest.mark.parametrize(("rows", "cols"), UNEVEN)

@@ -64,10 +64,11 @@ class DeclaredModule(BlockModule):
 
 def _beside(place: DimPlace, layer: DeclaredLeaf) -> tuple[int, int]:
     """Return the positions that stand before and after what is read. Never a single window, which modules take for an
-    image without shifted ones."""
+    image without shifted ones: the other one stands where the image does not end."""
     before, after = place.read.start % layer.size, -place.read.stop % layer.size
     single = layer.shift and place.read.size + before + after == layer.size < place.sizes[0]
-    return before + layer.size * bool(single), after
+    more = layer.size if single else 0
+    return (before + more, after) if place.read.start else (before, after + more)
 
 
 class ReturnedModule(BlockModule):

@@ -142,14 +142,14 @@ def _parts_that_differ(
     twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor
 ) -> str | None:
     """Return that outputs of a part of an image differ from those of the image: of a tile in its midst, computed by the
-    module as it is, and of the blocks of four ranks."""
+    module as it is, and of the blocks of 3 x 3 ranks."""
     dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
     tile = [Interval(unit, 3 * unit) for unit in units]
     inner = [_inside(layer, side, read) for (layer, side, _), read in zip(dims, tile, strict=True)]
     made_BCHW = twin(x_BCHW[:, :, tile[0].slice, tile[1].slice])
     rows, cols = (out.relative_to(unit // layer.stride) for out, (layer, _, unit) in zip(inner, dims, strict=True))
     pairs = [(y_BCHW[:, :, inner[0].slice, inner[1].slice], made_BCHW[:, :, rows.slice, cols.slice])]
-    for row, col in itertools.product(*(_halves(*dim) for dim in dims)):
+    for row, col in itertools.product(*(_thirds(*dim) for dim in dims)):
         block_BCHW = twin.on_block(
             BlockPlace(row, col), serial_axes().image, x_BCHW[:, :, row.read.slice, col.read.slice]
         )
@@ -166,10 +166,9 @@ def _inside(layer: DeclaredLeaf, side: int, read: Interval) -> Interval:
     return Interval(whole[0], whole[-1] + 1)
 
 
-def _halves(layer: DeclaredLeaf, side: int, unit: int) -> list[DimPlace]:
-    """Return the places of two ranks that share a dim."""
-    edge, out = layer.output_edge(2 * unit), side // layer.stride
-    halves = [
-        (layer.within(layer.required_input(given), side), given) for given in (Interval(0, edge), Interval(edge, out))
-    ]
-    return [DimPlace(read, given, read, (side, out), False) for read, given in halves]
+def _thirds(layer: DeclaredLeaf, side: int, unit: int) -> list[DimPlace]:
+    """Return the places of three ranks that share a dim: those at its ends have little of it."""
+    edges = 0, layer.output_edge(unit), layer.output_edge(side - unit), side // layer.stride
+    thirds = [Interval(*pair) for pair in itertools.pairwise(edges)]
+    reads = [layer.within(layer.required_input(given), side) for given in thirds]
+    return [DimPlace(read, given, read, (side, edges[-1]), False) for read, given in zip(reads, thirds, strict=True)]
