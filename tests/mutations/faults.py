@@ -99,6 +99,9 @@ results of shifted windows are not given back
 zeros before a rank's windows are left out
 -before, after = place.read.start % layer.size,
 +before, after = 0,
+zeros stand where the image ends
+-return (before + more, after) if place.read.start else (before, after + more)
++return before + more, after
 == models/normalise.py | spatial/test_layers.py law/test_steps.py | 2 ranks
 moments of ranks are merged without their counts
 -return Statistics(*merge(counts, means, variances), counts.sum(0))
