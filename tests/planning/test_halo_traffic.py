@@ -59,7 +59,7 @@ def test_layer_mode_does_what_is_predicted(
     run, layers = spread(unet, axes, fusion, settle), unet.graph()
     walk = rank_walk(layers, unet.bands, *run.steps, axes.shape.ranks_per_image, 4)
     expected = walk.traffic
-    sums = statistic_sums(layers, unet.bands, axes.shape.ranks_per_image)
+    sums = statistic_sums(layers, unet.bands, axes.shape.ranks_per_image, (run.rows.size, run.cols.size), 4)
     for _ in range(2):
         traffic.reset()
         reductions.clear()

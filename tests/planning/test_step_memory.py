@@ -21,6 +21,7 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
@@ -159,6 +160,19 @@ def gated_by(layer: Layer) -> Graph:
     )
 
 
+def attending() -> Graph:
+    """Attention of two heads at a fourth of the resolution, with keys and values half as large again."""
+    nodes = (
+        Node("first", Convolution(8, 4, 4)),
+        Node("queries", Convolution(16, 1)),
+        Node("smaller", Convolution(16, 2, 2), ("first",)),
+        Node("attention", ImageAttention(2, 2), ("queries", "smaller", "smaller")),
+        Node("up", Upsample("nearest", 4)),
+        Node("last", Convolution(2, 1)),
+    )
+    return Graph(nodes)
+
+
 GRAPHS = {
     "corners aligned": after_a_convolution(AlignedUpsample()),
     "bicubic": after_a_convolution(Upsample("bicubic")),
@@ -168,6 +182,7 @@ GRAPHS = {
     "maximum": gated_by(ImageMax()),
     "maximum, shared": gated_by(ImageMax(even=True)),
     "sum": gated_by(ImageMean(total=True)),
+    "attention": attending(),
 }
 
 

@@ -263,10 +263,39 @@ class Functions(nn.Module):
         return x + functional.avg_pool2d(torch.cat([y, empty], dim=1), 2)
 
 
+class OverImage(nn.Module):
+    """Attention over the image three ways: by products with fewer keys, as SegFormer's; by torch's one function, as
+    timm's; with pixels last, as DANet's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.query, self.pair = nn.Linear(channels, channels), nn.Linear(channels, 2 * channels)
+        self.reduced, self.norm = nn.Conv2d(channels, channels, 2, 2), nn.LayerNorm(channels)
+        self.three, self.drop = nn.Linear(channels, 3 * channels), nn.Dropout(0.0)
+        self.of_image, self.value = nn.Conv2d(channels, 4, 1), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine, x = x, functional.avg_pool2d(x, 4)
+        batch, channels, height, width = x.shape
+        tokens = self.norm(x.flatten(2).transpose(1, 2))
+        query = self.query(tokens).reshape(batch, height * width, 2, channels // 2).permute(0, 2, 1, 3)
+        fewer = self.reduced(tokens.transpose(1, 2).reshape(x.shape)).reshape(batch, channels, -1).permute(0, 2, 1)
+        key, value = self.pair(fewer).reshape(batch, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        weights = self.drop((query @ key.transpose(-2, -1) * 0.5).softmax(dim=-1))
+        tokens = tokens + (weights @ value).transpose(1, 2).reshape(batch, height * width, channels)
+        heads = self.three(tokens).reshape(batch, -1, 3, 2, channels // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        found = functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(tokens.shape)
+        y = (tokens + found).permute(0, 2, 1).view(x.shape)
+        query, key = (self.of_image(y).view(batch, 4, -1) for _ in range(2))
+        weights = functional.softmax(torch.bmm(query.permute(0, 2, 1), key) / 3, dim=-1)
+        z = torch.bmm(self.value(y).view(batch, channels, -1), weights.permute(0, 2, 1)).view(x.shape)
+        return fine + functional.interpolate(y + z, scale_factor=4)
+
+
 STYLES = {
     style.__name__: style
     for style in (
         *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
-        *(Parsing, Attending, Spacious, Functions),
+        *(Parsing, Attending, Spacious, Functions, OverImage),
     )
 }

@@ -96,7 +96,9 @@ def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:
 
 
 @pytest.mark.mpi(min_size=3)
-@pytest.mark.parametrize("name", [name for name in SHARED if name not in ("Mixed", "Weighted", "Functions")])
+@pytest.mark.parametrize(
+    "name", [name for name in SHARED if name not in ("Mixed", "Weighted", "Functions", "OverImage")]
+)
 def test_three_stages(name: str, meshes: dict[str, Mesh]) -> None:
     """The whole image in one micro-batch: loss and gradients, of all stages together. Networks with one weight in
     several layers are left out, which stages refuse."""

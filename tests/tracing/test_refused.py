@@ -42,6 +42,36 @@ def _shifted(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _weights(tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return tokens.transpose(1, 2) @ keys
+
+
+def _positioned(x: torch.Tensor) -> torch.Tensor:
+    tokens = functional.avg_pool2d(x, 8).flatten(2)
+    weights = _weights(tokens, tokens)
+    weights = (weights + torch.ones(1, 1, dtype=x.dtype)).softmax(-1)
+    return (weights @ tokens.transpose(1, 2)).transpose(1, 2).unflatten(2, (x.shape[2] // 8, -1))
+
+
+def _sharpened(x: torch.Tensor) -> torch.Tensor:
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2)
+    weights = _weights(tokens, tokens).softmax(-1).square()
+    return (weights @ tokens.transpose(1, 2)).transpose(1, 2).view_as(coarse)
+
+
+def _few_keys(x: torch.Tensor) -> torch.Tensor:
+    coarse = functional.avg_pool2d(x, 8)
+    keys = functional.adaptive_avg_pool2d(x, 7).flatten(2)
+    weights = _weights(coarse.flatten(2), keys).softmax(-1)
+    return (weights @ keys.transpose(1, 2)).transpose(1, 2).view_as(coarse)
+
+
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    batch, channels, height, width = x.shape
+    return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
+
+
 def _places(x: torch.Tensor) -> torch.Tensor:
     return functional.grid_sample(x, torch.tanh(x[:, :2]).permute(0, 2, 3, 1), align_corners=False)
 
@@ -64,6 +94,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
+    "attention, fused, of rows": (_windows, "of all pixels"),
+    "attention, of positions": (_positioned, "what has one size of image"),
+    "attention, weights used otherwise": (_sharpened, "does with weights of attention what no tile can"),
+    "attention, keys of a size": (_few_keys, "no whole number of times smaller"),
     "places that are computed": (_places, "reads pixels at places that are computed"),
     "coordinates": (_coordinates, "does not depend on the input"),
     "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),

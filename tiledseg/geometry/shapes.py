@@ -125,7 +125,7 @@ def total_stride(graph: Graph) -> int:
 
 def scales(graph: Graph) -> list[Fraction]:
     """Return the input pixels a pixel of each tensor."""
-    return graph.fold(Fraction(1), lambda k, inputs: max(inputs) * _step(graph.layers[k]))
+    return graph.fold(Fraction(1), lambda k, inputs: graph.layers[k].scale(*inputs) * _step(graph.layers[k]))
 
 
 def _step(layer: Layer) -> Fraction:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tiledseg.geometry.graph import Node
+from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.layer import Layer
@@ -28,6 +29,7 @@ from tiledseg.geometry.layers.resampling import (
 )
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import pooling, resampling
+from tiledseg.models.layers.attention import AttentionOverImage
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.layers.joins import JOINS, JoinModule, WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
@@ -101,6 +103,7 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Mark: lambda at: nn.Identity(),
     **dict.fromkeys(JOINS, lambda at: JoinModule(at.layer)),
     ImageMean: lambda at: WholeImageMean(at.layer.total),
+    ImageAttention: lambda at: AttentionOverImage(at.layer, at.cols),
     ImageMax: lambda at: WholeImageMax(at.layer.even),
     Border: lambda at: resampling.BorderModule(at.layer, at.cols),
     Pixelwise: lambda at: PixelFunction(at.layer),

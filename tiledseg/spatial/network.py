@@ -127,7 +127,7 @@ def _read(node: NodeWindows, index: int, rank: int) -> Interval:
 def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
     source = node.inputs[0].partition
     sizes = source.size, node.output.size
-    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1)
+    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1, source.blocks)
 
 
 def _cut(x_BCHW: torch.Tensor, crop: Box | None) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -52,6 +52,18 @@ class Value:
     layout: Layout
     shape: tuple[int, ...]
     other_shape: tuple[int, ...]  # in the other run
+    pairs: Pairs | None = field(default=None, kw_only=True)  # of queries and keys, in the place of a node
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Weights of every query with every key: `scale` times their products, or, `softmaxed`, that over keys."""
+
+    query: Value
+    key: Value
+    scale: float = 1.0
+    softmaxed: bool = False
+    turned: bool = False  # keys come before queries
 
 
 Inputs = Sequence[Value]

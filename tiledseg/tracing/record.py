@@ -32,7 +32,7 @@ from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.names import ALL_PIXELS
 from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
 
-WIDEST = 2048  # values a pixel: a run ends where a kernel makes more of the input
+WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__"""
@@ -54,11 +54,11 @@ class Kernels(TorchDispatchMode):
     Of tensors without values (fakes) it notes the size alone; a number read of them is 1.
     """
 
-    def __init__(self, x_BCHW: torch.Tensor) -> None:
+    def __init__(self, x_BCHW: torch.Tensor, widest: float) -> None:
         super().__init__()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
-        self._most = WIDEST * x_BCHW[:, :1].numel()
+        self._most = widest * x_BCHW[:, :1].numel()
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
         self.older: set[int | None] = set()  # addresses of what was there before: weights, constants
         self._dependent: dict[int, int] = {}  # addresses: start and stop
@@ -131,10 +131,10 @@ def is_unit(module: nn.Module) -> bool:
 class Recorder(TorchFunctionMode):
     """A list of calls, which grows while it is entered."""
 
-    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any) -> None:
+    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float) -> None:
         super().__init__()
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
-        self.kernels = Kernels(x_BCHW)
+        self.kernels = Kernels(x_BCHW, widest)
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
         self._watch = watch
         self._paths = {module: name for name, module in root.named_modules()}
@@ -253,7 +253,7 @@ class Recorder(TorchFunctionMode):
             self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
-        if self.kernels.draws and "dropout" not in name:
+        if self.kernels.draws and "dropout" not in name and name != "scaled_dot_product_attention":
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False
@@ -315,14 +315,21 @@ class Recorder(TorchFunctionMode):
 
 
 def record(
-    root: nn.Module, x_BCHW: torch.Tensor, fakes: Any = None, watch: Any = None, gradients: Any = 0, first: Any = None
+    root: nn.Module,
+    x_BCHW: torch.Tensor,
+    fakes: Any = None,
+    watch: Any = None,
+    gradients: Any = 0,
+    first: Any = None,
+    widest: float = WIDEST,
 ) -> Record:
     """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
     `fakes`: the mode of an input without values; `watch`: a function that takes the calls so far after each one, and
-    its result's tensors; `first`: a mode in which `root` is called once before, unrecorded.
+    its result's tensors; `first`: a mode in which `root` is called once before, unrecorded; `widest`: values a
+    pixel, of which a kernel that makes more of the input ends the run by PairsError.
     """
-    recorder, call = Recorder(root, x_BCHW, watch), nn.Module.__call__
+    recorder, call = Recorder(root, x_BCHW, watch, widest), nn.Module.__call__
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(call, module, *args, **kwargs)

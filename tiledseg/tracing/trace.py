@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
-from math import isqrt, lcm, prod
+from math import inf, isqrt, lcm, prod
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ class ModuleRuns:
             tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
             rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
             with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
-                yield self.run(batch, (rows or size[0], cols or size[1]), fake=True)
+                yield self.run(batch, (rows or size[0], cols or size[1]), fake=True, widest=inf)
 
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
@@ -266,6 +266,8 @@ def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> 
     outputs = [value for value in values if value is not None]
     if len(outputs) < len(values):
         faults.append("the module returns a tensor that does not depend on its input; leave it away")
+    if any(value.pairs for value in outputs):
+        faults.append("the module returns weights of attention; return what is made of them")
     if any(value.node is None for value in outputs) and not faults:
         faults.append("the module returns places of the whole image's maxima; return the maxima alone")
     for value in outputs:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from tiledseg.geometry.box import Interval
@@ -63,6 +64,10 @@ class Layer:
     def window_grid(self) -> int:
         """The positions on whose multiples a part of its input has to begin."""
         return 1
+
+    def scale(self, *scales: Fraction) -> Fraction:
+        """Return the scale of the input that its output lies on; scales are pixels of the image a position."""
+        return max(scales)
 
     def fits_edge(self, *edges: int) -> bool:
         """Return True if inputs cut at these edges need no exchange but the halos of convolutions."""
@@ -152,6 +157,12 @@ class Layer:
         """Return what takes statistics, in words: `module` of a foreign network, or (None) a key of the
         configuration."""
         return f"{module or 'the network'} takes statistics"
+
+    @property
+    def sees_all(self) -> bool:
+        """True if each output takes a product with every position of the inputs but the first, over the whole image:
+        these pass by from rank to rank."""
+        return False
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count the values of an all-reduce between the ranks of an image, forward and backward."""

@@ -69,7 +69,12 @@ def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
         size = node.layer.output_size(*(partition.size for partition in inputs))
     except GeometryError as error:
         raise GeometryError(f"layer '{node.name}': {error}") from None
-    cuts = zip(*(partition.edges[1:-1] for partition in inputs), strict=True)
+    cuts = list(zip(*(partition.edges[1:-1] for partition in inputs), strict=True))
+    if apart := [each for each in cuts if node.layer.statistics and not node.layer.fits_edge(*each)]:
+        raise GeometryError(
+            f"layer '{node.name}' takes tensors that ranks cut at {' and '.join(map(str, apart[0]))}, which is not one "
+            "place of the image; use fewer ranks an image, or larger images"
+        )
     inner = (min(max(node.layer.output_edge(*each), 0), size) for each in cuts)
     edges = (0, *inner, size)
     empty = next((i for i, (a, b) in enumerate(pairwise(edges)) if b <= a), None)

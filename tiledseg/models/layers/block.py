@@ -24,7 +24,8 @@ class DimPlace:
 
     `read`: the first input at hand; where the layer pads, it includes what lies beyond the tensor's ends, filled in.
     `given`: the output wanted. `owned`: the rank's own input. `sizes`: those of the whole input and output. `whole`:
-    the dim is not cut, `read` is all of it without padding, and the layer's own padding applies.
+    the dim is not cut, `read` is all of it without padding, and the layer's own padding applies. `blocks`: what each
+    rank along the dim owns of the first input.
     """
 
     read: Interval
@@ -32,6 +33,7 @@ class DimPlace:
     owned: Interval
     sizes: tuple[int, int]
     whole: bool
+    blocks: tuple[Interval, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,11 @@ def choose_blocks(
         conflict = f"{word} tensors are computed whole; leave one of them out"
     elif spread.mesh.stages > 1:
         conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
+    if passing := next((node.name for node in graph.nodes if node.layer.sees_all), None):
+        raise ConfigError(
+            f"memory.blocks is set, but '{passing}' is attention over the image, which takes all of it at once; leave "
+            "memory.blocks out, and spread the image over ranks by parallel.halo layer"
+        )
     if conflict is not None:
         raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
     if not spread.shares_layers:

@@ -220,13 +220,15 @@ class ForwardWalk:
             kept_bytes += 0 if id(tensor) in self._seen else tensor.memory
             self._seen.add(id(tensor))
         weights = layer.parameters(self.channels[sources[0]])
-        work = layer.multiply_adds(self.channels[sources[0]]) * row.computed * col.computed
+        each = layer.multiply_adds(self.channels[sources[0]])
+        each += sum(tensor.values for tensor in given[1:]) * self.ranks if layer.sees_all else 0
+        work = each * row.computed * col.computed
         passes = int(differentiated)  # the network's input counts as if a gradient were made of it
         if differentiated and work:
             passes = any(not source or graph.wants_gradient[source] for source in sources) + (not node.frozen)
         reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
         looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks
-        if over_ranks:
+        if over_ranks and layer.arity == 1:
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
             narrow = copy_bytes(given[0].value_bytes) > 0
             size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_parameters, tensor_channels
+from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
 from tiledseg.planning.cost_model.machine import Machine
@@ -133,7 +133,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
     rows, cols = settled(graph, task.decomposition)
     check_blocks(graph, rows, cols, fusion, bands)
-    norms, ranks = statistic_sums(graph, bands, task.ranks), list[RankCost]()
+    norms, ranks = statistic_sums(graph, bands, task.ranks, (rows.size, cols.size), width), list[RankCost]()
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
         time = _time(walk, prices)
@@ -228,15 +228,21 @@ def input_traffic(
         yield (i, j), SentBytes(len(sent), sum(sent) * bands * wide_bytes(value_bytes))
 
 
-def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
-    """Return the all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
+def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], value_bytes: int) -> Traffic:
+    """Return the collective calls of layers in one step of layer mode on an image of `size`: calls, and bytes a rank.
 
-    Each rank gives count, means and variances of a norm, in a slot of its own. Backward it gives the gradients of the
-    mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values they give.
+    Each rank gives count, means and variances of a norm, in a slot of its own, in float64. Backward it gives the
+    gradients of the mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values
+    they give. Of attention keys and values of each rank are broadcast, forward and backward, and their gradients summed
+    (`models.layers.attention`).
     """
-    channels, traffic = tensor_channels(graph, bands), Traffic()
+    channels, traffic, shapes = tensor_channels(graph, bands), Traffic(), tensor_shapes(graph, bands, *size)
     for layer, sources in zip(graph.layers, graph.sources, strict=True):
-        if layer.statistics and ranks > 1:
+        if layer.sees_all and ranks > 1:
+            passing = sum(math.prod(shapes[source]) for source in sources[1:])
+            once = SentBytes(ranks, passing * value_bytes)
+            traffic += Traffic(once, once + SentBytes(ranks, passing * wide_bytes(value_bytes)))
+        elif layer.statistics and ranks > 1:
             forward, backward = layer.shared_values(channels[sources[0]], ranks)
             traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))
     return traffic

@@ -15,6 +15,7 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
 from tiledseg.tracing.declared import declaration
+from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
@@ -31,7 +32,7 @@ INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
 def lowered(step: Step) -> list[Value]:
     """Lower a call by the handler of its function. Raises RefusalError for an unknown one."""
     name = plain(step.call.function)
-    handler = _unit if step.call.module is not None else HANDLERS.get(name)
+    handler = _unit if step.call.module is not None else with_pairs(step) or HANDLERS.get(name)
     if handler is None:
         raise RefusalError(REASONS.get(step.call.function, UNKNOWN))
     return handler(step)
@@ -171,6 +172,7 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys((*ELEMENTWISE, *REVERSED), _elementwise),
     **WINDOWS,
     **WEIGHTED,
+    **ATTENDING,
     **VIEWS,
     "cat": _cat,
     "stack": _stack,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule
@@ -23,11 +24,11 @@ View = tuple[list[Range], list[int | None]]  # a range of each dim, and the dim 
 def _view(step: Step) -> list[Value]:
     """Lower a permutation, a part or several parts of a tensor, or a mixture of these."""
     value = step.value(0, "self")
-    views = _views(step, step.call, value.shape), _views(step, step.other, value.other_shape)
+    views = views_of(step, step.call, value.shape), views_of(step, step.other, value.other_shape)
     return [_seen(step, value, one, other, part) for part, (one, other) in enumerate(zip(*views, strict=True))]
 
 
-def _views(step: Step, call: Call, shape: Shape) -> list[View]:
+def views_of(step: Step, call: Call, shape: Shape) -> list[View]:
     """Call the function on a tensor without values, whose strides say which dims the views have."""
     strides = [3]
     for size in reversed(shape[1:]):
@@ -75,7 +76,7 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
         return value
     if is_channels(names) and every == 1 and one == again:
         shapes = (_with_size(shape, dim, count) for shape in (value.shape, value.other_shape))
-        narrow, layout = (value, dim, start, count), without(value.layout, (dim,), True)
+        narrow, layout = (value, dim, start, count), _with_channels(value.layout, dim, count)
         return pixelwise(step.giving(*shapes), "narrow", narrow, {}, layout)[0]
     if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
         rest = size - start - count * every, other - other_start - other_count * every
@@ -86,6 +87,15 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
     stop, other_stop = start + count * every, other_start + other_count * every
     what = f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}"
     raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers")
+
+
+def _with_channels(layout: Layout, dim: int, count: int) -> Layout:
+    """Return the layout with so many channels along a dim."""
+    (name,) = layout.dims[dim] if len(layout.dims[dim]) == 1 else ("",)
+    if count == 1 or not layout.channels or not name:
+        return without(layout, (dim,), True)
+    at = int(name.removeprefix("C"))
+    return replace(layout, channels=(*layout.channels[:at], count, *layout.channels[at + 1 :]))
 
 
 def _with_size(shape: Shape, dim: int, size: int) -> Shape:

@@ -17,7 +17,7 @@ from tiledseg.models.norm import InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
 from tiledseg.tracing.functions.windows import WHY_NOT, mirrored
-from tiledseg.tracing.lowering import Handler, Step, Value, refuse
+from tiledseg.tracing.lowering import Handler, Step, UnknownError, Value, refuse
 
 OVER_PIXELS = "multiplies tensors that both depend on the input, or over pixels, of which a tile has a part only"
 
@@ -31,6 +31,8 @@ def _linear(step: Step) -> list[Value]:
     """Lower channels that come last, times a matrix of weights."""
     if step.call.function != "linear":
         value, weight = step.argument(0, "input"), step.argument(1, "other")
+        if any(isinstance(each, Value) and each.node is None for each in (value, weight)):
+            raise UnknownError
         of_weights = isinstance(value, Value) and isinstance(weight, Given) and weight.tensor.dim() == 2
         refuse(not of_weights, f"{OVER_PIXELS}; multiply by a matrix of weights, or use a 1 x 1 convolution")
     value = step.value()

@@ -1,0 +1,122 @@
+"""Attention over the image on ranks against torch's on the whole image: y, dx, dW; float64 to 1e-12, float32 once."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.spatial.drawn import Case, image, with_weights
+from tests.spatial.test_layers import check
+from tests.spatial.twins import OpenAxes, forward, refusal
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.attention import ImageAttention
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.shapes import scales, total_stride
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.models.layers import attention
+from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.step.rank_steps import SentBytes
+from tiledseg.planning.walk.mode_cost import statistic_sums
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+
+def attending(heads: int, ratio: tuple[int, int]) -> GraphNetwork:
+    """Return a network of a convolution, attention with keys and values `ratio` times smaller, a sum, a convolution."""
+    rows, cols = (ImageAttention(heads, each, 0.7) for each in ratio)
+
+    def conv(channels: int, kernel: int, stride: int = 1, padding: int = 0) -> Convolution:
+        return Convolution(channels, kernel, stride, padding, 1, True)
+
+    smaller = (conv(6, ratio[0], ratio[0]), conv(6, ratio[1], ratio[1]))
+    nodes = (
+        Node("first", conv(6, 3, 1, 1)),
+        Node("queries", conv(4 * heads, 1)),
+        Node("smaller", smaller[0], ("first",), cols=smaller[1]),
+        Node("key", conv(4 * heads, 1)),
+        Node("value", conv(3 * heads, 1), ("smaller",)),
+        Node("attention", rows, ("queries", "key", "value"), cols=cols),
+        Node("last", conv(2, 3, 1, 1)),
+    )
+    modules = [
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.Conv2d(6, 4 * heads, 1),
+        nn.Conv2d(6, 6, ratio, ratio),
+        nn.Conv2d(6, 4 * heads, 1),
+        nn.Conv2d(6, 3 * heads, 1),
+        attention.AttentionOverImage(rows, cols),
+        nn.Conv2d(3 * heads, 2, 3, padding=1),
+    ]
+    return with_weights(GraphNetwork(Graph(nodes), 2, modules), 3)
+
+
+CASES = [(1, (1, 1), 1), (2, (2, 2), 1), (3, (4, 2), 2), (2, (2, 2), WHOLE)]
+
+
+@pytest.mark.nine
+@pytest.mark.parametrize(("heads", "ratio", "fusion"), CASES)
+def test_attention_over_ranks(
+    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, heads: int, ratio: tuple[int, int], fusion: int
+) -> None:
+    """By even and uneven blocks; weights are computed in several parts."""
+    monkeypatch.setattr(attention, "WEIGHTS_AT_ONCE", 300)
+    network = attending(heads, ratio)
+    for dtype in (torch.float64, torch.float32):
+        for rows, cols in opened_mpi.shapes():
+            height, width = 8 * rows + 4, 8 * cols
+            axes, x_BCHW = opened_mpi.of(rows, cols), image((2, 2, height, width), 5, "normal").to(dtype)
+            for cuts in (even(height, rows), even(width, cols)), (uneven(height, rows), uneven(width, cols)):
+                assert check(Case(network.to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
+
+
+def even(size: int, parts: int) -> Partition:
+    return Partition((*(8 * k for k in range(parts)), size))
+
+
+def uneven(size: int, parts: int) -> Partition:
+    return Partition((*(4 * k for k in range(parts)), size))
+
+
+def test_queries_and_keys_cut_apart_are_refused(opened_mpi: OpenAxes) -> None:
+    """A cut between two keys belongs to no rank."""
+    if opened_mpi.mesh.size > 1:
+        cut = Partition((0, 3, 16)), Partition.even(16, 1)
+        fault = refusal(attending(1, (4, 4)), opened_mpi.of(2, 1), *cut)
+        assert fault is not None
+        assert "not one place of the image" in fault
+
+
+def test_the_output_lies_on_the_queries(opened_mpi: OpenAxes) -> None:
+    network = attending(2, (4, 4))
+    assert scales(network.graph)[-1] == Fraction(1)
+    assert total_stride(network.graph) == 4
+
+
+@pytest.mark.mpi(min_size=2)
+def test_calls_and_bytes_are_those_of_the_plan(opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank holds keys and values of one other at a time."""
+    rows, cols = opened_mpi.shapes()[0]
+    axes, network = opened_mpi.of(rows, cols), attending(2, (2, 2)).float()
+    found: list[int] = []
+    for name in ("broadcast", "all_reduce_sum"):
+        original = getattr(type(axes.image), name)
+
+        def counted(self: object, tensor: torch.Tensor, *more: int, original: Any = original) -> Any:
+            found.append(tensor.nbytes)
+            return original(self, tensor, *more)
+
+        monkeypatch.setattr(type(axes.image), name, counted)
+    size = 8 * rows, 8 * cols
+    cuts = even(size[0], rows), even(size[1], cols)
+    run = forward(network, image((1, 2, *size), 5).float(), axes, *cuts)
+    planned = statistic_sums(network.graph, 2, rows * cols, size, 4)
+    if run is not None:
+        assert SentBytes(len(found), sum(found)) == planned.forward
+        assert max(found) == sum(found) // (rows * cols)
+        run.backward(torch.Size((1, 2, *size)))
+        assert SentBytes(len(found), sum(found)) == planned.step

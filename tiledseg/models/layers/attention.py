@@ -1,0 +1,157 @@
+"""Attention over the image, whole or over ranks: keys and values of every rank pass by, one rank after the other.
+
+Each rank in turn broadcasts its keys and values to those that share the image, so a rank holds those of one other at a
+time: bytes fall as 1 / ranks. All ranks merge them in the order of ranks, by a running maximum and sum (Milakov and
+Gimelshein, 2018), so the result does not depend on chance. Weights are computed for some queries at a time, and once
+more in the backward pass (Dao et al., 2022), so that no tensor of pairs is kept. Backward, the same blocks pass by, and
+a sum over the ranks takes each block's gradient home.
+
+It cannot deadlock: each broadcast and sum is one call of all ranks of the image, in the order of ranks and nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from tiledseg.geometry.box import Interval
+from tiledseg.geometry.layers.attention import ImageAttention
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
+from tiledseg.models.normalise import Ranks, summed
+
+
+class PassingRanks(Ranks, Protocol):
+    """The ranks that share an image, which also broadcast."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None: ...
+
+
+WEIGHTS_AT_ONCE = 1 << 24  # the most weights of queries and keys in memory: 64 MiB in float32
+
+
+class AttentionOverImage(BlockModule):
+    """softmax(factor x queries x keys) x values over all pixels of the image, in `heads` parts of the channels.
+
+    Inputs and output: (batch, heads x channels of one, height, width); `rows` and `cols` say how much smaller keys and
+    values are. Weights are computed in float32, or in float64 for such inputs.
+    """
+
+    def __init__(self, rows: ImageAttention, cols: ImageAttention) -> None:
+        super().__init__(rows, cols)
+        self.heads, self.factor = rows.heads, rows.factor
+
+    def forward(self, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = map(self._tokens, (q_BCHW, k_BCHW, v_BCHW))
+        return _image(functional.scaled_dot_product_attention(queries, keys, values, scale=self.factor), q_BCHW)
+
+    def on_block(
+        self, place: BlockPlace, ranks: PassingRanks, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor
+    ) -> torch.Tensor:
+        """Collective over `ranks`, as the module says."""
+        if place.is_whole:
+            return self.forward(q_BCHW, k_BCHW, v_BCHW)
+        own = [self._own(at, layer) for at, layer in ((place.row, self.rows), (place.col, self.cols))]
+        tokens = self._tokens(q_BCHW), *(self._tokens(cropped(x, *own)) for x in (k_BCHW, v_BCHW))
+        rows, cols = (
+            [layer.required_input(block, 1).size for block in at.blocks]
+            for at, layer in ((place.row, self.rows), (place.col, self.cols))
+        )
+        counts = [height * width for height in rows for width in cols]
+        return _image(_Passing.apply(*tokens, self.factor, counts, ranks), q_BCHW)
+
+    def _own(self, at: DimPlace, layer: Any) -> slice:
+        """Return the place of the rank's own keys among those at hand."""
+        first = Interval(0, 0) if at.whole else layer.required_input(at.read, 1)
+        return layer.required_input(at.owned, 1).relative_to(first.start).slice
+
+    def _tokens(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return a view of shape (batch, heads, pixels, channels of one head)."""
+        return x_BCHW.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def _image(y_BAND: torch.Tensor, like_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return tokens as an image of as many rows and columns."""
+    return y_BAND.transpose(1, 2).flatten(2).unflatten(1, like_BCHW.shape[2:]).permute(0, 3, 1, 2)
+
+
+class _Passing(torch.autograd.Function):
+    """Attention of a rank's queries over the keys and values of all ranks, of which rank r has `counts[r]`.
+
+    Dims: images, heads (A), queries (N) or keys (M), channels of a head: of keys (D), of values (E).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BAND: torch.Tensor,
+        k_BAMD: torch.Tensor,
+        v_BAME: torch.Tensor,
+        factor: float,
+        counts: list[int],
+        ranks: PassingRanks,
+    ) -> torch.Tensor:
+        wide = torch.promote_types(q_BAND.dtype, torch.float32)
+        ctx.factor, ctx.counts, ctx.ranks = factor, counts, ranks
+        queries = q_BAND.to(wide) * factor
+        most = queries.new_full((*queries.shape[:3], 1), -torch.inf)
+        total, made = torch.zeros_like(most), queries.new_zeros(*queries.shape[:3], v_BAME.shape[3])
+        with torch.autocast(q_BAND.device.type, enabled=False):
+            for keys, values in _passing(k_BAMD, v_BAME, counts, ranks, wide):
+                for part in _parts(queries, keys):
+                    weights = queries[:, :, part] @ keys.mT
+                    higher = torch.maximum(most[:, :, part], weights.amax(3, keepdim=True))
+                    weights = weights.sub_(higher).exp_()
+                    shrunk = (most[:, :, part] - higher).exp_()
+                    total[:, :, part] = total[:, :, part] * shrunk + weights.sum(3, keepdim=True)
+                    made[:, :, part] = made[:, :, part] * shrunk + weights @ values
+                    most[:, :, part] = higher
+        made /= total
+        y_BANE = made.to(q_BAND.dtype)
+        ctx.save_for_backward(q_BAND, k_BAMD, v_BAME, y_BANE, most + total.log())
+        return y_BANE
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BANE: torch.Tensor) -> tuple[Any, ...]:
+        q_BAND, k_BAMD, v_BAME, y_BANE, level = ctx.saved_tensors
+        wide, own = level.dtype, ctx.ranks.rank
+        queries, gradients = q_BAND.to(wide) * ctx.factor, g_BANE.to(wide)
+        mean = (gradients * y_BANE).sum(3, keepdim=True)
+        dq, dk, dv = torch.zeros_like(queries), None, None
+        with torch.autocast(q_BAND.device.type, enabled=False):
+            blocks = _passing(k_BAMD, v_BAME, ctx.counts, ctx.ranks, wide)
+            for source, (keys, values) in enumerate(blocks):
+                of_both = torch.cat([keys, values], 3).zero_()
+                of_keys, of_values = of_both.split([keys.shape[3], values.shape[3]], 3)
+                for part in _parts(queries, keys):
+                    weights = (queries[:, :, part] @ keys.mT).sub_(level[:, :, part]).exp_()
+                    of_values += weights.mT @ gradients[:, :, part]
+                    weights *= (gradients[:, :, part] @ values.mT).sub_(mean[:, :, part])
+                    dq[:, :, part] += weights @ keys
+                    of_keys += weights.mT @ queries[:, :, part]
+                summed(of_both, ctx.ranks)
+                if source == own:
+                    dk, dv = of_keys.to(k_BAMD.dtype), of_values.to(v_BAME.dtype)
+        return (dq * ctx.factor).to(q_BAND.dtype), dk, dv, None, None, None
+
+
+def _passing(
+    k_BAMD: torch.Tensor, v_BAME: torch.Tensor, counts: list[int], ranks: PassingRanks, wide: torch.dtype
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield keys and values of each rank in turn. Collective over `ranks`."""
+    sizes, own = [k_BAMD.shape[3], v_BAME.shape[3]], torch.cat([k_BAMD, v_BAME], 3)
+    for source, count in enumerate(counts):
+        both = own if source == ranks.rank else own.new_empty(*own.shape[:2], count, own.shape[3])
+        ranks.broadcast(both, source)
+        keys, values = both.to(wide).split(sizes, 3)
+        yield keys, values
+
+
+def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Iterator[slice]:
+    """Yield runs of queries whose weights fit `WEIGHTS_AT_ONCE`."""
+    batch, heads, count, _ = queries.shape
+    step = max(1, WEIGHTS_AT_ONCE // (batch * heads * max(1, keys.shape[2])))
+    yield from (slice(first, first + step) for first in range(0, count, step))
