@@ -161,14 +161,13 @@ def gated_by(layer: Layer) -> Graph:
 
 
 def attending() -> Graph:
-    """Attention of two heads at a fourth of the resolution, with keys and values half as large again."""
+    """Attention of two heads at a fourth of the resolution, with keys and values half as long and wide."""
     nodes = (
         Node("first", Convolution(8, 4, 4)),
-        Node("queries", Convolution(16, 1)),
-        Node("smaller", Convolution(16, 2, 2), ("first",)),
+        Node("queries", Convolution(96, 1)),
+        Node("smaller", Convolution(96, 2, 2), ("first",)),
         Node("attention", ImageAttention(2, 2), ("queries", "smaller", "smaller")),
-        Node("up", Upsample("nearest", 4)),
-        Node("last", Convolution(2, 1)),
+        Node("last", TransposedConvolution(2, 4, True, 4)),
     )
     return Graph(nodes)
 

@@ -10,6 +10,9 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.joins import sees_image
 from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.units import SINGLE_BYTES
+
+WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory, over ranks: 16 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,13 @@ class ImageAttention(Layer):
     values.
 
     Keys and values are `ratio` times smaller along the dim, as SegFormer reduces them. Queries stay where they are.
-    Keys and values of all ranks pass by, rank by rank (`models.layers.attention`).
+    Keys and values of all ranks pass by, rank by rank (`models.layers.attention`); `passing` says so in a plan.
     """
 
     heads: int = 1
     ratio: int = 1
     factor: float = 1.0
+    passing: bool = False
 
     arity = 3
     statistics = "image"
@@ -59,7 +63,15 @@ class ImageAttention(Layer):
         return sees_image(module, "attention over an image")
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        return max(width, 4) * self.heads * shape[1] * shape[2]  # the logarithm of each query's sum of weights
+        return (
+            max(width, SINGLE_BYTES) * self.heads * shape[1] * shape[2]
+        )  # the logarithm of each query's sum of weights
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return 2 * max(inputs)
+        """Return nothing for torch's kernel; over ranks, wide copies of queries, of a block that passes, and of their
+        gradients, and two sets of weights."""
+        if not self.passing:
+            return 0
+        queries = shape[1] * shape[2]
+        weights = min(WEIGHTS_AT_ONCE, self.heads * queries * max(1, queries // self.ratio**2))
+        return 4 * inputs[0] + 4 * sum(inputs[1:]) + 2 * SINGLE_BYTES * weights

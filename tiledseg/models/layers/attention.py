@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.attention import ImageAttention
+from tiledseg.geometry.layers.attention import WEIGHTS_AT_ONCE, ImageAttention
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
 from tiledseg.models.normalise import Ranks, summed
 
@@ -27,9 +27,6 @@ class PassingRanks(Ranks, Protocol):
     """The ranks that share an image, which also broadcast."""
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None: ...
-
-
-WEIGHTS_AT_ONCE = 1 << 24  # the most weights of queries and keys in memory: 64 MiB in float32
 
 
 class AttentionOverImage(BlockModule):

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
+from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels
@@ -228,7 +229,9 @@ class ForwardWalk:
             passes = any(not source or graph.wants_gradient[source] for source in sources) + (not node.frozen)
         reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
         looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks
-        if over_ranks and layer.arity == 1:
+        if over_ranks and isinstance(layer, ImageAttention):
+            layer = replace(layer, passing=True)
+        elif over_ranks:
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
             narrow = copy_bytes(given[0].value_bytes) > 0
             size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
