@@ -204,14 +204,14 @@ ENCODERS = ["tu-resnet18", "tu-mobilenetv2_050", "efficientnet-b0", "tu-densenet
 ENCODERS += ["tu-convnext_atto", "mit_b0"]
 OF_FEW_MEANS = ("PSPNet", "PAN", "DeepLabV3", "DeepLabV3Plus", "UPerNet")  # batch norms that torch trains on batches
 UNBUILT = {("DPT", "efficientnet-b0"), ("DPT", "mit_b0"), ("DeepLabV3", "mit_b0"), ("PAN", "mit_b0")}
-UNBUILT |= {("UnetPlusPlus", "mit_b0")}
+UNBUILT |= {("UnetPlusPlus", "mit_b0"), ("Linknet", "mit_b0")}
 UNBUILT |= {(decoder, "tu-densenet121") for decoder in ("PAN", "DeepLabV3", "DeepLabV3Plus")}
 
 
 def smp(decoder: str, encoder: str) -> Foreign:
     """A decoder on an encoder. Its own encoders ResNet, MobileNet and DenseNet are torchvision's: timm's stand here."""
-    refused = "multiplies tensors that both depend on the input" if encoder == "mit_b0" or decoder == "MAnet" else None
-    maps = decoder in OF_FEW_MEANS or encoder == "efficientnet-b0"  # which drops whole layers in training
+    refused = "weights of attention" if decoder == "MAnet" else None
+    maps = decoder in OF_FEW_MEANS or encoder in ("efficientnet-b0", "mit_b0")  # which drop whole layers in training
     return made(SMP, f"{decoder}('{encoder}', encoder_weights=None, classes=2)", refused=refused, maps=maps)
 
 
@@ -240,7 +240,7 @@ def timm(name: str, **more: Any) -> Foreign:
 _EXACT = """mobileone_s1 convnext_zepto_rms cs3darknet_focus_s cspnext_tiny densenet121 dla46x_c dpn48b mnasnet_small
 fasternet_t0 fastvit_t8 ghostnet_050 hardcorenas_b hrnet_w18_small inception_next_atto lcnetv2_small mambaout_femto
 mobilenetv3_small_050 nf_regnet_b0 poolformerv2_s12 rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50
-resnet10t resnetv2_18 selecsls42 starnet_s050 xception41p"""
+resnet10t resnetv2_18 selecsls42 starnet_s050 xception41p iformer_t lowformer_b0 pvt_v2_b0 shvit_s1"""
 EXACT = _EXACT.split()
 MAPS = ["focalnet_tiny_srf", "resnest14d", "rexnet_100", "skresnet18"]
 FIXED = ["efficientformer_l1", "efficientformerv2_s0", "gcvit_xxtiny", "swin_tiny_patch4_window7_224", "visformer_tiny"]
@@ -248,8 +248,7 @@ REFUSED = {
     **dict.fromkeys(FIXED, "a size is fixed in it"),
     **dict.fromkeys(("hgnetv2_b0", "legacy_seresnet18", "ese_vovnet19b_slim_dw"), "pools with ceil_mode"),
     **dict.fromkeys(("edgenext_xx_small",), "numbers that depend on the size of the image"),
-    **dict.fromkeys(("iformer_t", "lowformer_b0", "pvt_v2_b0"), "lets every pixel see every other"),
-    **dict.fromkeys(("efficientvit_b0", "shvit_s1"), "multiplies tensors that both depend on the input"),
+    "efficientvit_b0": "keep the dtype of the network",
     "tresnet_m": "takes pixels apart",
 }
 MANY: dict[str, Foreign] = {f"smp {d}, {e}": smp(d, e) for d in DECODERS for e in ENCODERS if (d, e) not in UNBUILT} | {

@@ -38,6 +38,18 @@ a tile lacks a pixel of its crops
 a crop that ends with the core is left out
 -crop.used.start < stop
 +crop.used.stop < stop
+== models/layers/attention.py | spatial/test_attention.py | 2 ranks
+each rank attends to its own keys alone
+-both = own if source == ranks.rank else
++both = own if count else
+weights are merged without their maximum
+-made[:, :, part] = made[:, :, part] * shrunk + weights @ values
++made[:, :, part] = made[:, :, part] + weights @ values
+== tracing/functions/attention.py | tracing/test_refused.py
+positions are added to attention unseen
+-    refuse(any(isinstance(each, Given) for each in (first, *rest)), POSITIONS)
++    if any(isinstance(each, Given) for each in rest):
++        return _noted(step, pairs)
 == geometry/halo.py | geometry/test_halo.py
 the halo is one alignment short
 -width = round_up(max(before, after), alignment)
