@@ -39,9 +39,9 @@ a crop that ends with the core is left out
 -crop.used.start < stop
 +crop.used.stop < stop
 == models/layers/attention.py | spatial/test_attention.py | 2 ranks
-each rank attends to its own keys alone
--both = own if source == ranks.rank else
-+both = own if count else
+all ranks take the gradient of the first one's keys
+-if source == own:
++if source == 0:
 weights are merged without their maximum
 -made[:, :, part] = made[:, :, part] * shrunk + weights @ values
 +made[:, :, part] = made[:, :, part] + weights @ values
