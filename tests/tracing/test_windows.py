@@ -164,6 +164,33 @@ def test_ranks_give_what_the_whole_image_gives(
     _check(small, (48, 40), rows, cols, fusion=fusion)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "stated"),
+    [
+        (nn.Conv2d(6, 24, 4, stride=2, padding=1), LOCAL(1, 2)),
+        (nn.Conv2d(6, 24, (1, 6), stride=2, padding=(0, 2)), LOCAL((0, 2), 2)),
+        (nn.Conv2d(6, 24, 2, stride=2), WINDOWS(2)),
+    ],
+)
+def test_a_declared_convolution_is_one(leaf: nn.Module, stated: object) -> None:
+    """Strided, and with another reach along columns; what gives half as many pixels is no windows' module."""
+    tiledseg.declare(Wrong, stated)  # type: ignore[arg-type]
+    part = nn.Sequential(Wrong(leaf, last=False), Shuffled())
+    if isinstance(stated, WINDOWS):
+        with pytest.raises(ConfigError, match="is declared as Windows"):
+            _traced(part)
+        return
+    for cuts in (((0, 16, 48), (0, 40)), ((0, 21, 48), (0, 5, 40))):
+        _check(_traced(part), (48, 40), *cuts)
+
+
+class Shuffled(nn.Module):
+    """Channels of a pixel become pixels."""
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pixel_shuffle(x_BHWC.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
+
+
 def test_windows_that_are_moved_by_more_than_half() -> None:
     """The first rank then may have less than a window; windows of 5 x 5 at stride 2."""
     network = _traced(Block(6, 2, window=5), Block(6, 4, window=5))

@@ -63,7 +63,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
 def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str | None, tuple[int, int]]:
     """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong,
     and what an output pixel takes (see `_measured`)."""
-    rows, cols = (layer.size * (layer.reach // layer.size + 1) for layer in (module.rows, module.cols))
+    rows, cols = (round_up(layer.reach, layer.size) + layer.size for layer in (module.rows, module.cols))
     mode, costs, side = "in training " if training else "", (1, 0), (4 * rows, 3 * cols)
     # Beside the edges of windows, and in long images, for what lies far away.
     looks = {side: [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]}
