@@ -88,9 +88,10 @@ def crop_grid(model: ModelConfig) -> CropGrid | None:
 
 
 def described(network: Network) -> dict[str, Any]:
-    """Return the network for JSON: its fields, and its kind unless that is the first. Raises TypeError for another
-    class."""
+    """Return the network for JSON: its fields that are given, and its kind unless that is the first. Raises TypeError
+    for another class."""
     kind = next((word for word, each in SAVED.items() if type(network) is each), None)
     if kind is None:
         raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")
-    return ({} if kind == FIRST else {"kind": kind}) | asdict(cast(Any, network))
+    given = {key: value for key, value in asdict(cast(Any, network)).items() if value is not None}
+    return ({} if kind == FIRST else {"kind": kind}) | given
