@@ -23,10 +23,13 @@ from tests.small_files import write_raster
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, InputError
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.tiling import make_tiling
 from tiledseg.inference.predictor import predict_all
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import module_mapper
+from tiledseg.models.layers.block import tile_places
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.tracing import crops
 from tiledseg.tracing.crops import crops_network
@@ -138,6 +141,20 @@ def test_scores_are_those_of_monai(blend: str, mode: str, overlap: float) -> Non
         ours = crops_network(module, BANDS, CropGrid(SIDE, overlap, blend))(x_BCHW)
         theirs = inferers.sliding_window_inference(x_BCHW, (SIDE, SIDE), 2, module, overlap=overlap, mode=mode)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.blend}-{grid.overlap}-{grid.ends}")
+def test_scores_of_tiles_have_the_bits_of_the_whole(grid: CropGrid) -> None:
+    """In float64, where the order of a sum shows."""
+    network = crops_network(fixed_size(torch.float64), BANDS, grid)
+    x_BCHW = torch.randn(1, BANDS, *SHAPE, dtype=torch.float64)
+    tiling = make_tiling(SHAPE, (4, 5), network_footprint(network.graph))
+    with torch.no_grad():
+        whole_KHW = network(x_BCHW)[0]
+        for tile in tiling.tiles:
+            places = tile_places(network.graph, tiling.whole, tile.context)
+            part_KHW = network(x_BCHW[:, :, *tile.context.slices], places)[0]
+            assert torch.equal(part_KHW[:, *tile.core_in_output.slices], whole_KHW[:, *tile.core.slices])
 
 
 ROWS: dict[str, tuple[CropGrid, dict[str, Any]]] = {

@@ -133,15 +133,16 @@ class CropModule(BlockModule):
         sums_KHW = torch.zeros(self.rows.classes, side, width, dtype=torch.float64, device=device)
         total_HW = torch.zeros(side, width, dtype=torch.float64, device=device)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
+        weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=torch.float64, device=device)
         scores_KHW = torch.zeros(self.rows.classes, x_CHW.shape[1], width, dtype=wide, device=device)
         for row, following in zip(rows, [*rows[1:], None], strict=True):
-            strip_CHW = x_CHW.index_select(1, _positions(row, place.row, device))
+            strip_CHW = _taken(x_CHW, 1, row, place.row).contiguous()
             for col, crop_KHW in zip(cols, self._each(strip_CHW, cols, place.col, threads), strict=True):
                 tick()
                 part = Box(row.used, col.used).relative_to(Box(row.read, col.read)).slices
                 to = part[0], col.used.shift(-place.col.read.start).slice
                 total_HW[to] += weights_HW[part]
-                sums_KHW[:, *to] += crop_KHW[:, *part].double() * weights_HW[part]
+                sums_KHW[:, *to] += torch.mul(crop_KHW, weights_HW, out=weighted_KHW)[:, *part]
             done = Interval(row.read.start, following.read.start if following else row.read.stop)
             own, at = done.clip(place.row.read), place.row.read.start
             lines = own.shift(-row.read.start).slice
@@ -162,9 +163,9 @@ class CropModule(BlockModule):
         def load(group: Sequence[Crop]) -> Sequence[torch.Tensor]:
             torch.set_num_threads(1)  # of this thread's kernels
             same = [*group, *[group[-1]] * (size - len(group))]  # always as many
-            crops = [strip_CHW.index_select(2, _positions(col, dim, strip_CHW.device)) for col in same]
+            x_BCHW = torch.stack([_taken(strip_CHW, 2, col, dim) for col in same]).contiguous()
             with torch.no_grad(), torch.autocast(kind, cast[1], cast[0]):
-                return scores_of(self.module, torch.stack(crops))[: len(group)].unbind()
+                return scores_of(self.module, x_BCHW)[: len(group)].unbind()
 
         several = threads if kind == "cpu" and self.shared and threads > 1 else 0
         groups = (cols[first : first + size] for first in range(0, len(cols), size))
@@ -182,12 +183,14 @@ class CropModule(BlockModule):
         return most if all(torch.equal(run, runs[0]) for run in runs) else 1
 
 
-def _positions(crop: Crop, dim: DimPlace, device: torch.device) -> torch.Tensor:
-    """Return where the pixels of a crop lie in a tile, mirrored at the image's ends."""
+def _taken(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:
+    """Return the pixels of a crop along rows (1) or columns (2) of what a tile has, mirrored at the image's ends."""
+    if dim.read.contains(crop.read):
+        return x_CHW.narrow(axis, crop.read.start - dim.read.start, crop.read.size)
     places = mirrored_positions(crop.read, dim.sizes[0]) - dim.read.start
     if places.min() < 0 or places.max() >= dim.read.size:
         raise ConfigError("a tile's halo does not hold its crops whole; leave tiling.halo out")
-    return torch.from_numpy(places).to(device)
+    return x_CHW.index_select(axis, torch.from_numpy(places).to(x_CHW.device))
 
 
 @contextmanager
