@@ -41,7 +41,8 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
     atoms = [(atom, sizes[atom]) for dim in layout.dims for atom in dim]
     dims: list[list[tuple[str, int]]] = []
     for size in shape:
-        dim: list[tuple[str, int]] = []
+        one = size == 1 and atoms[:1] and atoms[0][1] == 1 and not atoms[0][0].startswith("C")
+        dim: list[tuple[str, int]] = [atoms.pop(0)] if one else []  # a single row or column
         left = size
         while atoms and left > 1:
             atom, own = atoms.pop(0)
