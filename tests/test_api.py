@@ -168,7 +168,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     for name, page in PAGES.items():
         examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        assert len(examples) >= 3
+        assert len(examples) >= 2
         for example in examples:
             lines = [line for line in example.splitlines() if line.strip()]
             assert len(lines) <= LONGEST, example
