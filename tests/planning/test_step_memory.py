@@ -21,9 +21,8 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
-from tiledseg.geometry.layers.joins import ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
 from tiledseg.geometry.layers.resampling import AlignedUpsample, Border, PixelUnshuffle, Upsample

@@ -13,8 +13,8 @@ from tests.spatial.drawn import Case, image, with_weights
 from tests.spatial.test_layers import check
 from tests.spatial.twins import OpenAxes, forward, refusal
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.shapes import scales, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE

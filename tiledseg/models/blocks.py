@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tiledseg.geometry.graph import Node
-from tiledseg.geometry.layers.attention import ImageAttention
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import ImageMax, ImageMean
+from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, OfOnePixel, Pixelwise, Sigmoid
 from tiledseg.geometry.layers.resampling import (

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.attention import WEIGHTS_AT_ONCE, ImageAttention
+from tiledseg.geometry.layers.joins import WEIGHTS_AT_ONCE, ImageAttention
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
 from tiledseg.models.normalise import Ranks, summed
 

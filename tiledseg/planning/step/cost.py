@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
-from tiledseg.geometry.layers.attention import ImageAttention
+from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels

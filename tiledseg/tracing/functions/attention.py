@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tiledseg.geometry.layers.attention import ImageAttention
+from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.models.layers.attention import AttentionOverImage
 from tiledseg.tracing.calls import Given, where
 from tiledseg.tracing.functions.names import plain
