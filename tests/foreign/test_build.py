@@ -50,7 +50,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_checkpoint_has_the_names_of_the_author(run: Path) -> None:
     assert list(weights(run)) == sorted(build(3, 3, 3).state_dict())
     manifest = json.loads((find_checkpoint(run).path / "manifest.json").read_text())
-    network = {"kind": "foreign", "build": BUILD, "arguments": '{"width": 3}', "bands": 3, "classes": 3, "crops": None}
+    network = {"kind": "foreign", "build": BUILD, "arguments": '{"width": 3}', "bands": 3, "classes": 3}
     assert manifest["state"]["network"] == network
     assert losses(run)[-1] < losses(run)[0]
 
