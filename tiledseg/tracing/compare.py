@@ -184,7 +184,8 @@ def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwor
     for precise in (True, False):
         with contextlib.suppress(Exception):  # whatever the module raises, or cannot be copied
             twin = copied(network, precise)
-            if not precise or all(y.dtype == torch.float64 for y in values(twin, x_BCHW, True, True).values()):
+            made = values(twin, x_BCHW, True, True).values() if precise else ()
+            if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts and indices stay
                 return twin, precise
     return network, False
 
