@@ -39,7 +39,8 @@ nb_merge_streams = True
 nb_execution_excludepatterns = os.environ.get("TILEDSEG_TUTORIALS_LEFT_OUT", "").split()
 suppress_warnings += ["misc.highlighting_failure"] if nb_execution_excludepatterns else []
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-os.environ["PYTHONPATH"] = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+PATHS = (Path(__file__).parents[1], Path(__file__).parent / "stand_ins")  # timm imports torchvision, and may find none
+os.environ["PYTHONPATH"] = ":".join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")])
 os.environ |= {"OMP_NUM_THREADS": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 if os.getuid() == 0:
     os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -18,7 +18,7 @@ pytest.importorskip("myst_nb", reason="the extra docs builds the site")
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 PHONE = 360  # pixels
 # What they start by mpirun has tests of its own (tests/law, tests/crash): these run at night, and for `make docs`.
-AT_NIGHT = () if NIGHTLY else ("four-ranks", "killed-run")
+AT_NIGHT = () if NIGHTLY else ("four-ranks", "killed-run", "swin", "vit")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
@@ -30,6 +30,8 @@ PRINTED = {
     "own-imagery": ("Halo(minimum=5, halo=6", "checked: the graph gives what Net gives", "mean IoU"),
     "four-ranks": ("largest difference of 5 losses", "accuracy 100.0"),
     "cluster-plan": ("#SBATCH --nodes=",),
+    "swin": ("layer", "both maps have the same bytes; largest difference of 3 losses"),
+    "vit": ("as small images of their own", "mean IoU"),
     "killed-run": ("the run was killed", "largest difference:"),
 }
 

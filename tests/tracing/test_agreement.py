@@ -132,6 +132,19 @@ def test_a_module_that_knows_no_float64_is_compared_in_its_own() -> None:
     MORE.clear()
 
 
+def test_integer_buffers_do_not_keep_a_module_from_float64() -> None:
+    class Counts(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            taken.add(x.dtype)
+            return super().forward(x)
+
+    taken: set[torch.dtype] = set()
+    module = Counts(2, 3, 3, padding=1)
+    module.register_buffer("count", torch.zeros(1, dtype=torch.long))
+    trace(module, 2)
+    assert torch.float64 in taken
+
+
 def test_memory_bounds_the_window() -> None:
     network = trace(Somebody(), 2)
     line = verified(network, window(400), ROOM, 40 << 20)
