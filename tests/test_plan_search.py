@@ -42,7 +42,7 @@ def test_a_search_names_the_narrower_precision_and_a_study_where_weak_scaling_en
 ) -> None:
     table = " ".join(said(capsys, SMALL).split())
     assert "precision: fp32; --precision fp16 takes half the memory" in table
-    assert "; epochs are without reading rasters precision:" in table
+    assert "; the epoch of the first row is without reading rasters (" in table
     assert "--precision fp16 takes" not in said(capsys, f"{SMALL} --precision fp16")
     study = SMALL.replace("--search", "--scaling 4:{most}").replace("--gpus 4", "")
     ends = "weak scaling ends at 8 GPUs: with more GPUs a step would have more images than an epoch"

@@ -95,6 +95,27 @@ def test_idle_gpus_are_named_with_the_grid_and_the_number_that_would_do(capsys: 
     assert "idle" not in printed(capsys, line.replace("7 2", "4 4"))
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        # 96 tiles of 4 x 4 would take two rounds, 192 of 8 x 4 take three full ones
+        ("--grid 4 2 --images-per-step 6", "; 16 idle: --grid 8 4 uses all, --gpus 48 does as much step"),
+        ("--grid 4 2 --images-per-step 7", "; 8 idle: --images-per-step 8 uses all, --gpus 56 does as much step"),
+        ("--grid 4 2 --images-per-step 7 --images 7", "; 8 idle: --gpus 56 does as much step"),
+        ("--grid 3 3 --images-per-step 7", "; 1 idle step"),  # 63 GPUs are on 16 nodes too
+    ],
+)
+def test_no_grid_and_number_is_named_that_saves_nothing(
+    flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "--size 10000 --machine a100 --gpus-per-node 4 --gpus 64 --precision bf16 --images 200"
+    part = summary(capsys, f"{line} {flags}")
+    assert words in " ".join(printed(capsys, f"{line} {flags}").split())
+    if part["uses_all"]:
+        full = summary(capsys, f"{line} {flags} {part['uses_all']}")  # the last of a flag counts
+        assert (full["gpus"], full["epoch_seconds"] < part["epoch_seconds"]) == (64, True)
+
+
 def test_where_no_grid_fits_the_widest_network_that_does_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     (other,) = summary(capsys, f"{SMALL} --grid 4 --gpu-memory 10MiB")["better"]
     narrow = f"{SMALL.replace('--base-channels 16', '')} {other['flags']} --gpu-memory 10MiB"
@@ -107,6 +128,10 @@ def test_an_epoch_is_without_reading_where_reading_has_time(capsys: pytest.Captu
         rows = printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine {machine}").splitlines()
         (epoch,) = (row for row in rows if row.startswith("epoch"))
         assert ("without reading rasters" in epoch) == without
+    part = summary(capsys, f"{SMALL} --grid 4 --gpus 16 --machine h100 --images 3")
+    rate = 3 * 2000 * 2000 * 4 / part["epoch_seconds"] / 1e9
+    line = " ".join(printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine h100 --images 3").split())
+    assert f"without reading rasters ({rate:.2f} GB/s of all ranks at 1 byte a value)" in line
 
 
 def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:

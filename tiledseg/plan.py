@@ -119,7 +119,7 @@ def _parser() -> Parser:
         "--images-per-step",
         type=int,
         metavar="B",
-        help="images of a step (default: as many as GPUs take at a tile each)",
+        help="images of a step, at most --images (default: as many as GPUs take at a tile each)",
     )
     cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
     modes = parser.add_argument_group("halo modes")
@@ -143,11 +143,7 @@ def _parser() -> Parser:
         help="as memory.recompute: auto, none, compact, all; of --stages never, except_last, always, or a list",
     )
     found = parser.add_argument_group("search")
-    found.add_argument(
-        "--search",
-        action="store_true",
-        help="the best settings for --gpus of a --machine, in place of the plan of some",
-    )
+    found.add_argument("--search", action="store_true", help="the best settings for --gpus of a --machine, not a plan")
     found.add_argument(
         "--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, 64:1536 say, in place of it"
     )

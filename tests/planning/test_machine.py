@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,9 @@ def test_shipped_machines_say_where_their_figures_are_from(name: str) -> None:
     machine = find_machine(name)
     values = yaml.safe_load((Path(find_machine.__code__.co_filename).parent / f"machines/{name}.yaml").read_text())
     assert machine.measured == (name == SOME_CPU)
+    memory = "cores" if machine.memory is None else f"of {machine.memory // 2**30} GiB"
+    page = (Path(__file__).parents[2] / "docs/reference/plan-output.md").read_text()
+    assert re.search(rf"`{name}`[^.]*? {machine.ranks_per_host} {memory}[,.]", page)
     if name != SOME_CPU:
         assert "Not measured" in values["note"]
         assert values["sources"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rasterio
 
 from tests.crash.runs import Material
 from tiledseg import doctor
 from tiledseg.models import normalise
 from tiledseg.pipeline import executor
 from tiledseg.pipeline.simulation import itinerary
+from tiledseg.plan import main as plan
 from tiledseg.spatial import halo_exchange
 
 
@@ -138,10 +141,8 @@ def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixt
         ("8", ["--gpu-memory", "lots"], "'lots' is no number of bytes"),
         ("0", [], "-n is 0; give at least 1"),
         ("8", ["--train.compile", "on", "--parallel.halo", "layer"], "parallel.halo is layer; give read or exchange"),
-        ("8", ["--gpu-memory", "300KiB", "--tiling.grid", "1"], "GiB; use tiling.grid ["),
-        ("8", ["--gpu-memory", "9KiB", "--tiling.grid", "2"], "GiB; no budget and no tiling.grid does"),
     ],
-    ids=["mesh", "raster", "memory", "ranks", "compile", "a finer grid fits", "nothing fits"],
+    ids=["mesh", "raster", "memory", "ranks", "compile"],
 )
 def test_what_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str], ranks: str, more: list[str], words: str
@@ -150,3 +151,40 @@ def test_what_is_refused(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert words in told[0]
+
+
+@pytest.mark.parametrize(
+    ("memory", "grid", "words"),
+    [
+        ("300KiB", "1", "of 300.00 KiB; use tiling.grid ["),
+        ("9KiB", "2", "of 9.00 KiB; no budget and no tiling.grid does"),
+    ],
+)
+def test_memory_that_is_too_small_is_named_once(
+    config: Path, capsys: pytest.CaptureFixture[str], memory: str, grid: str, words: str
+) -> None:
+    flags = ["--rehearse", "-n", "8", "--gpu-memory", memory, "--config", str(config), *WHOLE, "--tiling.grid", grid]
+    assert doctor.main(flags) == 1
+    out, err = capsys.readouterr()
+    assert (out + err).count(words) == 1
+    assert re.search(r"memory of a step +[\d.]+ [KM]iB on the rank", out)
+
+
+def test_a_script_rehearses_the_plan_that_it_was_emitted_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its memory: of 16 GiB, a rank would recompute."""
+    for name, bands in (("image", 3), ("labels", 1)):
+        profile = {"count": bands, "height": 3600, "width": 3600, "dtype": "uint8", "sparse_ok": True}
+        with rasterio.open(tmp_path / f"{name}.tif", "w", driver="GTiff", tiled=True, **profile):
+            pass
+    (tmp_path / "run.yaml").write_text("data: {images: image.tif, labels: labels.tif}\n")
+    line = ["--size", "3600", "--grid", "1", "--bands", "3", "--machine", "a100", "--precision", "bf16"]
+    assert plan([*line, "--format", "json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["summary"]["memory"]
+    assert memory > 16 * 2**30
+    assert plan([*line, "--emit", "slurm"]) == 0
+    (command,) = re.findall(r"# (tiledseg doctor(?:.*\\\n)*.*)\n", capsys.readouterr().out)
+    monkeypatch.chdir(tmp_path)
+    assert doctor.main([*shlex.split(command.replace("\\\n#", ""))[2:], "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] == memory

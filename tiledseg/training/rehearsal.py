@@ -36,7 +36,7 @@ from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import remedy
 from tiledseg.training.preparation import Preparation, why_uncompiled
-from tiledseg.units import SINGLE_BYTES
+from tiledseg.units import SINGLE_BYTES, size
 
 _META = torch.device("meta")
 
@@ -47,16 +47,17 @@ def in_words(figures: Mapping[str, Any]) -> str:
         "halo mode": "{mode}",
         "mesh": "{mesh}",
         "parts of the first step": "{tiles}, of which {idle} ranks have none",
-        "memory of a step": "{memory} bytes on the rank that needs most",
+        "memory of a step": "{memory} on the rank that needs most",
         "rasters a rank opens": "at most {rasters}",
         "communicators a rank is in": "at most {groups}",
-        "messages, forward and back": "at most {messages} to {peers} peers, {bytes} bytes",
-        "sums over ranks": "at most {sums}, {summed} bytes: of gradients, and of norms",
+        "messages, forward and back": "at most {messages} to {peers} peers, {bytes}",
+        "sums over ranks": "at most {sums}, {summed}: of gradients, and of norms",
         "open files": "{open_files}; rank 0 {open_files_of_root}",
     }
     width = max(map(len, rows))
     lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s"]
-    lines += [f"  {name:{width}}  {words.format(**figures)}" for name, words in rows.items()]
+    shown = {**figures, **{name: size(figures[name]) for name in ("memory", "bytes", "summed")}}
+    lines += [f"  {name:{width}}  {words.format(**shown)}" for name, words in rows.items()]
     lines += [f"warning: {line}" for line in figures["warnings"]]
     lines += [f"would fail: {line}" for line in figures["fails"]] or ["nothing found that would fail"]
     return "\n".join(lines)
@@ -92,7 +93,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     fails = []
     if memory > gpu_memory:
         fails.append(
-            f"a step needs {memory / 2**30:.2f} GiB on the rank that needs most, of {gpu_memory / 2**30:.2f} GiB; "
+            f"a step needs {size(memory)} on the rank that needs most, of {size(gpu_memory)}; "
             + remedy(preparation.question, preparation.plan, preparation.question.memory)
         )
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # this machine's, which stands for the job's

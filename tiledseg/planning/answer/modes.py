@@ -192,14 +192,14 @@ def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans
         "tiles": len(tiling),
         "halo": answer["exact"]["halo"],
         "context": answer["exact"]["context_max"],
-        "gpus_per_node": question.figures.ranks_per_host,
         "recomputed": 0,
         "recompute_percent": 0.0,
     }
     if "stages" in answer:
         return part | _stages(question, tiling, answer["stages"])
     full = _full_grid(question, tiling) if modes.at_work < question.ranks and not question.parallel.mesh else None
-    part |= {"full_grid": full and list(full), "better": _better(question, modes, full)}
+    part["better"] = _better(question, modes, full)
+    part["uses_all"] = _uses_all(question, modes, full, part["better"])
     if best is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         return part | {"fits": False, "reason": reason, "modes": []}
@@ -223,8 +223,10 @@ def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
     return {
         "gpu": question.limit,
         "gpus_asked": question.ranks,
-        "full_grid": None,
+        "gpus_per_node": question.figures.ranks_per_host,
+        "uses_all": None,
         "images": question.images,
+        "epoch_values": question.images * math.prod(question.shape) * question.network.bands,
         "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
         "reading": not machine.has_free_core(gpus),
     }
@@ -275,13 +277,25 @@ def _better(question: RunQuestion, here: ModePlans, full: Shape | None) -> list[
 
 
 def _full_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
-    """Return the grid nearest in tiles, finer first, that gives every GPU one; None where none does."""
-    ranks, images = question.ranks, question.images_per_step or question.images
+    """Return the grid nearest in tiles, finer first, whose tiles of a step are a multiple of the GPUs, or None."""
+
+    def fills(tiles: int) -> bool:
+        return tiles * with_step(question, tiles).images_per_step % question.ranks == 0
+
     finest = finest_grid(question.shape, tiling.footprint)
-    counts = (n for n in range(-(-ranks // images), min(ranks, _FINER * len(tiling)) + 1) if ranks % n == 0)
+    counts = filter(fills, range(1, min(question.ranks, _FINER * len(tiling)) + 1))
     grids = [grid for tiles in counts for grid in near_squares(question.shape, finest, tiles, 1)]
-    full = [grid for grid in grids if ranks % math.prod(grid) == 0 and is_compact(question.shape, grid)]
+    full = [grid for grid in grids if fills(math.prod(grid)) and is_compact(question.shape, grid)]
     return min(full, key=lambda grid: (math.prod(grid) < len(tiling), abs(math.prod(grid) - len(tiling))), default=None)
+
+
+def _uses_all(question: RunQuestion, here: ModePlans, full: Shape | None, better: list[dict[str, Any]]) -> str | None:
+    """Return flags by which all GPUs have work: the `full` grid if it is better, else other images of a step."""
+    if full and (flags := f"--grid {full[0]} {full[1]}") in (other["flags"] for other in better):
+        return flags
+    images, rest = divmod(question.ranks, math.prod(here.mesh or here.tiling.grid))
+    usable = not rest and here.question.images_per_step < images <= question.images
+    return f"--images-per-step {images}" if usable else None
 
 
 def _fitting_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:

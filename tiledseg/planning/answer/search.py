@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import basis_part, narrower, with_step
 from tiledseg.planning.answer.report import plan_tiling
+from tiledseg.planning.answer.table import beside, idle_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -22,7 +23,7 @@ _WHY = {
     "memory": "do not fit the memory",
     "not exact": "would change what a norm sees",
     "not possible": "cannot be",
-    "slower": "are slower, most by an estimate alone",
+    "slower": "are slower (most were only estimated)",
 }
 _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
 _STUDIES = (
@@ -64,15 +65,13 @@ def with_stores(asked: RunQuestion) -> RunQuestion:
 
 
 def _head(question: RunQuestion) -> dict[str, Any]:
-    figures = question.figures
-    machine = {"profile": figures.name, "measured": figures.measured}
-    part = {"size": list(question.shape), "images": question.images, "machine": machine}
-    return part | {"reading": not figures.has_free_core(question.ranks)}
+    machine = {"profile": question.figures.name, "measured": question.figures.measured}
+    return basis_part(question, question.ranks) | {"size": list(question.shape), "machine": machine}
 
 
 def _machine(part: dict[str, Any]) -> str:
-    epochs = "" if part["reading"] else "; epochs are without reading rasters"
-    return f"machine: {figures_basis(part['machine'])}{epochs}"
+    epoch = beside(part | (part["best"] if "best" in part else part["points"])[0])
+    return f"machine: {figures_basis(part['machine'])}{epoch and f'; the epoch of the first row is{epoch[1:]}'}"
 
 
 def search_part(question: RunQuestion, result: Searched) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def search_table(part: dict[str, Any]) -> str:
         f"choice: {part['reason']}",
     ]
     if (busy := part["best"][0]["ranks"]) < part["gpus"]:
-        remarks.append(f"GPUs: {busy:,} of {part['gpus']:,} at work; --gpus {busy} does as much")
+        remarks.append(f"GPUs: {busy:,} at work{idle_words({**part, 'gpus': busy})}")
     images = f"{part['images']} images of {words(part['size'])} px, {part['images_per_step']} a step"
     title = wrapped(f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}", "")
     return "\n".join([title, columns(rows), *map(wrapped, remarks)])

@@ -156,15 +156,17 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
 
 
 def beside(part: Part) -> str:
-    """Return the part of an epoch that its predicted seconds leave out, if any."""
-    return "" if part["reading"] else ", without reading rasters"
+    """Return the part of an epoch that its predicted seconds leave out, if any, and the rate that it needs."""
+    rate = " ".join(count_parts(round(part["epoch_values"] / max(part["epoch_seconds"], 1e-6))))
+    return "" if part["reading"] else f", without reading rasters ({rate}B/s of all ranks at 1 byte a value)"
 
 
 def idle_words(part: Part) -> str:
-    """Return how many GPUs have nothing to do, and the grid or the number that would do; empty where all have."""
-    idle, grid = part["gpus_asked"] - part["gpus"], part["full_grid"]
-    full = f"--grid {grid[0]} {grid[1]} uses all, " if grid else ""
-    return f"; {idle:,} idle: {full}--gpus {part['gpus']} does as much" if idle > 0 else ""
+    """Return how many GPUs have nothing to do, flags that use all, and fewer nodes that do; empty where all have."""
+    idle, advice = part["gpus_asked"] - part["gpus"], [f"{part['uses_all']} uses all"] if part["uses_all"] else []
+    asked, busy = (-(-part[number] // part["gpus_per_node"]) for number in ("gpus_asked", "gpus"))
+    advice += [f"--gpus {part['gpus']} does as much"] if busy < asked else []
+    return f"; {idle:,} idle{': ' * bool(advice)}{', '.join(advice)}" if idle > 0 else ""
 
 
 def job_lines(question: RunQuestion, part: Part) -> list[str]:

@@ -83,7 +83,7 @@ def find_site(system: str, name: str, per_node: int | None, usual: int) -> Site:
 
 class Job(NamedTuple):
     """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, lines that say what they do, and one on GPUs
-    that are idle."""
+    that are idle. `memory`: bytes of a GPU, if known."""
 
     nodes: int
     per_node: int
@@ -91,6 +91,7 @@ class Job(NamedTuple):
     flags: Sequence[str]
     about: Sequence[str]
     idle: str = ""
+    memory: int | None = None
 
 
 def planned_job(
@@ -108,8 +109,7 @@ def planned_job(
     keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None:
-        modes = planned.answer["modes"] | {"full_grid": part["full_grid"]}
-        ranks, more, words, row = _mode(modes, halo, question.images_per_step, gpus, site.gpus)
+        ranks, more, words, row = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, site.gpus)
         if (row["mode"], row["fusion"]) != (part["mode"], part["fusion"]):
             part |= {"memory": row["memory_rank"], "fits": row.get("fits"), "recomputed": 0}
         longer = row["milliseconds"] / part["milliseconds"]
@@ -164,13 +164,11 @@ def _job(
     if may_idle and nodes > -(-gpus // node_gpus):
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
-    title, part = (
-        f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}",
-        {**part, "gpus": ranks},
-    )
+    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
+    part = {**part, "gpus": ranks, "gpus_per_node": node_gpus}
     note = f"GPUs: {ranks} at work{idle_words(part)}." if idle_words(part) else ""
     about = filter(None, [title, *job_lines(question, part), note])
-    return Job(nodes, per_node, minutes, flags, list(about), note)
+    return Job(nodes, per_node, minutes, flags, list(about), note, question.limit)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
@@ -194,7 +192,7 @@ def _mode(
             f"--halo is {mode}, which is not exact here; leave it out, and the plan chooses a mode that is"
         )
     group, ranks = 1 if mode == "read" else image, min(gpus, images * image or gpus)
-    ranks = _full(ranks, group, per_node, modes["full_grid"])
+    ranks = _full(ranks, group, per_node)
     if mode == "read" and not images:
         return ranks, {"train.tiles_per_step": ranks}, "one a GPU", row
     keys = {} if mode == "read" else {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
@@ -218,16 +216,15 @@ def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int,
     return ranks, keys, f"{ranks // case.stages} pipelines of {case.stages} stages"
 
 
-def _full(gpus: int, group: int, per_node: int, grid: Sequence[int] | None = None) -> int:
-    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are. `grid`: one
-    that uses all GPUs."""
+def _full(gpus: int, group: int, per_node: int) -> int:
+    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are."""
     together = math.lcm(group, per_node) if gpus > per_node else group
     ranks = gpus // together * together
     if ranks:
         return ranks
     raise ConfigError(
         f"--gpus is {gpus}, but groups of {group} ranks on full nodes of {per_node} take {together} at least; give "
-        f"that many{f', or --grid {grid[0]} {grid[1]}' if grid else ''}"
+        "that many, or another --grid"
     )
 
 
@@ -241,7 +238,9 @@ def batch_script(site: Site, job: Job) -> str:
     """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
     slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
     ranks = f"-n {job.nodes * job.per_node}", f"--gpus-per-node {job.per_node}"
-    rehearsal = (part.replace(" ", "\0") for part in (*ranks, "--config run.yaml", *job.flags))  # not cut there
+    memory = [] if job.memory is None else [f"--gpu-memory {job.memory / 2**30:.12g}GiB"]
+    flags = (flag.replace('"$local"', "/tmp") for flag in job.flags)
+    rehearsal = (part.replace(" ", "\0") for part in (*ranks, *memory, "--config run.yaml", *flags))  # not cut there
     words = {name: str(getattr(job, name)) for name in ("nodes", "per_node", "minutes")}
     words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
         "time": f"{hours:02}:{minutes:02}:00" if slurm else f"{hours}:{minutes:02}",
