@@ -228,18 +228,48 @@ def test_bits_do_not_depend_on_threads_or_batches(image: Path, monkeypatch: pyte
     assert batches[0] == batches[1] == batches[2]
 
 
-class Counting(FixedSize):
-    """A module that keeps a tensor of its last call aside."""
+class Handing(FixedSize):
+    """A module that hands a tensor on by an attribute."""
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        self.last = super().forward(x_BCHW)
-        return self.last
+        self.mean = x_BCHW.mean((2, 3), keepdim=True)
+        y_BCHW = super().forward(x_BCHW) + self.mean.sum(1, keepdim=True)
+        del self.mean
+        return y_BCHW
 
 
-def test_threads_share_no_module_that_a_call_changes() -> None:
-    for module, shared in ((fixed_size(), True), (Counting().eval(), False)):
-        network: Any = crops_network(module, BANDS, CropGrid(SIDE))
-        assert network.layers["crops"].shared is shared
+def test_threads_share_no_attributes() -> None:
+    torch.manual_seed(4)
+    network, x_BCHW = crops_network(Handing().eval(), BANDS, CropGrid(SIDE, 0.8)), torch.randn(1, BANDS, *SHAPE)
+    found, threads = [], torch.get_num_threads()
+    try:
+        for number in (1, 4):
+            torch.set_num_threads(number)
+            with torch.no_grad():
+                found.append(network.eval()(x_BCHW))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+class Fickle(FixedSize):
+    """A module with a sort of memory, or of chance."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls, self.last = kind, 0, None
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = super().forward(x_BCHW)
+        if self.kind == "counts":
+            self.calls += 1
+            return y_BCHW * (2 if self.calls > 60 else 1)
+        if self.kind == "remembers":
+            before, self.last = self.last, y_BCHW
+            return y_BCHW if before is None or torch.equal(before, y_BCHW) else (before + y_BCHW) / 2
+        if self.kind == "seeds":
+            torch.manual_seed(0)
+        return y_BCHW + torch.rand_like(y_BCHW) if self.kind == "seeds" or x_BCHW.max() > 100 else y_BCHW
 
 
 def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, Any]:
@@ -335,6 +365,9 @@ def test_the_whole_image_needs_no_tracing(image: Path, tmp_path: Path) -> None:
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), {"window": SIDE}, r"gives a tensor of \(1, 576\)"),
         (Drawing(), {"window": SIDE}, "gives other scores when it is run again"),
         (Moving(), {"window": SIDE}, "changes its buffer 'calls' in eval"),
+        (Fickle("counts"), {"window": SIDE}, "changes its attribute 'calls' at every call"),
+        (Fickle("remembers"), {"window": SIDE}, "let it draw and keep nothing"),
+        (Fickle("seeds"), {"window": SIDE}, "let it draw and keep nothing"),
     ],
 )
 def test_what_has_no_such_map_is_refused_in_a_line(
@@ -344,6 +377,11 @@ def test_what_has_no_such_map_is_refused_in_a_line(
     with pytest.raises(InputError, match=message):
         tiledseg.predict_raster(module, image, tmp_path / "map.tif", **asked)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_draw_for_some_crops_ends_the_map(image: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="draws random numbers in eval"):
+        tiledseg.predict_raster(Fickle("seldom"), image, tmp_path / "map.tif", window=SIDE)
 
 
 @pytest.mark.parametrize(

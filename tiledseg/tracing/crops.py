@@ -8,10 +8,12 @@ a measurement shows that neither place nor neighbours in a batch change a bit, e
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
+from queue import SimpleQueue
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
+from tiledseg.tracing.record import generators
 from tiledseg.tracing.state import in_mode, kept_state
 
 AT_ONCE = {"cpu": 1}
@@ -37,7 +40,7 @@ _TINY = 1e-300
 
 def whole_network(module: nn.Module, bands: int, classes: int) -> GraphNetwork:
     """Return the network that runs a module, untraced, on whole images on one rank."""
-    return _network(module, bands, Crops(None, classes, _count(module)), shared=False)
+    return _network(module, bands, Crops(None, classes, _count(module)))
 
 
 def crops_network(
@@ -54,26 +57,32 @@ def crops_network(
         what = f"'{norms[0]}' of {name} takes statistics over windows, which the number of ranks would change"
         raise ConfigError(f"{what}; use another norm, or train without model.window")
     weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
-    noise_BCHW = torch.randn(1, bands, side, side, generator=torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(0)
+    crops = [torch.randn(1, bands, side, side, generator=draw) for _ in range(2)]
     with in_mode(module, False), kept_state(module) as changes, torch.no_grad():
-        one, again = (scores_of(module, noise_BCHW.to(weight.device, weight.dtype)) for _ in range(2))
-        if not torch.equal(one, again):
-            raise ConfigError(f"{name} gives other scores when it is run again; let it draw nothing in eval()")
+        before = generators()
+        one, _ = (scores_of(module, crop_BCHW.to(weight.device, weight.dtype)) for crop_BCHW in crops)
+        with kept_state(module) as later:
+            again = scores_of(module, crops[0].to(weight.device, weight.dtype, copy=True))
+        if generators() != before or not torch.equal(one, again):
+            raise ConfigError(f"{name} gives other scores when it is run again; let it draw and keep nothing in eval()")
     if changes.buffers:
         raise ConfigError(f"{name} changes its buffer '{next(iter(changes.buffers))}' in eval(); leave it to training")
+    if later.attributes:
+        what = f"{name} changes its attribute '{later.attributes[0]}' at every call in eval()"
+        raise ConfigError(f"{what}, which may change its scores; leave it to training")
     channels = one.shape[1]
     if channels != (classes or channels) or not 2 <= channels <= 255:
         raise ConfigError(f"{name} gives {channels} channels for {classes or '2 to 255'} classes; give each class one")
-    shared = not changes.attributes and not changes.kept
-    return _network(module, bands, Crops(grid, channels, _count(module)), shared)
+    return _network(module, bands, Crops(grid, channels, _count(module)))
 
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _network(module: nn.Module, bands: int, layer: Crops, shared: bool) -> GraphNetwork:
-    return GraphNetwork(Graph((Node("crops", layer),)), bands, [CropModule(layer, module, shared)], module)
+def _network(module: nn.Module, bands: int, layer: Crops) -> GraphNetwork:
+    return GraphNetwork(Graph((Node("crops", layer),)), bands, [CropModule(layer, module)], module)
 
 
 def scores_of(module: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -96,13 +105,14 @@ def scores_of(module: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
 
 
 class CropModule(BlockModule):
-    """The module of `Crops`. `shared`: no call changes the module, so several threads may run it."""
+    """The module of `Crops`. Several threads run copies of it, with the same weights: its author may hand tensors on by
+    attributes."""
 
     rows: Crops
 
-    def __init__(self, layer: Crops, module: nn.Module, shared: bool) -> None:
+    def __init__(self, layer: Crops, module: nn.Module) -> None:
         super().__init__(layer)
-        self.module, self.shared = module, shared
+        self.module = module
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
         self._batch: int | None = None
         if layer.grid is not None:
@@ -121,11 +131,18 @@ class CropModule(BlockModule):
                 return scores_of(self.module, x_BCHW)
         if self.training or self.rows.grid is None:
             return scores_of(self.module, x_BCHW.contiguous())
+        before = generators()
         with _one_thread_a_kernel() as threads:
-            blended = [self._blended(self.rows.grid, place, x_CHW, threads) for x_CHW in x_BCHW]
+            copies = self._copies(threads if x_BCHW.device.type == "cpu" else 1)
+            blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
+        if generators() != before:
+            what = f"{type(self.module).__name__} draws random numbers in eval() for some crops"
+            raise ConfigError(f"{what}, in the order of its calls; let it draw nothing")
         return blended[0][None] if len(blended) == 1 else torch.stack(blended)
 
-    def _blended(self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor, threads: int) -> torch.Tensor:
+    def _blended(
+        self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor, copies: Sequence[nn.Module]
+    ) -> torch.Tensor:
         """Return the scores of a tile (K, H, W): strip by strip of crops, whose weighted sums are float64."""
         side, width, device = grid.window, x_CHW.shape[2], x_CHW.device
         rows, cols = (grid.needed(dim.read, dim.sizes[0]) for dim in (place.row, place.col))
@@ -137,7 +154,7 @@ class CropModule(BlockModule):
         scores_KHW = torch.zeros(self.rows.classes, x_CHW.shape[1], width, dtype=wide, device=device)
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             strip_CHW = _taken(x_CHW, 1, row, place.row).contiguous()
-            for col, crop_KHW in zip(cols, self._each(strip_CHW, cols, place.col, threads), strict=True):
+            for col, crop_KHW in zip(cols, self._each(strip_CHW, cols, place.col, copies), strict=True):
                 tick()
                 part = Box(row.used, col.used).relative_to(Box(row.read, col.read)).slices
                 to = part[0], col.used.shift(-place.col.read.start).slice
@@ -153,23 +170,38 @@ class CropModule(BlockModule):
         return scores_KHW
 
     def _each(
-        self, strip_CHW: torch.Tensor, cols: Sequence[Crop], dim: DimPlace, threads: int
+        self, strip_CHW: torch.Tensor, cols: Sequence[Crop], dim: DimPlace, copies: Sequence[nn.Module]
     ) -> Iterator[torch.Tensor]:
         """Yield the scores of each crop of a strip, in order."""
         kind = strip_CHW.device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         size = self._batch = self._batch or self._crops_at_once(strip_CHW)
 
+        idle = SimpleQueue[nn.Module]()
+        for each in copies:
+            idle.put(each)
+
         def load(group: Sequence[Crop]) -> Sequence[torch.Tensor]:
             torch.set_num_threads(1)  # of this thread's kernels
             same = [*group, *[group[-1]] * (size - len(group))]  # always as many
             x_BCHW = torch.stack([_taken(strip_CHW, 2, col, dim) for col in same]).contiguous()
-            with torch.no_grad(), torch.autocast(kind, cast[1], cast[0]):
-                return scores_of(self.module, x_BCHW)[: len(group)].unbind()
+            module = idle.get()
+            try:
+                with torch.no_grad(), torch.autocast(kind, cast[1], cast[0]):
+                    return scores_of(module, x_BCHW)[: len(group)].unbind()
+            finally:
+                idle.put(module)
 
-        several = threads if kind == "cpu" and self.shared and threads > 1 else 0
+        several = len(copies) if len(copies) > 1 else 0
         groups = (cols[first : first + size] for first in range(0, len(cols), size))
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
+
+    def _copies(self, number: int) -> list[nn.Module]:
+        """Return the module, and copies with its weights; the module alone where it cannot be copied."""
+        weights = [*self.module.parameters(), *self.module.buffers()]
+        with suppress(Exception):  # whatever an attribute raises
+            return [self.module, *(copy.deepcopy(self.module, {id(t): t for t in weights}) for _ in range(number - 1))]
+        return [self.module]
 
     def _crops_at_once(self, strip_CHW: torch.Tensor) -> int:
         """Return the crops of a batch: as many as make about a megapixel, if each has the same bits at every place and

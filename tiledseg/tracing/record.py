@@ -114,14 +114,15 @@ def address(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def is_unit(module: nn.Module) -> bool:
-    """Return True for a module that is one call: a layer by itself, whatever functions it calls."""
+def is_unit(module: nn.Module, opened: bool = False) -> bool:
+    """Return True for a module that is one call: a layer by itself, whatever functions it calls. `opened`: modules of
+    which somebody states what they see are none."""
     kind = type(module)
-    own = isinstance(module, BlockModule) and module.speaks_for_blocks()
+    own = not opened and isinstance(module, BlockModule) and module.speaks_for_blocks()
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
     return (
         own
-        or declaration(module) is not None
+        or (not opened and declaration(module) is not None)
         or (kind in TWINS and not special)
         or kind in WHOLE_IMAGE_TWINS
         or kind in POINTWISE
@@ -131,8 +132,9 @@ def is_unit(module: nn.Module) -> bool:
 class Recorder(TorchFunctionMode):
     """A list of calls, which grows while it is entered."""
 
-    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float) -> None:
+    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool = False) -> None:
         super().__init__()
+        self._opened = opened
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
         self.kernels = Kernels(x_BCHW, widest)
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
@@ -158,8 +160,10 @@ class Recorder(TorchFunctionMode):
         self._stale.discard(id(tensor))
         self._alive.setdefault(address(tensor), []).append(tensor)
 
-    def _fault(self, what: str, kind: str = "faults") -> None:
-        """Note a fault, or what a backward pass does besides torch's own."""
+    def _fault(self, what: str, kind: str = "faults", inside: bool = True) -> None:
+        """Note a fault, or what a backward pass does besides torch's own. `inside`: one of a declared module too."""
+        if self._opened and not inside:
+            return
         getattr(self.record, kind).append(f"{self._owners[-1] or 'the module'} at {calling_line()}: {what}")
 
     def _placed(self, value: Any) -> Any:
@@ -173,7 +177,7 @@ class Recorder(TorchFunctionMode):
     def _value_of(self, tensor: torch.Tensor) -> Made | Given:
         if id(tensor) in self._stale:
             what = "takes a tensor that was written through another one of the same memory (a view, detach, .data)"
-            self._fault(f"{what}; compute a new tensor instead")
+            self._fault(f"{what}; compute a new tensor instead", inside=False)
             self._stale.discard(id(tensor))
         function = getattr(tensor.grad_fn, "_forward_cls", None)
         if function is not None and not function.__module__.startswith(("torch.", "tiledseg.")):
@@ -192,7 +196,7 @@ class Recorder(TorchFunctionMode):
 
     def call_module(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module in place of nn.Module.__call__."""
-        whole = not self._inside and module in self._paths and is_unit(module)
+        whole = not self._inside and module in self._paths and is_unit(module, self._opened)
         self._owners.append(self._paths.get(module, f"{self._owners[-1]}.{type(module).__name__}".lstrip(".")))
         self._inside += whole
         try:
@@ -226,7 +230,8 @@ class Recorder(TorchFunctionMode):
             )
         if module is not None or name == "batch_norm":
             self._measured |= {id(value.tensor) for value in constants}
-            self._measured |= {id(buffer) for buffer in (module.buffers(recurse=False) if module else ())}
+            own = module is not None and declaration(module) is None
+            self._measured |= {id(buffer) for buffer in (module.buffers(recurse=False) if own and module else ())}
         is_method = module is None and getattr(function, "__objclass__", None) is not None
         parts = tensors_of(result)
         if not depends:
@@ -258,7 +263,8 @@ class Recorder(TorchFunctionMode):
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False
         if depends and name in ("__setitem__", "__set__", "set_"):
-            self._fault("writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where")
+            what = "writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where"
+            self._fault(what, inside=False)
         if name in HOOKS:
             self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
 
@@ -287,7 +293,7 @@ class Recorder(TorchFunctionMode):
                     self._fault(f"writes over {name}; no graph keeps what changes from call to call")
                 continue
             if not is_unit and any(id(tensor) in self._used for tensor in there):
-                self._fault("writes over a tensor that it has used; compute a new one")
+                self._fault("writes over a tensor that it has used; compute a new one", inside=False)
             same = () if self.kernels.depends(written) else (id(v.tensor) for v in constants if not v.from_weights)
             self._stale |= {id(tensor) for tensor in there} - set(same)
 
@@ -295,10 +301,12 @@ class Recorder(TorchFunctionMode):
         """Note casts that lose digits: a graph has one dtype. Each rank would round its part of a weight's gradient."""
         for tensor in parts:
             is_cut = tensor.element_size() < self._dtype.itemsize if tensor.is_floating_point() else name in CASTS
+            is_cut = is_cut and next(iter(tensors_of(args)), tensor).is_floating_point()
             if is_cut and is_weight:
                 self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
-            elif is_cut and next(iter(tensors_of(args)), tensor).is_floating_point():
-                self._fault(f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network")
+            elif is_cut:
+                what = f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network"
+                self._fault(what, inside=False)
 
     def finish(self, returned: Any, changes: Changes) -> Record:
         """Return the record, with the changes of the whole run."""
@@ -322,20 +330,22 @@ def record(
     gradients: Any = 0,
     first: Any = None,
     widest: float = WIDEST,
+    opened: bool = False,
 ) -> Record:
     """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
     `fakes`: the mode of an input without values; `watch`: a function that takes the calls so far after each one, and
     its result's tensors; `first`: a mode in which `root` is called once before, unrecorded; `widest`: values a
-    pixel, of which a kernel that makes more of the input ends the run by PairsError.
+    pixel, of which a kernel that makes more of the input ends the run by PairsError; `opened`: calls inside of declared
+    modules are recorded, which may write into parts of tensors, and cast.
     """
-    recorder, call = Recorder(root, x_BCHW, watch, widest), nn.Module.__call__
+    recorder, call = Recorder(root, x_BCHW, watch, widest, opened), nn.Module.__call__
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(call, module, *args, **kwargs)
 
     with torch.set_grad_enabled(bool(gradients)), drawn_from(0), kept_state(root) as changes:
-        before = _generators()
+        before = generators()
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())
@@ -345,7 +355,7 @@ def record(
                 returned = root(x_BCHW)
         finally:
             nn.Module.__call__ = call  # type: ignore[method-assign]
-        recorder.record.drew = tuple(name for name, state in _generators().items() if state != before[name])
+        recorder.record.drew = tuple(name for name, state in generators().items() if state != before[name])
     return recorder.finish(returned, changes)
 
 
@@ -354,7 +364,8 @@ def _form(returned: Any) -> Any:
     return tree_map(lambda leaf: OutputPlace(next(numbers)) if isinstance(leaf, torch.Tensor) else leaf, returned)
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
+    """Return the states of the common generators of random numbers."""
     kind, keys, *rest = np.random.get_state()
     states = torch.random.get_rng_state().tolist()
     return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}

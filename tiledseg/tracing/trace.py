@@ -21,6 +21,7 @@ from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
+from tiledseg.models.layers.declared import DeclaredModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
@@ -28,6 +29,7 @@ from tiledseg.tracing.declared import common_grid, declaration
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
+from tiledseg.tracing.opened import other_calls
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
@@ -183,6 +185,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     lowering = Lowering(one, other, of_training, still)
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
+    own = _check_declared(lowering) or own
     _check_evaluation(lowering, one)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
     for size in sizes:
@@ -219,6 +222,24 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
 def _unsteady(different: str) -> ConfigError:
     what = f"the module does not call the same at every size: {different}"
     return ConfigError(f"{what}; leave out branches and numbers that depend on the size")
+
+
+def _check_declared(lowering: Lowering) -> str | None:
+    """Look into declared modules: other calls are faults, in training alone they end training. Return what a backward
+    pass does besides torch's own."""
+    own = None
+    leaves = {name: each for name, each in lowering.modules.items() if isinstance(each, DeclaredModule)}
+    for name, module in leaves.items():
+        for training in (False, True):
+            fault, backward = other_calls(module, training)
+            own = own or (backward and f"in '{name}', {backward}")
+            what = f"'{name}' is declared as {module.described}, but {fault}"
+            if fault and training:
+                lowering.untrained = lowering.untrained or what
+            elif fault:
+                lowering.faults.append(what)
+                break
+    return own
 
 
 def _check_evaluation(lowering: Lowering, one: Record) -> None:

@@ -26,6 +26,7 @@ class DeclaredModule(BlockModule):
 
     rows: DeclaredLeaf
     cols: DeclaredLeaf
+    channels = 0  # of the input
 
     def __init__(
         self,

@@ -23,7 +23,9 @@ from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.state import drawn_from
 
-FAR = 128  # pixels of a long image
+FAR = 128, 2048  # pixels of a long image, at least and at most
+LONG = 1 << 26  # multiply-adds of a long image
+LARGE = 1000.0  # pixels are 0 to 10,000
 Pair = tuple[int, int]
 EXACT = 1e-9  # of the largest value, in float64
 MASKED = 1e-12  # of the largest gradient: less is that of a pixel which a mask keeps out
@@ -49,6 +51,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     channels = sizes_of(layout, value.shape, pixels[0])["C0"]
     fault, costs = _checked(module, channels, False)
     refuse(fault, f"is declared as {stated}, but {fault}; declare what it sees (tiledseg.declare)")
+    module.channels = channels
     if fault := _checked(module, channels, True)[0]:
         step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {fault}"
     module.rows, module.cols = (replace(layer, work=costs[0], kept=costs[1]) for layer in dims)
@@ -65,31 +68,41 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
     and what an output pixel takes (see `_measured`)."""
     rows, cols = (round_up(layer.reach, layer.size) + layer.size for layer in (module.rows, module.cols))
     mode, costs, side = "in training " if training else "", (1, 0), (4 * rows, 3 * cols)
-    # Beside the edges of windows, and in long images, for what lies far away.
-    looks = {side: [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]}
-    for far in () if training else ((round_up(FAR, rows), 2 * cols), (2 * rows, round_up(FAR, cols))):
-        looks[far] = [(far[0] // 2, far[1] // 2)]
+    # Beside the edges of windows, of large values too, and in long images, for what lies far away.
+    beside = [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]
+    looks = [(side, 1.0, beside), (side, LARGE, beside)]
     with drawn_from(0), torch.enable_grad():
         try:
             twin = copy.deepcopy(module).cpu().double().train(training)
             for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
                 each.data.add_(0.1 * torch.randn_like(each))
-            for side, places in looks.items():
-                x_BCHW = torch.randn(1, channels, *side, dtype=torch.float64, requires_grad=True)
+            for number, (side, scale, places) in enumerate(looks):
+                x_BCHW = scale * torch.randn(2, channels, *side, dtype=torch.float64)
+                x_BCHW, other_BCHW = x_BCHW[:1].clone().requires_grad_(), x_BCHW
                 before = torch.random.get_rng_state()
                 y_BCHW, own = _measured(twin, x_BCHW)
                 if not torch.equal(before, torch.random.get_rng_state()):
                     return f"{mode}drops at random (stochastic depth, dropout); set its rates to 0", costs
                 fault = _seen_beyond(twin, x_BCHW, y_BCHW, places)
-                if len(places) > 1:
-                    costs = own
-                    fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW)
+                fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW, other_BCHW)
                 if fault:
                     return mode + fault, costs
+                if number == 0:
+                    costs = own
+                    looks += _long_looks(rows, cols, costs[0] + 64 * channels)
         except Exception as error:  # whatever the module raises
             said = f"{type(error).__name__}: {first_line(error)}"
             return f"{mode}it does not run on {side[0]} x {side[1]}: {said}", costs
     return None, costs
+
+
+def _long_looks(rows: int, cols: int, work: int) -> list[tuple[Pair, float, list[Pair]]]:
+    """Return a high and a wide image, as long as the work of a pixel allows, and their middles."""
+    high, wide = (
+        round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * beside))), unit)
+        for unit, beside in ((rows, cols), (cols, rows))
+    )
+    return [(size, 1.0, [(size[0] // 2, size[1] // 2)]) for size in ((high, 3 * cols), (3 * rows, wide))]
 
 
 def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -139,10 +152,12 @@ def _seen_beyond(
 
 @torch.no_grad()
 def _parts_that_differ(
-    twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor
+    twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, both_BCHW: torch.Tensor
 ) -> str | None:
     """Return that outputs of a part of an image differ from those of the image: of a tile in its midst, computed by the
-    module as it is, and of the blocks of 3 x 3 ranks."""
+    module as it is, and of the blocks of 3 x 3 ranks; or with another image in the batch."""
+    if not float((twin(both_BCHW)[:1] - y_BCHW).abs().max()) <= EXACT * float(y_BCHW.abs().max()):
+        return "an image gives other values beside another one in a batch"
     dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
     tile = [Interval(unit, 3 * unit) for unit in units]
     inner = [_inside(layer, side, read) for (layer, side, _), read in zip(dims, tile, strict=True)]
