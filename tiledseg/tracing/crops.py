@@ -65,11 +65,15 @@ def crops_network(
         with kept_state(module) as later:
             again = scores_of(module, crops[0].to(weight.device, weight.dtype, copy=True))
         if generators() != before or not torch.equal(one, again):
-            raise ConfigError(f"{name} gives other scores when it is run again; let it draw and keep nothing in eval()")
+            raise ConfigError(
+                f"{name} gives other scores when it is run again; let it draw and keep nothing in evaluation"
+            )
     if changes.buffers:
-        raise ConfigError(f"{name} changes its buffer '{next(iter(changes.buffers))}' in eval(); leave it to training")
+        raise ConfigError(
+            f"{name} changes its buffer '{next(iter(changes.buffers))}' in evaluation; leave it to training"
+        )
     if later.attributes:
-        what = f"{name} changes its attribute '{later.attributes[0]}' at every call in eval()"
+        what = f"{name} changes its attribute '{later.attributes[0]}' at every call in evaluation"
         raise ConfigError(f"{what}, which may change its scores; leave it to training")
     channels = one.shape[1]
     if channels != (classes or channels) or not 2 <= channels <= 255:
@@ -136,7 +140,7 @@ class CropModule(BlockModule):
             copies = self._copies(threads if x_BCHW.device.type == "cpu" else 1)
             blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
         if generators() != before:
-            what = f"{type(self.module).__name__} draws random numbers in eval() for some crops"
+            what = f"{type(self.module).__name__} draws random numbers in evaluation for some crops"
             raise ConfigError(f"{what}, in the order of its calls; let it draw nothing")
         return blended[0][None] if len(blended) == 1 else torch.stack(blended)
 

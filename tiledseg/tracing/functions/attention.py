@@ -116,7 +116,7 @@ def _weigh(step: Step) -> list[Value]:
             step.lowering.untrained = step.lowering.untrained or why
         return _noted(step, pairs)
     if name in ("contiguous", "clone", "to", "type_as"):
-        return _noted(step, pairs)
+        return _noted(step, pairs) if first.pairs else step.passed(first)
     if name in ("transpose", "permute", "swapaxes"):
         last = len(first.shape) - 1
         ((_, order),) = views_of(step, step.call, first.shape)
