@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import Add, Concatenate, ImageAttention, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import (
     Activation,
@@ -57,7 +57,6 @@ class EveryLayer(_Described):
     def graph(self) -> Graph:
         mean: Layer = ImageMean() if self.whole else Mark()
         most: Layer = ImageMax() if self.whole else Mark()
-        attended = Node("attended", ImageAttention(2, factor=0.5), ("deep", "deep", "deep"))
         return Graph(
             (
                 Node("stem", Convolution(4, 3, padding=1, bias=not self.whole)),  # a norm has its own shift
@@ -75,10 +74,9 @@ class EveryLayer(_Described):
                 Node("drop", Dropout(0.2)),
                 Node("down", AveragePool(3, 2, 1)),
                 Node("deep", Convolution(6, 3, padding=1)),
-                attended if self.whole else Node("attended", Mark()),
                 Node("up", TransposedConvolution(6)),
-                Node("smooth", Upsample("bilinear"), ("attended",)),  # to the size of the sum
-                Node("aligned", AlignedUpsample(), ("attended",)),
+                Node("smooth", Upsample("bilinear"), ("deep",)),  # to the size of the sum
+                Node("aligned", AlignedUpsample(), ("deep",)),
                 Node("mean", mean, ("sum",)),
                 Node("most", most, ("sum",)),
                 Node("both", Add(), ("mean", "most")),
