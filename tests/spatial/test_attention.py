@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 def attending(heads: int, ratio: tuple[int, int]) -> GraphNetwork:
     """Return a network of a convolution, attention with keys and values `ratio` times smaller, a sum, a convolution."""
-    rows, cols = (ImageAttention(heads, each, 0.7) for each in ratio)
+    rows, cols = (ImageAttention(heads, each, 0.2) for each in ratio)
 
     def conv(channels: int, kernel: int, stride: int = 1, padding: int = 0) -> Convolution:
         return Convolution(channels, kernel, stride, padding, 1, True)
