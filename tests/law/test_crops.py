@@ -403,8 +403,10 @@ def test_a_run_of_windows_refuses_in_a_line(
         run(configuration(shared, "refused", keys_of(shared, **keys)), one_rank())
 
 
-def test_a_run_maps_by_its_crops_or_by_others(shared: Path, tmp_path: Path, without_plots: None) -> None:
-    """And exports no file without them; a network of ours is exact, and takes none."""
+def test_a_run_maps_by_its_crops_or_by_others(
+    shared: Path, tmp_path: Path, without_plots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says so; exports no file without them; a network of ours is exact, and takes none."""
     folder = shared / "to map"
     run(configuration(shared, folder.name, keys_of(shared)), one_rank())
     build = "tests.law.test_crops:FixedSize"
@@ -416,6 +418,7 @@ def test_a_run_maps_by_its_crops_or_by_others(shared: Path, tmp_path: Path, with
     tiledseg.predict_raster(trained, shared / "image.tif", tmp_path / "other.tif", window=SIDE, overlap=0.1)
     own, same, other = ((tmp_path / f"{name}.tif").read_bytes() for name in ("map", "same", "other"))
     assert own == same != other
+    assert "blended of crops of 12 px, overlap 0.1" in "".join(capsys.readouterr())
     with pytest.raises(ConfigError, match="runs on crops of one size"):
         tiledseg.export(str(folder), str(tmp_path / "net.pt2"), build=build)
     run(configuration(shared, "unet"), one_rank())

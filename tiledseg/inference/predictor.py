@@ -21,6 +21,7 @@ from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
 from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, plan_maps
 from tiledseg.inference.staging import staged, upload
@@ -95,6 +96,9 @@ def _map_all(
     images = [identify(request.image, info.beside) for request, info in pairs]
     use_one_kernel(True)
     network = mapper.build(mesh)
+    for grid in [layer.grid for layer in network.graph.layers if isinstance(layer, Crops) and layer.grid]:
+        if mesh.is_root:
+            log(f"blended of {grid.in_words}")
     verifies = network.recorded is not None and first.verify
     # Stages let go of what is not theirs.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
