@@ -61,7 +61,7 @@ def test_a_script_asks_for_1200_gpus_on_full_nodes(script: str, per_node: int) -
     else:
         assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == 1200
         assert asked["ntasks-per-node"] == asked["gpus-per-node"] == str(per_node)
-    assert "    --tiling.grid '[8,8]'\n    --train.tiles_per_step 1200\n" in text
+    assert "    --tiling.grid '[8,8]'\n    --parallel.halo read\n    --train.tiles_per_step 1200\n" in text
 
 
 def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
         assert words[words.index("--gpu_per_rs") + 1] == value["--tasks_per_rs"] == "6"
         assert words[words.index("--cpu_per_rs") + 1] == "42"
     assert doctor.endswith("python -m tiledseg.doctor")
-    paper = "--config run.yaml --tiling.grid [8,8] --train.tiles_per_step 1200"
+    paper = "--config run.yaml --tiling.grid [8,8] --parallel.halo read --train.tiles_per_step 1200"
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 

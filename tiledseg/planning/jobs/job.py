@@ -194,8 +194,8 @@ def _mode(
     group, ranks = 1 if mode == "read" else image, min(gpus, images * image or gpus)
     ranks = _full(ranks, group, per_node)
     if mode == "read" and not images:
-        return ranks, {"train.tiles_per_step": ranks}, "one a GPU", row
-    keys = {} if mode == "read" else {"parallel.halo": mode, "parallel.mesh": modes["mesh"]}
+        return ranks, {"parallel.halo": mode, "train.tiles_per_step": ranks}, "one a GPU", row
+    keys = {"parallel.halo": mode} | ({} if mode == "read" else {"parallel.mesh": modes["mesh"]})
     keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images or ranks // image}
     return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}", row
@@ -206,6 +206,7 @@ def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int,
     case = pipeline.case
     ranks = _full(gpus, case.stages, per_node)
     keys = {
+        "parallel.halo": "read",
         "parallel.stages": case.stages,
         "parallel.schedule": case.schedule,
         "parallel.balance": pipeline.balance,
