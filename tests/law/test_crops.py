@@ -273,7 +273,7 @@ class Fickle(FixedSize):
 
 
 def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, Any]:
-    """What trains a module of one input size on windows, validated by crops."""
+    """Return keys that train a module of one input size on windows, validated by crops."""
     windows = {"sampling": "windows", "window": SIDE, "windows_per_step": 3, "window_halo": "none", "epochs": 2}
     return {
         "model": ModelConfig(build=f"tests.law.test_crops:{module}", window=SIDE, overlap=0.4, blend="cosine"),

@@ -236,9 +236,10 @@ def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], 
     they give. Of attention keys and values of each rank are broadcast, forward and backward, and their gradients summed
     (`models.layers.attention`).
     """
-    channels, traffic, shapes = tensor_channels(graph, bands), Traffic(), tensor_shapes(graph, bands, *size)
+    channels, traffic = tensor_channels(graph, bands), Traffic()
     for layer, sources in zip(graph.layers, graph.sources, strict=True):
         if layer.sees_all and ranks > 1:
+            shapes = tensor_shapes(graph, bands, *size)
             passing = sum(math.prod(shapes[source]) for source in sources[1:])
             once = SentBytes(ranks, passing * value_bytes)
             traffic += Traffic(once, once + SentBytes(ranks, passing * wide_bytes(value_bytes)))

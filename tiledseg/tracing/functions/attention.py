@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,8 +17,9 @@ from tiledseg.models.layers.attention import AttentionOverImage
 from tiledseg.tracing.calls import Given, where
 from tiledseg.tracing.functions.names import plain
 from tiledseg.tracing.functions.views import views_of
-from tiledseg.tracing.lowering import Handler, Pairs, Step, UnknownError, Value, refuse
+from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, UnknownError, Value, refuse
 
+T = TypeVar("T")
 TOKENS = ("H", "W")
 OTHERWISE = (
     "does with weights of attention what no tile can; scale them by a number, take softmax(dim=-1), times values"
@@ -26,9 +27,9 @@ OTHERWISE = (
 POSITIONS = "adds to attention, or masks in it, what has one size of image; leave it away, or map by fixed crops"
 
 
-def heads_of(value: Value, pixels: int, channels: int) -> int | None:
-    """Return the heads of a tensor whose dim `pixels` (from the end) holds all pixels and `channels` those of a head,
-    after images and heads; None where it is laid out otherwise."""
+def heads_of(value: Value, pixels: int = -2) -> int | None:
+    """Return the heads of a tensor whose dim `pixels` (from the end) holds all pixels, and the other of the last two
+    the channels of a head, after images and heads; None where it is laid out otherwise."""
     dims, factors = list(value.layout.dims), value.layout.channels
     if len(dims) not in (3, 4) or dims.pop(pixels) != TOKENS or value.layout.one_pixel:
         return None
@@ -52,7 +53,7 @@ def _attention(step: Step) -> list[Value]:
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
     """Add the node of attention; every one is seen as (images, heads, pixels, channels of a head). `turned`: the
     result is seen with pixels last."""
-    heads = [heads_of(each, -2, -1) for each in (query, key, value)]
+    heads = [heads_of(each) for each in (query, key, value)]
     what = f"attends in tensors of {query.shape}, {key.shape} and {value.shape}"
     refuse(None in heads or len(set(heads)) > 1, f"{what}; give (batch, heads, pixels, channels) of all pixels")
     sizes = [step.lowering.pixels[str(each.node)] for each in (query, key, value)]
@@ -63,25 +64,26 @@ def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, tu
     rows, cols = (ImageAttention(int(heads[0] or 1), int(ratio), scale) for ratio in ratios.pop())
     module = AttentionOverImage(rows, cols)
     layout = query.layout if heads[0] == 1 else replace(query.layout, channels=(int(heads[0] or 1), value.shape[-1]))
-    if turned:
-        layout = replace(layout, dims=(*layout.dims[:-2], layout.dims[-1], layout.dims[-2]))
+    layout = replace(layout, dims=_exchanged(layout.dims)) if turned else layout
     return step.node("attention", rows, module, (query, key, value), layout, cols=cols)
 
 
 def _product(step: Step) -> list[Value]:
     """Note a product of queries and keys."""
     query, key = (step.value(index, name) for index, name in enumerate(("input", "other")))
-    heads = heads_of(query, -2, -1), heads_of(key, -1, -2)
-    refuse(None in heads or heads[0] != heads[1], OTHERWISE)
+    refuse(heads_of(query) != heads_of(key, -1), OTHERWISE)
     return [replace(step.made(None), pairs=Pairs(query, _turned(key)))]
 
 
 def _turned(value: Value) -> Value:
     """Return the tensor as its author would see it with the last two dims exchanged."""
-    dims = value.layout.dims
-    layout = replace(value.layout, dims=(*dims[:-2], dims[-1], dims[-2]))
-    one, other = ((*shape[:-2], shape[-1], shape[-2]) for shape in (value.shape, value.other_shape))
-    return replace(value, layout=layout, shape=one, other_shape=other)
+    layout = replace(value.layout, dims=_exchanged(value.layout.dims))
+    return replace(value, layout=layout, shape=_exchanged(value.shape), other_shape=_exchanged(value.other_shape))
+
+
+def _exchanged(dims: tuple[T, ...]) -> tuple[T, ...]:
+    """Return dims, or their sizes, with the last two exchanged."""
+    return *dims[:-2], dims[-1], dims[-2]
 
 
 def with_pairs(step: Step) -> Handler | None:
@@ -91,7 +93,7 @@ def with_pairs(step: Step) -> Handler | None:
         return _weigh
     values = [each for each in given[:2] if isinstance(each, Value) and each.node]
     several = len(values) == 2 and plain(step.call.function) in PRODUCTS
-    return _product if several and heads_of(values[0], -2, -1) and heads_of(values[1], -1, -2) else None
+    return _product if several and heads_of(values[0]) and heads_of(values[1], -1) else None
 
 
 def _weigh(step: Step) -> list[Value]:
@@ -128,8 +130,7 @@ def _weigh(step: Step) -> list[Value]:
             raise UnknownError
         value = _turned(value) if pairs.turned else value
         return _attend(step, pairs.query, pairs.key, value, pairs.scale, pairs.turned)
-    refuse(True, OTHERWISE)
-    raise UnknownError
+    raise RefusalError(OTHERWISE)
 
 
 def _noted(step: Step, pairs: Pairs) -> list[Value]:
