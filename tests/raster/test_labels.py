@@ -17,11 +17,10 @@ from rasterio.crs import CRS
 from tests.small_files import write_raster
 from tiledseg.errors import ConfigError, LabelError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, check_grids_match
 from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes, records_of_map
 from tiledseg.raster.labels.label_map import (
     LabelMap,
-    check_grids_match,
     count_classes,
     median_frequency_weights,
     read_labels,

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from tiledseg.errors import LabelError
 from tiledseg.execution.scores import confusion_matrix
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, check_grids_match
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch

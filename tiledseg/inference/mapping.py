@@ -31,8 +31,9 @@ from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.sending import asked_back
+from tiledseg.raster.composed import Inside
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.pair_reading import Inside, area_reader
+from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.map_writer import RasterLayout, RasterWriter
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.reader import KnownReader, RasterReader, open_raster

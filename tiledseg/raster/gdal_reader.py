@@ -63,13 +63,13 @@ class GdalReader(RasterReader):
             self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
             flags = dataset.mask_flag_enums[0]
             self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
-            self._nodata = _nodata_values(path, dataset, selected, nodata)
+            self.nodata = _nodata_values(path, dataset, selected, nodata)
             self.info = self._describe(path, dataset, selected)
         self.release()  # a run may open more rasters than the system allows files
 
     def _describe(self, path: str, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
         dtype = _dtype(path, dataset, selected)
-        has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self._nodata)
+        has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self.nodata)
         palette, class_names = None, []
         notes: tuple[str, ...] = ()
         if len(selected) == 1 and dataset.colorinterp[0] == ColorInterp.palette:
@@ -91,7 +91,7 @@ class GdalReader(RasterReader):
             dtype=dtype,
             crs=checked_crs(path, dataset.crs),
             transform=dataset.transform,
-            nodata=self._nodata[0],
+            nodata=self.nodata[0],
             block_shape=dataset.block_shapes[selected[0] - 1],
             has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
             band_numbers=selected,
@@ -106,6 +106,13 @@ class GdalReader(RasterReader):
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW, masks = self.read_masks(box)
+        if not self.info.has_mask:
+            return pixels_CHW, np.ones(box.shape, np.bool_)
+        return pixels_CHW, valid_pixels(pixels_CHW, self.nodata, masks)
+
+    def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
+        """Return pixels (C, H, W) and masks (H, W), 0 where a pixel is not valid, of a box within the raster."""
         window = Window(box.col.start, box.row.start, box.width, box.height)
         bands = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
         with self._handle() as dataset:
@@ -114,9 +121,7 @@ class GdalReader(RasterReader):
         if self._alpha:
             masks.append(pixels_CHW[-1])
             pixels_CHW = pixels_CHW[:-1]
-        if not self.info.has_mask:
-            return pixels_CHW, np.ones(box.shape, np.bool_)
-        return pixels_CHW, valid_pixels(pixels_CHW, self._nodata, masks)
+        return pixels_CHW, masks
 
     @contextmanager
     def _handle(self) -> Iterator[Any]:

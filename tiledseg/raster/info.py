@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from affine import Affine
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
@@ -50,6 +51,7 @@ def ground_of(path: str, dataset: Any) -> GroundControl | None:
     return GroundControl(places, crs.to_wkt() if crs else None, coefficients)
 
 
+_TOLERANCE_PIXELS = 0.01
 _OF_VIEWERS = (".aux.xml", ".ovr")
 
 Colour = tuple[int, int, int, int]
@@ -156,6 +158,34 @@ def code_notes(infos: Iterable[RasterInfo]) -> list[str]:
 def is_placed(transform: Any) -> bool:
     """Return True if there is a transform other than the identity, which is what a raster without one reports."""
     return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
+
+
+def check_grids_match(one: RasterInfo, other: RasterInfo) -> None:
+    """Raise RasterError, showing both, unless the two rasters lie on the same grid of pixels.
+
+    Sizes must be equal. CRS and transform are compared where both rasters have one (a PNG has none), the transform
+    at the raster's corners to a hundredth of a pixel, which forgives rounding in the file.
+    """
+
+    def differ(what: str, ours: object, theirs: object) -> RasterError:
+        return RasterError(
+            f"{one.path} and {other.path} differ in {what}: {ours} against {theirs}; bring them to one grid"
+        )
+
+    both = one, other
+    if one.shape != other.shape:
+        raise differ("size", *(f"{info.height} x {info.width} px" for info in both))
+    if one.crs is not None and other.crs is not None and one.crs != other.crs:
+        raise differ("CRS", one.crs, other.crs)
+    if one.ground is not None and other.ground is not None and one.ground != other.ground:
+        raise differ("ground control", *(f"{len(ground.points)} points" for ground in (one.ground, other.ground)))
+    if not all(is_placed(info.transform) for info in both):
+        return
+    corners = np.array([(col, row, 1) for col in (0, one.width) for row in (0, one.height)], float).T
+    ours, theirs = (np.array(tuple(info.transform), float)[:6].reshape(2, 3) for info in both)
+    apart = np.linalg.lstsq(ours[:, :2], (theirs - ours) @ corners, rcond=None)[0]  # in pixels of the first
+    if np.abs(apart).max() > _TOLERANCE_PIXELS:
+        raise differ("transform", *(f"({', '.join(f'{x:.10g}' for x in tuple(i.transform)[:6])})" for i in both))
 
 
 def whole_turn(crs: CRS) -> float | None:

@@ -4,9 +4,10 @@ where a file server refuses a read, and loaded ahead of the consumer."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -111,10 +112,11 @@ class HandlePool:
 
 class RasterReader(ABC):
     """A reader of boxes of one raster. Any number of threads may read at once, each by a handle of its own. `held`:
-    the pools of handles, or the readers, that are its own."""
+    the pools of handles, or the readers, that are its own. `wraps`: it reads others, which try again by themselves."""
 
     info: RasterInfo
     held: Sequence[HandlePool | RasterReader] = ()
+    wraps = False
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
@@ -131,8 +133,16 @@ class RasterReader(ABC):
                 f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
                 f"{there / 2**30:.3g} GiB; cut it finer with tiling.grid"
             )
+        return self.again(box, self._read)
+
+    def again(self, box: Box, read: Callable[[Box], T]) -> T:
+        """Return `read(box)`, tried again and again (`tried`), but by readers of other readers."""
         rows, cols = (f"{side.start}:{side.stop}" for side in (box.row, box.col))
-        return tried(f"read rows {rows}, columns {cols} of {self.info.path}", lambda: self._read(box), self.release)
+        what = f"read rows {rows}, columns {cols} of {self.info.path}"
+        if not self.wraps:
+            return tried(what, lambda: read(box), self.release)
+        with reading(what):
+            return read(box)
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         if Box.of_shape(self.info.shape).contains(box):
@@ -146,6 +156,11 @@ class RasterReader(ABC):
     @abstractmethod
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Read a box that lies within the raster."""
+
+    @property
+    def files_held(self) -> int:
+        """Return the number of files that it may hold open, each by as many handles as there are threads."""
+        return sum(each.files_held if isinstance(each, RasterReader) else 1 for each in self.held)
 
     def release(self) -> None:
         """Close the handles that no thread is using; the next read opens one again."""
@@ -162,6 +177,26 @@ class RasterReader(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class RecentReaders:
+    """The readers that were used last, of `most` files: others close their handles. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._readers: OrderedDict[int, RasterReader] = OrderedDict()
+
+    def use(self, reader: RasterReader) -> RasterReader:
+        """Return the reader, the one that was used last from now on."""
+        others = []
+        with self._lock:
+            self._readers[id(reader)] = reader
+            self._readers.move_to_end(id(reader))
+            while len(self._readers) > 1 and sum(one.files_held for one in self._readers.values()) > self._most:
+                others.append(self._readers.popitem(last=False)[1])
+        for other in others:
+            other.release()
+        return reader
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:

@@ -76,6 +76,8 @@ class PlacedReader(RasterReader):
     """A reader of `source` at the `places` of the positions of `info`'s grid. `nearest`: the nearest pixel. Else pixels
     are interpolated (bilinear), and valid where all that they are made of are. `owns`: it closes the source."""
 
+    wraps = True
+
     def __init__(
         self, source: RasterReader, info: RasterInfo, places: Callable[[Box], Places], nearest: bool, owns: bool
     ) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.composed import open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -44,6 +45,12 @@ def open_raster(
     anything else that goes wrong inside.
     """
     path = str(path)
+    if composed := parse_composed(path):
+        return open_composed(
+            composed,
+            bands,
+            lambda name, own, is_image: open_raster(name, own, nodata if is_image else None, references),
+        )
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
     return GdalReader(path, bands, nodata, references)
@@ -52,6 +59,8 @@ def open_raster(
 class KnownReader(RasterReader):
     """A raster of `info`, opened by `opener` at its first read. That raises ReadError, of this rank alone, where the
     raster cannot be opened here or has changed since `info` was read."""
+
+    wraps = True
 
     def __init__(self, info: RasterInfo, opener: Callable[[], RasterReader]) -> None:
         self.info = info
@@ -134,6 +143,8 @@ class Identity:
 def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     """Return the identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of
     it."""
+    if composed := parse_composed(path):
+        return _identify_parts(path, list(composed.files()), beside)
     name = parse_store_name(path)
     file = path if name is None else name.store
     if irregular_kind(file) is not None or not os.path.isfile(file):
@@ -144,17 +155,32 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
         for start in (0, max(0, about.st_size // 2 - _BLOCK // 2), max(0, about.st_size - _BLOCK)):
             opened.seek(start)
             digest.update(opened.read(_BLOCK))
-    folder = os.path.dirname(os.path.abspath(file))
+    return Identity(path, digest.hexdigest()[:32], about.st_mtime, _states(beside, _folder(file)))
+
+
+def _identify_parts(path: str, names: Sequence[str], beside: Iterable[str]) -> Identity:
+    """Return the identity of an image that is made of several rasters: of all their bytes, and of the last change."""
+    parts = [identify(name) for name in names]
+    words = "/".join(part.sample or part.path for part in parts)
+    written = max((part.written for part in parts if part.written is not None), default=None)
+    return Identity(path, hashlib.sha256(words.encode()).hexdigest()[:32], written, _states(beside, _folder(path)))
+
+
+def _folder(path: str) -> str:
+    """Return the folder from which the files beside a raster are named."""
+    return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(path))
+
+
+def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:
     states = {os.path.relpath(part, folder): os.stat(part) for part in beside if os.path.exists(part)}
-    parts = tuple(Beside(part, status.st_size, status.st_mtime) for part, status in sorted(states.items()))
-    return Identity(path, digest.hexdigest()[:32], about.st_mtime, parts)
+    return tuple(Beside(part, status.st_size, status.st_mtime) for part, status in sorted(states.items()))
 
 
 def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:
     """Return the paths of files that have changed, each once."""
     changed = []
     for each in earlier:
-        folder = os.path.dirname(os.path.abspath(each.path))
+        folder = _folder(each.path)
         if identify(each.path, (os.path.join(folder, part.path) for part in each.beside or ())).changed_since(each):
             changed.append(each.path)
     return tuple(dict.fromkeys(changed))

@@ -14,6 +14,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
+from tiledseg.raster.composed import Inside, MaskedReader
 from tiledseg.raster.finding import (
     HELD_OUT,
     HELD_OUT_ALONE,
@@ -25,14 +26,7 @@ from tiledseg.raster.finding import (
 )
 from tiledseg.raster.info import RasterInfo, along
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.pair_reading import (
-    Inside,
-    LabelReading,
-    MaskedReader,
-    PairReading,
-    area_reader,
-    check_used,
-)
+from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, area_reader, check_used
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart

@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import ConfigError, LabelError, RasterError
+from tiledseg.errors import ConfigError, LabelError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo, is_placed
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassEntry, Classes, ClassRecord, default_classes, pack, read_entries
 from tiledseg.raster.mirrored_reader import RasterReader
 
 Pairs = tuple[tuple[int, int], ...]
 
 _UNKNOWN = -1
-_TOLERANCE_PIXELS = 0.01
 
 
 @dataclass(frozen=True)
@@ -237,34 +236,6 @@ def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[
     pixels_CHW, valid_HW = reader.read(box)
     resolved = label_map.resolve(reader.info)
     return resolved.apply(pixels_CHW, valid_HW, (box.row.start, box.col.start), reader.info.path)
-
-
-def check_grids_match(image: RasterInfo, labels: RasterInfo) -> None:
-    """Raise RasterError, showing both, unless the two rasters lie on the same grid of pixels.
-
-    Sizes must be equal. CRS and transform are compared where both rasters have one (a PNG has none), the transform
-    at the raster's corners to a hundredth of a pixel, which forgives rounding in the file.
-    """
-
-    def differ(what: str, ours: object, theirs: object) -> RasterError:
-        return RasterError(
-            f"{image.path} and {labels.path} differ in {what}: {ours} against {theirs}; bring them to one grid"
-        )
-
-    both = image, labels
-    if image.shape != labels.shape:
-        raise differ("size", *(f"{info.height} x {info.width} px" for info in both))
-    if image.crs is not None and labels.crs is not None and image.crs != labels.crs:
-        raise differ("CRS", image.crs, labels.crs)
-    if image.ground is not None and labels.ground is not None and image.ground != labels.ground:
-        raise differ("ground control", *(f"{len(ground.points)} points" for ground in (image.ground, labels.ground)))
-    if not all(is_placed(info.transform) for info in both):
-        return
-    corners = np.array([(col, row, 1) for col in (0, image.width) for row in (0, image.height)], float).T
-    ours, theirs = (np.array(tuple(info.transform), float)[:6].reshape(2, 3) for info in both)
-    apart = np.linalg.lstsq(ours[:, :2], (theirs - ours) @ corners, rcond=None)[0]  # in the image's pixels
-    if np.abs(apart).max() > _TOLERANCE_PIXELS:
-        raise differ("transform", *(f"({', '.join(f'{x:.10g}' for x in tuple(i.transform)[:6])})" for i in both))
 
 
 def count_classes(classes_HW: NDArray[np.uint8], valid_HW: NDArray[np.bool_], count: int) -> NDArray[np.int64]:

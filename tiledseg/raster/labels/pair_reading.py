@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, LabelError, RasterError
-from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
+from tiledseg.raster.info import RasterInfo, check_grids_match
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import warped_reader
 from tiledseg.raster.reader import open_raster
@@ -186,33 +182,6 @@ class PairReading:
             )
         with open_raster(label_path, references=self.references) as label:
             return self.open_as(image_path, label.info)
-
-
-Inside = Callable[[Box], NDArray[np.bool_]]
-"""Returns the pixels of a box within the raster that count, (height, width)."""
-
-
-class MaskedReader(RasterReader):
-    """A raster of which only a part counts: elsewhere its pixels are not valid. Reads `source`, which it closes, and
-    `others` with it."""
-
-    def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
-        self._source, self._masks, self.held = source, masks, (source, *others)
-        self.info = replace(source.info, has_mask=True)
-
-    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        pixels_CHW, valid_HW = self._source.read(box)
-        return pixels_CHW, valid_HW & self._counting(box)
-
-    def counts(self, box: Box) -> bool:
-        """Return True if a pixel of a box within the raster may count."""
-        return bool(self._counting(box).any())
-
-    def _counting(self, box: Box) -> NDArray[np.bool_]:
-        counting_HW = np.ones(box.shape, np.bool_)
-        for inside in self._masks:
-            counting_HW &= inside(box)
-        return counting_HW
 
 
 def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> PolygonReader:

@@ -3,8 +3,6 @@ blocks, or a store's tiles, fit a tiling."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +14,9 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
-from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.info import RasterInfo, check_grids_match
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
@@ -91,8 +89,7 @@ class Dataset:
             check_grids_match(info, reader.info)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
-        self._recent: OrderedDict[int, RasterReader] = OrderedDict()
-        self._lock = threading.Lock()
+        self._recent = RecentReaders(OPEN_RASTERS)
 
     @property
     def tiles_per_image(self) -> tuple[int, ...]:
@@ -107,7 +104,7 @@ class Dataset:
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
         source = image if draw is None or draw.source is None else draw.source
         view = None if draw is None else draw.view
-        reader = _viewed(self._opened(self.images[source]), view)
+        reader = _viewed(self._recent.use(self.images[source]), view)
         around = place.core
         if self.margin:
             sides = (side.expand(self.margin, self.margin) for side in (around.row, around.col))
@@ -126,7 +123,7 @@ class Dataset:
         if self.labels is None:
             return sample
         label_map = self._maps[source]
-        around_HW = read_labels(_viewed(self._opened(self.labels[source]), view, classes=True), label_map, around)
+        around_HW = read_labels(_viewed(self._recent.use(self.labels[source]), view, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
@@ -134,16 +131,6 @@ class Dataset:
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):
             reader.close()
-
-    def _opened(self, reader: RasterReader) -> RasterReader:
-        """Return the reader. With too many open rasters, close the handles of the one that was used first."""
-        with self._lock:
-            self._recent[id(reader)] = reader
-            self._recent.move_to_end(id(reader))
-            oldest = self._recent.popitem(last=False)[1] if len(self._recent) > OPEN_RASTERS else None
-        if oldest is not None:
-            oldest.release()
-        return reader
 
 
 def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> RasterReader:

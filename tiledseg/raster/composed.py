@@ -1,0 +1,263 @@
+"""Images that are made of several rasters: bands one after the other, pieces side by side, pixels by a mask.
+
+The name of such an image holds all that it is made of, as JSON after `composed:`. So ranks, maps and checkpoints open
+the same files, whatever the list or the glob that they came from says by then. `label` is its short form, in messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
+from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
+from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
+from tiledseg.raster.places import warped_reader
+from tiledseg.raster.statistics import check_alike
+
+BANDS, MOSAIC, VALID = "bands", "mosaic", "valid"
+_PREFIX = "composed:"
+_OPEN_PIECES = 64
+
+Opener = Callable[[str, Sequence[int] | None, bool], RasterReader]
+"""Opens a raster by its name and bands (None: all). The last: it is an image, whose nodata value the user may set."""
+
+
+class Composed(NamedTuple):
+    """An image of `kind`: the `BANDS` of its parts, one after the other; their `MOSAIC`, in which the first part goes
+    first; or the first part, `VALID` where the second one, or its band of that `number`, has one of `values` (none: is
+    not 0)."""
+
+    label: str
+    kind: str
+    parts: tuple[str | Composed, ...]
+    number: int | None = None
+    values: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return _PREFIX + json.dumps(self, ensure_ascii=False, separators=(",", ":"))
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of the rasters that it is made of."""
+        for part in self.parts:
+            yield from part.files() if isinstance(part, Composed) else (part,)
+
+
+def parse_composed(path: str) -> Composed | None:
+    """Return the image that a name means; None for the name of a single raster."""
+    if not path.startswith(_PREFIX):
+        return None
+    with reading(f"read the name {path[:80]}", "give the path of a raster"):
+        return _composed(json.loads(path.removeprefix(_PREFIX)))
+
+
+def _composed(words: list[Any]) -> Composed:
+    parts = tuple(part if isinstance(part, str) else _composed(part) for part in words[2])
+    return Composed(words[0], words[1], parts, words[3], tuple(words[4]))
+
+
+def label_of(path: str) -> str:
+    """Return the name of an image for messages, and for files that are named after it."""
+    composed = parse_composed(path)
+    return path if composed is None else composed.label
+
+
+def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
+    """Open a composed image. Raises RasterError, showing both, where its parts do not fit together."""
+    if image.kind == VALID:
+        return _open_valid(image, bands, opener)
+    names = [str(part) for part in image.parts]
+    threads = 8 if len(names) > 8 else 0  # a server takes its time for each
+    own = bands if image.kind == MOSAIC else None
+    parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
+    if image.kind == MOSAIC:
+        return MosaicReader(image.label, parts)
+    every = [(at, number) for at, part in enumerate(parts) for number in part.info.band_numbers]
+    numbers = range(1, len(every) + 1) if bands is None else bands
+    for number in numbers:
+        if not 1 <= number <= len(every):
+            raise RasterError(
+                f"data.bands asks for band {number}, but {image.label} has bands 1 to {len(every)}; give some of these"
+            )
+    chosen = [every[number - 1] for number in numbers]
+    if bands is not None:
+        parts = [opener(names[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
+    order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # as parts are read
+    return StackedReader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
+
+
+def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
+    names = [str(part) for part in image.parts]
+    source = opener(names[0], bands, True)
+    if image.number is not None and bands is None:
+        data = [number for number in source.info.band_numbers if number != image.number]
+        source = opener(names[0], data, True)
+    mask = opener(names[-1], None if image.number is None else [image.number], False)
+    if mask.info.bands != 1:
+        raise RasterError(
+            f"data.valid is {mask.info.path} with {mask.info.bands} bands; give a raster of one, whose pixels are 0 "
+            f"where {image.label} is not valid"
+        )
+    try:
+        check_grids_match(source.info, mask.info)
+    except RasterError:
+        mask = warped_reader(mask, source.info, "data.valid", nearest=True)
+
+    def inside(box: Box) -> NDArray[np.bool_]:
+        (values_HW,), valid_HW = mask.read(box)
+        counting_HW = np.isin(values_HW, image.values) if image.values else np.nan_to_num(values_HW) != 0
+        return counting_HW if image.number is not None else counting_HW & valid_HW
+
+    return MaskedReader(source, [inside], [mask])
+
+
+Inside = Callable[[Box], NDArray[np.bool_]]
+"""Returns the pixels of a box within the raster that count, (height, width)."""
+
+
+class MaskedReader(RasterReader):
+    """A raster of which only a part counts: elsewhere its pixels are not valid. Reads `source`, which it closes, and
+    `others` with it."""
+
+    wraps = True
+
+    def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
+        self._source, self._masks, self.held = source, masks, (source, *others)
+        files = dict.fromkeys(file for reader in (source, *others) for file in reader.info.files)
+        self.info = replace(source.info, has_mask=True, files=tuple(files))
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW, valid_HW = self._source.read(box)
+        return pixels_CHW, valid_HW & self._counting(box)
+
+    def counts(self, box: Box) -> bool:
+        """Return True if a pixel of a box within the raster may count."""
+        return bool(self._counting(box).any())
+
+    def _counting(self, box: Box) -> NDArray[np.bool_]:
+        counting_HW = np.ones(box.shape, np.bool_)
+        for inside in self._masks:
+            counting_HW &= inside(box)
+        return counting_HW
+
+
+class StackedReader(RasterReader):
+    """The bands of `parts` in the `order` of their places, counted part by part. Pixels are valid as those of one file
+    with all these bands."""
+
+    wraps = True
+
+    def __init__(self, label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int]) -> None:
+        infos = [part.info for part in parts]
+        check_alike([replace(info, bands=1) for info in infos])
+        for info in infos[1:]:
+            check_grids_match(infos[0], info)
+        self.held = self._parts = tuple(parts)
+        self._order = list(order)
+        self.info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers))
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        rasters = [part for part in self._parts if isinstance(part, GdalReader)]
+        if len(rasters) == len(self._parts):
+            masked = [part.again(box, part.read_masks) for part in rasters]
+            pixels_CHW = np.concatenate([pixels for pixels, _ in masked])
+            nodata = [value for part in rasters for value in part.nodata]
+            valid_HW = valid_pixels(pixels_CHW, nodata, [mask_HW for _, masks in masked for mask_HW in masks])
+        else:
+            read = [part.read(box) for part in self._parts]
+            pixels_CHW = np.concatenate([pixels for pixels, _ in read])
+            valid_HW = np.logical_and.reduce([valid for _, valid in read])
+        return pixels_CHW if self._order == sorted(self._order) else pixels_CHW[self._order], valid_HW
+
+
+class MosaicReader(RasterReader):
+    """Rasters of one pixel grid as one, which spans them all. Each pixel is of the first part that has a valid one
+    there; pixels outside all parts are not valid."""
+
+    wraps = True
+
+    def __init__(self, label: str, parts: Sequence[RasterReader]) -> None:
+        infos = [part.info for part in parts]
+        check_alike(infos)
+        self._parts, boxes = tuple(parts), [_place(infos[0], info) for info in infos]
+        hull = Box(*(_hull([getattr(box, side) for box in boxes]) for side in ("row", "col")))
+        if hull.area > MOST_PIXELS:
+            raise RasterError(f"{label} spans {hull.height} x {hull.width} px, of at most {MOST_PIXELS} in all; cut it")
+        if len({info.palette for info in infos}) > 1:
+            raise RasterError(f"the rasters of {label} have different colour tables; write them with one")
+        first = hull.row.start, hull.col.start
+        starts = ((box.row.start, box.col.start) for box in boxes)
+        corner = next((info.transform for info, at in zip(infos, starts, strict=True) if at == first), None)
+        self._boxes = [box.relative_to(hull) for box in boxes]
+        self._recent = RecentReaders(_OPEN_PIECES)
+        self.held = self._parts
+        self.info = _merged(
+            label,
+            infos,
+            height=hull.height,
+            width=hull.width,
+            transform=corner or infos[0].transform @ Affine.translation(hull.col.start, hull.row.start),
+            ground=None,
+            has_mask=True,
+            palette=infos[0].palette,
+            class_names=tuple(dict.fromkeys(name for info in infos for name in info.class_names)),
+        )
+        fill = as_stored(self.info.nodata, np.dtype(self.info.dtype))
+        self._fill = 0 if fill is None else fill
+
+    @property
+    def files_held(self) -> int:
+        return min(super().files_held, _OPEN_PIECES)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW = np.full((self.info.bands, *box.shape), self._fill, self.info.dtype)
+        valid_HW = np.zeros(box.shape, np.bool_)
+        for part, place in zip(self._parts, self._boxes, strict=True):
+            inner = box.clip(place)
+            at = inner.relative_to(box).slices
+            if inner.area and not valid_HW[at].all():
+                part_CHW, part_HW = self._recent.use(part).read(inner.relative_to(place))
+                pixels_CHW[:, *at] = np.where(valid_HW[at], pixels_CHW[:, *at], part_CHW)
+                valid_HW[at] |= part_HW
+        return pixels_CHW, valid_HW
+
+
+def _hull(sides: Sequence[Interval]) -> Interval:
+    return Interval(min(side.start for side in sides), max(side.stop for side in sides))
+
+
+def _place(first: RasterInfo, info: RasterInfo) -> Box:
+    """Return the box of a raster in the pixels of `first`. Raises RasterError where they share no pixel grid."""
+    for one in (first, info):
+        if one.crs is None or not is_placed(one.transform):
+            raise RasterError(f"{one.path} has no CRS, so data.mosaic has no place for it; give it one")
+    left, top = (round(place) for place in ~first.transform @ (info.transform @ (0, 0)))
+    there = first.transform @ Affine.translation(left, top)
+    check_grids_match(replace(first, height=info.height, width=info.width, transform=there, ground=None), info)
+    return Box.of_shape(info.shape).shift(top, left)
+
+
+def _merged(label: str, infos: Sequence[RasterInfo], **changes: Any) -> RasterInfo:
+    """Return the first info, with what concerns the files of all."""
+    for info in infos:
+        if info.tiling is not None:
+            raise RasterError(f"{info.path} is a tile store, which is no part of {label}; give rasters")
+    about: dict[str, Any] = {
+        "path": label,
+        "has_mask": any(info.has_mask for info in infos),
+        "palette": None,
+        "class_names": (),
+        "files": tuple(dict.fromkeys(file for info in infos for file in info.files)),
+        "notes": tuple(dict.fromkeys(note for info in infos for note in info.notes)),
+        "references": "; ".join(dict.fromkeys(info.references for info in infos if info.references)),
+        "size": sum(info.size for info in infos),
+    }
+    return replace(infos[0], **{**about, **changes})
