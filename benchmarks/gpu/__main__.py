@@ -24,11 +24,11 @@ from benchmarks.gpu.wheels import install_missing
 PARTS = (
     Program("versions", 40),
     Program("one_rank_nccl", 45),
-    Program("marked_tests", 150),
+    Program("marked_tests", 240),
     Program("training_step", 110),
     Program("shared_gpu", 160),
     Program("waiting", 50),
-    Program("memory", 45),
+    Program("memory", 100),
     Program("large_tensors", 60),
     Program("mapping", 50),
     Program("small_costs", 50),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_g
     assert refused <= {"local_response_norm", "weights' bicubic", "weights' reflection"}, output
     assert not any(end.endswith("apart") for end in found.values()), output
     assert len([end for end in found.values() if end == "trains"]) > (120 if NIGHTLY else 50), output
-    line = "refused: train.deterministic is true, but aten::avg_pool3d_backward"
-    assert found["local_response_norm"].startswith(line), output
+    line = r"refused: train.deterministic is true, but (aten::)?avg_pool3d_backward"  # with its namespace if pretended
+    assert re.match(line, found["local_response_norm"]), output
 
 
 def command(material: Material, folder: Path, options: dict[str, str], **groups: dict[str, Any]) -> list[str]:

@@ -13,7 +13,17 @@ import yaml
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.commands.calibrate import CASES, GPU_CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
+from tiledseg.commands.calibrate import (
+    CASES,
+    GPU_CASES,
+    TINY,
+    Case,
+    GpuLimits,
+    calibrate,
+    fit_all,
+    predicted,
+    write_profile,
+)
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.user_files.machine import find_machine, machine_from
@@ -31,14 +41,20 @@ def test_a_fit_gives_back_the_steps_of_a_machine() -> None:
         assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=0.1)
 
 
-def test_a_fit_on_a_gpu_keeps_the_bandwidth_that_was_measured() -> None:
+def test_a_fit_on_a_gpu_keeps_what_was_measured() -> None:
+    """The bandwidth of a copy; the launch of the smallest steps; no rate above that of a product of matrices."""
     machine = Machine(2e13, name="some", memory_bandwidth=3e12, launch=2e-5, rates={"fp32": 2e13, "bf16": 3e14})
     cases = [case for case in (TINY, *GPU_CASES) if case.precision in machine.rates]
     steps = {case: predicted(machine.computing(case.precision), case) for case in cases}
-    fitted = fit_all(steps, 3e12)
+    limits = GpuLimits(3e12, {"fp32": 5e13, "bf16": 7e14})
+    fitted = fit_all(steps, limits)
     assert fitted.memory_bandwidth == 3e12
     for case in cases:
         assert predicted(fitted.computing(case.precision), case) == pytest.approx(steps[case], rel=0.02)
+    quick = {case: step / 5 if case.precision == "bf16" else step for case, step in steps.items()}
+    assert fit_all(quick, limits).rates["bf16"] == 7e14
+    slow = {case: step if case == TINY else 3 * step for case, step in steps.items()}
+    assert fit_all(slow, limits).launch == pytest.approx(2e-5, rel=0.05)
 
 
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

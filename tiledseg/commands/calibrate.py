@@ -33,7 +33,7 @@ from tiledseg.comm.point_to_point import measure_link
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.comm.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.precision import CAST_DTYPES, make_deterministic
 from tiledseg.geometry.graph import Graph
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import HostMover
@@ -75,12 +75,14 @@ CASES = (
     *(Case(12, 192, norm="pixel"), Case(16, 160, norm="instance")),
     *(Case(20, 128, precision) for precision in ("bf16", "fp16", "fp64")),
 )
-# Of tens of channels, as networks on GPUs have: with fewer, float32 runs by kernels that nobody trains with.
+# Of many channels, as networks on GPUs have: with fewer, float32 runs by kernels that nobody trains with, and steps in
+# bfloat16 take their time for all but operations.
 GPU_CASES = (
-    *(Case(32, 1024), Case(32, 512), Case(64, 1024), Case(64, 512), Case(64, 256), Case(128, 512)),
-    *(Case(48, 768, norm="pixel"), Case(64, 640, norm="instance")),
-    *(Case(64, 768, precision) for precision in ("bf16", "fp16", "fp64")),
+    *(Case(64, 1024), Case(64, 512), Case(96, 768), Case(128, 512)),
+    *(Case(64, 768, norm="pixel"), Case(64, 640, norm="instance")),
+    *(Case(128, 1024, "bf16"), Case(128, 1024, "fp16"), Case(64, 512, "fp64")),
 )
+_PRODUCT = 8192  # rows and columns of a product of matrices, on a GPU
 
 
 def calibrate_to(path: str, store: str | None = None) -> int:
@@ -119,8 +121,8 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     host: dict[str, Any] = {"ranks": max(ranks, cores // threads) if on_cpu else ranks, "threads": threads}
     host |= {"cores": cores} if on_cpu else {"memory": torch.cuda.get_device_properties(mesh.device).total_memory}
     turns = max(1.0, ranks * threads / cores) if on_cpu else 1.0
-    bandwidth = None if on_cpu else _copied(mesh.device)
-    machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}, bandwidth))
+    limits = None if on_cpu else _gpu_limits(mesh.device)
+    machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}, limits))
     figures = {
         "flops": _rounded(machine.rates),
         "lanes": machine.lanes,
@@ -134,19 +136,33 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     return {"name": name, "measured": measured, "host": host | {"base": base}, "figures": figures}
 
 
-def fit_all(seconds: dict[Case, float], bandwidth: float | None = None) -> Machine:
-    """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions. A GPU's
-    `bandwidth` is given: in float32 its kernels are so far from it that a fit would find a tenth."""
+class GpuLimits(NamedTuple):
+    """What a GPU reaches in a copy, bytes a second, and in a product of matrices, operations a second by precision."""
+
+    bandwidth: float
+    products: dict[str, float]
+
+
+def fit_all(seconds: dict[Case, float], limits: GpuLimits | None = None) -> Machine:
+    """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions.
+
+    On a GPU the bandwidth is that of a copy, and launch is fitted to the tiny network, whose kernels do nothing
+    else: a fit of all to steps in float32 finds a tenth. No rate exceeds that of a product.
+    """
     single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
-    begin = Machine(1e12, name="fitted", memory_bandwidth=bandwidth or 1e11, launch=1e-5)
-    names = ("flops", "launch") if bandwidth else ("flops", "memory_bandwidth", "launch")
-    fitted = (_fit(replace(begin, lanes=lanes), single, names) for lanes in (1, 4, 8, 16, 32))
+    begin, names = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5), ("memory_bandwidth", "launch")
+    if limits is not None:
+        begin = _fit(replace(begin, memory_bandwidth=limits.bandwidth), {TINY: single.pop(TINY)}, ("launch",))
+        names = ()
+    fitted = (_fit(replace(begin, lanes=lanes), single, ("flops", *names)) for lanes in (1, 4, 8, 16, 32))
     machine = min(fitted, key=lambda each: _error(each, single))
     rates = {"fp32": machine.flops}
     for precision in {case.precision for case in seconds} - {"fp32"}:
         own = {case: value for case, value in seconds.items() if case.precision == precision}
         rates[precision] = _fit(machine, own, ("flops",)).flops
-    return replace(machine, rates=rates)
+    if limits is not None:
+        rates = {precision: min(rate, limits.products[precision]) for precision, rate in rates.items()}
+    return replace(machine, flops=rates["fp32"], rates=rates)
 
 
 def _fit(machine: Machine, seconds: dict[Case, float], names: Sequence[str]) -> Machine:
@@ -240,11 +256,16 @@ def _reading() -> float:
         return least(torch.device("cpu"), file.read) / (_BANDS * side**2)
 
 
-def _copied(device: torch.device) -> float:
-    """Return the bytes a second that a copy within a GPU's memory reads and writes."""
+def _gpu_limits(device: torch.device) -> GpuLimits:
+    """Measure a copy within a GPU's memory, read and written, and a square product in each precision."""
     source = torch.ones(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / least(device, lambda: target.copy_(source))
+    bandwidth = 2 * source.nbytes / least(device, lambda: target.copy_(source))
+    products = {}
+    for precision, dtype in {"fp32": torch.float32, "fp64": torch.float64, **CAST_DTYPES}.items():
+        a = torch.randn(_PRODUCT, _PRODUCT, device=device).to(dtype)
+        products[precision] = 2 * _PRODUCT**3 / least(device, lambda a=a: a @ a)
+    return GpuLimits(bandwidth, products)
 
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:
