@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,11 +150,12 @@ def fit_all(seconds: dict[Case, float], limits: GpuLimits | None = None) -> Mach
     else: a fit of all to steps in float32 finds a tenth. No rate exceeds that of a product.
     """
     single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
-    begin, names = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5), ("memory_bandwidth", "launch")
+    begin = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5)
+    names = ["flops", "memory_bandwidth", "launch"]
     if limits is not None:
         begin = _fit(replace(begin, memory_bandwidth=limits.bandwidth), {TINY: single.pop(TINY)}, ("launch",))
-        names = ()
-    fitted = (_fit(replace(begin, lanes=lanes), single, ("flops", *names)) for lanes in (1, 4, 8, 16, 32))
+        names = ["flops"]
+    fitted = (_fit(replace(begin, lanes=lanes), single, names) for lanes in (1, 4, 8, 16, 32))
     machine = min(fitted, key=lambda each: _error(each, single))
     rates = {"fp32": machine.flops}
     for precision in {case.precision for case in seconds} - {"fp32"}:
@@ -264,7 +265,7 @@ def _gpu_limits(device: torch.device) -> GpuLimits:
     products = {}
     for precision, dtype in {"fp32": torch.float32, "fp64": torch.float64, **CAST_DTYPES}.items():
         a = torch.randn(_PRODUCT, _PRODUCT, device=device).to(dtype)
-        products[precision] = 2 * _PRODUCT**3 / least(device, lambda a=a: a @ a)
+        products[precision] = 2 * _PRODUCT**3 / least(device, partial(torch.matmul, a, a))
     return GpuLimits(bandwidth, products)
 
 
