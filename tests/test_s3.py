@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rasterio
 
+from tests.array_scenes import write
 from tests.comm.launching import MPIRUN, mpirun
 from tests.crash.runs import Material, lines
 from tests.raster import range_server
@@ -27,6 +28,7 @@ from tiledseg.raster import remote
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import RemoteName
+from tiledseg.system.outputs import files_below
 from tiledseg.train import main as train
 
 pytest.importorskip("obstore", reason="the extra s3 is not installed")
@@ -119,6 +121,37 @@ def test_two_ranks_read_by_keys_of_their_own(material: Material, tmp_path: Path)
 
 def losses(found: list[dict]) -> list[float]:
     return [line["loss"] for line in found if "loss" in line]
+
+
+def test_stores_in_a_bucket_are_read_and_written(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zarr 2 and 3 with the pixels of the file, a map as a store; a refused key or a store that is there is a line."""
+    with rasterio.open(material.root / "held-out.tif") as dataset:
+        pixels_CHW = dataset.read()
+    for form in ("zarr2", "zarr3"):
+        local = Path(write(tmp_path, form, pixels_CHW).partition(":/")[0])
+        for file in files_below(local):
+            remote.put(RemoteName(BUCKET, f"stores/{file.relative_to(tmp_path)}"), file)
+        url = f"{HOME}/stores/{local.name}:/reflectance"
+        with open_raster(url) as reader:
+            assert np.array_equal(reader.read(Box.of_shape(reader.info.shape))[0], pixels_CHW)
+    run, target = str(material.root / "run"), f"{HOME}/stores/maps/map.zarr"
+    command = ["--checkpoint", run, "--image", url, "--output", target, "--format", "zarr"]
+    assert predict(command) == 0, capsys.readouterr().err
+    assert (
+        predict(["--checkpoint", run, "--image", str(tmp_path / local.name), "--output", str(tmp_path / "m.tif")]) == 0
+    )
+    with open_raster(target) as found, open_raster(tmp_path / "m.tif") as wanted:
+        box = Box.of_shape(wanted.info.shape)
+        assert np.array_equal(found.read(box)[0], wanted.read(box)[0])
+        assert found.info.transform == wanted.info.transform
+    capsys.readouterr()
+    assert predict(command) == 2
+    assert f"{target} is there; remove it" in one_error(capsys)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    assert predict([*command[:-4], "--output", str(tmp_path / "n.tif")]) == 2
+    assert "the server said 403" in one_error(capsys)
 
 
 def test_a_listing_has_the_order_and_the_meaning_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

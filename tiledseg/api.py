@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +16,11 @@ from tiledseg.config.checks import checked
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.traced import Halo
+from tiledseg.raster.array_names import takes_arrays
 
 if TYPE_CHECKING:
     from torch import nn
+    from xarray import DataArray
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
@@ -68,10 +72,12 @@ def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
     return traced(module, bands)
 
 
+@takes_arrays
 def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     """Train as `tiledseg train` does, under any number of ranks; the run's folder. Collective.
 
-    `config`: groups of keys, or a YAML file of them. torch's deterministic mode stays as `train.deterministic` sets it.
+    `config`: groups of keys, or a YAML file of them. Images and labels may be xarray.DataArrays with x and y. torch's
+    deterministic mode stays as `train.deterministic` sets it.
     Raises InputError of some kind before anything is written, TiledsegError where a signal has stopped the run early,
     with its checkpoint written.
     """
@@ -99,11 +105,12 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     return Path(config.run.output)
 
 
+@takes_arrays
 @checked
 def predict_raster(
     network: nn.Module | Trained | str | Path,
     source: str | Path | Sequence[str | Path],
-    target: str | Path,
+    target: str | Path | None = None,
     *,
     grid: int | tuple[int, int] | str = "auto",
     bands: Sequence[int] | None = None,
@@ -125,8 +132,9 @@ def predict_raster(
     overlap: float = 0.5,
     blend: str = "gaussian",
     ends: str = "inside",
-) -> None:
+) -> DataArray | None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
+    `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target`.
 
     `network`: a module or a result of `load`, with the weights that it has now, or a run's folder or checkpoint. A
     folder maps with its best checkpoint, where one is kept. A module maps in evaluation mode, a channel of its (first)
@@ -154,9 +162,16 @@ def predict_raster(
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.spread import Parallelism
     from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
+    from tiledseg.raster.array_names import array_of
+    from tiledseg.raster.reader import map_as_array
     from tiledseg.system.console import say
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
+    array = array_of(images[0]) if target is None and len(images) == 1 else None
+    if array is not None:
+        target, format, compress = "map.tif", "gtiff", "none"  # in a folder of its own
+    elif target is None:
+        raise ConfigError("target is None, and source is no xarray.DataArray; give the path of the map")
     targets = {"output": target, "probabilities": probabilities, "polygons": polygons}
     files = {name: None if path is None else str(path) for name, path in targets.items()}
     more = {
@@ -178,7 +193,19 @@ def predict_raster(
         requests = mesh.on_root(lambda: each_image(request, images, files))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
         requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
-        predict_all(requests, mapper, memory_per_rank(mesh), mesh, log=say)
+        if array is None:
+            predict_all(requests, mapper, memory_per_rank(mesh), mesh, log=say)
+            return None
+        folder = mesh.on_root(lambda: tempfile.mkdtemp(prefix="tiledseg-"))
+        try:
+            path = f"{folder}/{target}"
+            predict_all([replace(requests[0], output=path)], mapper, memory_per_rank(mesh), mesh, log=say)
+            result = mesh.on_all(lambda: map_as_array(array, path))
+            mesh.communicator.barrier()
+            return result
+        finally:
+            if mesh.is_root:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _mapper(

@@ -275,7 +275,7 @@ class TestBadFiles:
             assert words in self.message(path, **options)
 
     def test_zero_bands(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.nc"
+        path = tmp_path / "a.he5"
         with h5py.File(path, "w") as file:
             file["one"] = file["two"] = random_pixels((1, 8, 8))[0]
         text = self.message(path, references=True)

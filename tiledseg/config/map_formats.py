@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError
 
-FORMATS = ("cog", "gtiff")
+COG, GTIFF, ZARR = FORMATS = ("cog", "gtiff", "zarr")
 PROBABILITY_TYPES = ("float32", "uint8")
 VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
 """The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
@@ -74,6 +74,10 @@ class Packing:
     format: str = "cog"
     compress: str = AUTO
     average: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.format, self.compress) == (ZARR, "lzw"):
+            raise ConfigError("--compress is lzw, which Zarr does not have; give zstd, deflate or none")
 
     def of_shares(self, dtype: str) -> Packing:
         """Return the packing of class probabilities. auto leaves float32 as it is, since its last bits are noise."""

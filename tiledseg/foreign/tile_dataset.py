@@ -21,6 +21,7 @@ from tiledseg.foreign.traced import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
+from tiledseg.raster.array_names import arrays_of, restore_arrays, takes_arrays
 from tiledseg.raster.finding import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
@@ -50,8 +51,9 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty where there is none); `transform`:
       float64, the six numbers of rasterio's `Affine` of its first pixel.
 
-    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1). A list of images gives those
-    of split `train`, or of none, as `data.images` has it.
+    Images and labels are paths, or xarray.DataArrays with x and y. Tiles at a raster's border are smaller: take them
+    one by one (`batch_size=None` or 1). A list of images gives those of split `train`, or of none, as `data.images` has
+    it.
 
     `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
     or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
@@ -62,6 +64,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     Raises InputError of some kind for whatever cannot be read as such tiles, before a pixel is read.
     """
 
+    @takes_arrays
     @checked
     def __init__(
         self,
@@ -149,7 +152,12 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_inherited": None}
+        arrays = arrays_of((*self._images, *(self._labels or ())))
+        return {**self.__dict__, "_opened": None, "_inherited": None, "_arrays": arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_arrays(state["_arrays"])
+        self.__dict__.update(state)
 
     def _dataset(self) -> Dataset:
         """Return the open files of this process. Those that a fork has brought along stay open for the parent."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 
 from tiledseg.comm.doing import doing, tick, ticking
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config.map_formats import ZARR
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import use_one_kernel
@@ -37,7 +39,7 @@ from tiledseg.raster.geopackage import (
 )
 from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.map_writer import RasterLayout, lay_out, pack_layout, publish
+from tiledseg.raster.map_writer import RasterLayout, begin_chunks, fill_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.system.run_lock import UnfinishedFile, claimed
@@ -173,6 +175,11 @@ def _make_map(
             warn(files.notes(info))
             map_windows(share, mapper, files.rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
+            for layout in files.rasters if request.packing.format == ZARR else ():
+                mesh.on_root(partial(begin_chunks, layout))
+                with doing("writing the map's chunks"):
+                    fill_chunks(layout, mesh.rank, mesh.size, tick)
+            mesh.communicator.barrier()
             mesh.on_root(lambda: files.finish(request, info, legend, ignored))
         except BaseException:
             for one in made:  # on any rank: the map cannot be finished, others may be ended unheard
@@ -187,7 +194,7 @@ def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
     if len(requests) > 1:
         return f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
     files = [first.output, *(path for path in (first.probabilities, first.polygons) if path is not None)]
-    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.exists(path) else "" for path in files]
+    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.isfile(path) else "" for path in files]
     named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
     return f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tiledseg.config.map_formats import NO_VIEWS, Packing
+from tiledseg.config.map_formats import NO_VIEWS, ZARR, Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST
@@ -74,8 +74,8 @@ class Request:
     verify: bool = True
 
 
-_OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg)", re.IGNORECASE)
-_ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
+_OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg|zarr)", re.IGNORECASE)
+_ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 
 
 def each_image(request: Request, images: Sequence[str], targets: Mapping[str, str | None]) -> list[Request]:
@@ -107,10 +107,10 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
             raise OutputError(
                 f"--image has {requests[stem].image} and {path}, whose maps would be one file; make two calls"
             )
-        files: dict[str, Any] = {
-            name: os.path.join(target, stem + _ENDINGS[name]) if name in folders else target
-            for name, target in given.items()
-        }
+        files: dict[str, Any] = {}
+        for name, target in given.items():
+            ending = ".gpkg" if name == "polygons" else _ENDINGS[request.packing.format]
+            files[name] = os.path.join(target, stem + ending) if name in folders else target
         requests[stem] = replace(request, image=path, **files)
     return list(requests.values())
 
@@ -205,7 +205,11 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
     area = [] if requests[0].area is None else [requests[0].area]
     check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
-        if output.key != "--polygons" and _OTHER_FORMATS.fullmatch(Path(output.path).suffix):
+        if (
+            output.key != "--polygons"
+            and requests[0].packing.format != ZARR
+            and _OTHER_FORMATS.fullmatch(Path(output.path).suffix)
+        ):
             raise OutputError(
                 f"{output.key} is '{output.path}', but a GeoTIFF is written there; give a name that ends in .tif"
             )

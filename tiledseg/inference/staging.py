@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config.map_formats import ZARR
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.raster.map_writer import SIDECARS
@@ -64,6 +65,8 @@ def _stage(requests: Sequence[Request], made: list[str]) -> tuple[Sequence[Reque
             tick()
             _check_writable(name)
         for name in names.values():
+            if requests[0].packing.format == ZARR and is_there(name._replace(key=f"{name.key}/zarr.json")):
+                raise OutputError(f"{name.url} is there; remove it, or name another")
             if name.key.lower().endswith(_POLYGONS) and is_there(name):
                 raise OutputError(
                     f"--polygons {name.url} is there, and may hold other layers; remove it, or name another"
@@ -108,7 +111,7 @@ def upload(folder: str | None) -> tuple[str, ...]:
     if folder is None:
         return ()
     notes: list[str] = []
-    files = sorted(files_below(folder), key=lambda file: (file.suffix in _RASTERS, file))
+    files = sorted(files_below(folder), key=_rank_of)
     with doing("putting the map onto its server"):
         for file in files:
             bucket, *key = file.relative_to(folder).parts
@@ -123,6 +126,12 @@ def upload(folder: str | None) -> tuple[str, ...]:
                 raise WriteError(f"{error}; what has not gone up is kept in {folder}") from error
             file.unlink()
     return tuple(notes)
+
+
+def _rank_of(file: Path) -> tuple[bool, int, Path]:
+    """Return what orders files: a raster last, and a store's metadata after its chunks, the root's at the end."""
+    last = file.suffix in _RASTERS or file.name == "zarr.json"
+    return last, -len(file.parts) if last else 0, file
 
 
 def _put(file: Path, name: RemoteName, files: Sequence[Path]) -> None:

@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
+from tiledseg.raster.array_names import ArrayName, parse_array_name
 from tiledseg.raster.remote import (
     REFERENCES,
     check_obstore,
     is_bucket_folder,
     is_named,
+    is_remote,
     is_vector,
     list_folder,
     parse_s3,
@@ -207,7 +209,9 @@ def _own_labels(source: RasterSource, key: str) -> str:
 
 
 def _existing(path: str, key: str) -> str:
-    if not is_named(path) and not os.path.isfile(path):
+    name = parse_array_name(path)
+    is_there = os.path.isfile(path) if name is None else is_remote(name.store) or os.path.exists(name.store)
+    if not is_named(path) and not is_there:
         raise RasterError(f"{key}: {path} does not exist; {_REMEDY}")
     return path
 
@@ -219,6 +223,9 @@ def _store_labels(path: str) -> str | None:
 
 
 def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[RasterSource]:
+    array = parse_array_name(pattern)
+    if array is not None:
+        return _arrays(pattern, array, key)
     if is_bucket_folder(pattern):
         return _rasters(pattern, _objects_in(pattern, key), key)
     if parse_s3(pattern) and glob.has_magic(pattern):
@@ -240,6 +247,16 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Rast
         raise RasterError(f"{key}: {pattern} does not exist; {_REMEDY}")
     paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
     return _matches(pattern, paths, key)
+
+
+def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
+    """Return the variable of each store that a name, or a glob of stores of this machine, means."""
+    if not glob.has_magic(array.store) or os.path.exists(array.store):
+        return [RasterSource(_existing(pattern, key))]
+    if is_remote(array.store):
+        raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
+    stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)
+    return [store._replace(path=str(array._replace(store=store.path))) for store in stores]
 
 
 def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]:

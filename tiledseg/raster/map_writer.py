@@ -22,7 +22,7 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from tiledseg.config.map_formats import BLOCK, PLAIN, Packing
+from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, lost, placement
@@ -37,9 +37,10 @@ from tiledseg.raster.tiff_files import (
     style_of,
     style_path,
 )
-from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.raster.zarr_writer import begin_store, check_zarr, write_chunks
+from tiledseg.system.outputs import Output, files_below, temporary, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
-from tiledseg.system.writing import replacing, writing
+from tiledseg.system.writing import flush, replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
 
@@ -76,7 +77,7 @@ class RasterLayout(UnfinishedFile):
         """Return the style that is written beside a class map; None where another one is there, which stays."""
         place = style_path(self.path)
         other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
-        return place if self.legend and not other else None
+        return place if self.legend and not other and self.packing.format != ZARR else None
 
 
 def lay_out(
@@ -132,6 +133,8 @@ def lay_out(
                 if scale is not None:
                     dataset.scales, dataset.offsets = [scale] * bands, [0.0] * bands
                 notes = lost(info, dataset)
+                if packing.format == ZARR and info.ground is not None:
+                    notes = (*notes, f"a Zarr store does not keep the ground control of {info.path}")
             offsets = block_offsets(part, bands)
         inode = part.stat().st_ino
     except BaseException as error:
@@ -172,6 +175,9 @@ def raster_output(
     output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
+    if packing.format == ZARR:  # an older store would be replaced file by file
+        check_zarr(key, path)
+        return replace(output, beside=output.beside[:1])
     style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
     return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *style))
 
@@ -253,6 +259,20 @@ class RasterWriter:
             self.close()
 
 
+def begin_chunks(layout: RasterLayout) -> None:
+    """Make the store of a map without its chunks, on one rank, after every writer is closed."""
+    with writing(layout.path):
+        layout.check_ours()
+        names = [one.name for one in layout.legend]
+        begin_store(layout.temporary, layout.whole, layout.packing.compress, names)
+
+
+def fill_chunks(layout: RasterLayout, rank: int, size: int, beat: Callable[[], None]) -> None:
+    """Write this rank's chunks into the begun store."""
+    with writing(layout.path):
+        write_chunks(layout.temporary, layout.whole, rank, size, beat)
+
+
 def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
     """Make the file that `publish` gives the name to, where it is another one than the ranks have written (`packing`).
 
@@ -261,6 +281,10 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
     """
     with writing(layout.path):
         layout.check_ours()
+        if layout.packing.format == ZARR:
+            for file in files_below(layout.whole):
+                flush(file)
+            return
         if layout.packing.second_file:
             pack(layout.temporary, layout.packing, layout.path, threads, beat)
         if layout.legend:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,16 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.array_names import MEMORY, parse_array_name
+from tiledseg.raster.array_open import open_memory, open_named
+from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.composed import open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.tile_store import StoreReader, is_tile_store, parse_store_name
 from tiledseg.system.files import irregular_kind
+from tiledseg.system.outputs import files_below
 
 __all__ = ["RasterReader", "open_raster"]
 
@@ -36,10 +41,10 @@ def open_raster(
 ) -> RasterReader:
     """Open a raster for reading boxes.
 
-    `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, or one raster of a tile store
-    ("tiles.h5#0"). `bands`: numbers from 1 as in GDAL, in the order wanted; all but an alpha band where None. `nodata`
-    takes the place of the file's own nodata value. `references`: also formats that read further files and URLs, such as
-    VRT and WMS.
+    `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, one raster of a tile store ("tiles.h5#0"),
+    or a variable of a Zarr store or netCDF file ("store.zarr:/reflectance"). `bands`: numbers from 1 as in GDAL, in the
+    order wanted; all but an alpha band where None. `nodata` takes the place of the file's own nodata value.
+    `references`: also formats that read further files and URLs, such as VRT and WMS.
 
     Raises RasterError, in one line, where the file is missing, truncated or no raster, or lacks one of `bands`, and for
     anything else that goes wrong inside.
@@ -51,9 +56,26 @@ def open_raster(
             bands,
             lambda name, own, is_image: open_raster(name, own, nodata if is_image else None, references),
         )
+    if path.startswith(MEMORY):
+        return open_memory(path, bands, nodata)
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
+    name = parse_array_name(path)
+    if name is not None:
+        return open_named(path, name, bands, nodata)
     return GdalReader(path, bands, nodata, references)
+
+
+def map_as_array(source: Any, path: str) -> Any:
+    """Return the class map at `path` as an array with the place of `source`, a DataArray."""
+    dims = dims_of(source) or ()
+    place = source.isel({dim: 0 for dim in source.dims if dim not in dims}, drop=True).transpose(*dims)
+    with open_raster(path) as reader:
+        pixels_CHW, info = reader.read(Box.of_shape(reader.info.shape))[0], reader.info
+    mapping = {name: source.attrs[name] for name in ("grid_mapping", "crs", "transform") if name in source.attrs}
+    legend = flags([name for _, name in info.class_names])
+    named = place.copy(data=pixels_CHW[0]).drop_encoding().rename("classes")
+    return named.drop_attrs(deep=False).assign_attrs(**mapping, **legend, _FillValue=np.uint8(info.nodata or 0))
 
 
 class KnownReader(RasterReader):
@@ -146,7 +168,10 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     if composed := parse_composed(path):
         return _identify_parts(path, list(composed.files()), beside)
     name = parse_store_name(path)
-    file = path if name is None else name.store
+    array = parse_array_name(path)
+    file = array.store if array is not None else path if name is None else name.store
+    if os.path.isdir(file) and array is not None:
+        return _identify_store(path, file)
     if irregular_kind(file) is not None or not os.path.isfile(file):
         return Identity(path)
     about = os.stat(file)
@@ -174,6 +199,13 @@ def _folder(path: str) -> str:
 def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:
     states = {os.path.relpath(part, folder): os.stat(part) for part in beside if os.path.exists(part)}
     return tuple(Beside(part, status.st_size, status.st_mtime) for part, status in sorted(states.items()))
+
+
+def _identify_store(path: str, folder: str) -> Identity:
+    """Return the identity of a Zarr store: the names and sizes of its files, and the newest time."""
+    files = sorted((str(file.relative_to(folder)), file.stat()) for file in files_below(folder))
+    digest = hashlib.sha256("".join(f"{name}\0{status.st_size}\0" for name, status in files).encode())
+    return Identity(path, digest.hexdigest()[:32], max((status.st_mtime for _, status in files), default=0.0), ())
 
 
 def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ CONNECT_SECONDS = 5
 SILENT_SECONDS, STALLED_SECONDS = 8, 60
 """Timeouts of a silent server while a raster opens (GDAL asks twice), and while pixels are read."""
 _ASKING_SECONDS = 8
+_READING_RETRIES = 3
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
 _PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 takes 10,000 parts of 5 GiB each
 
@@ -131,6 +132,18 @@ def remove(name: RemoteName) -> None:
         obstore.delete(store, name.key)
 
 
+def object_store(url: str) -> Any:
+    """Return obstore's store of the objects below a URL."""
+    from obstore.store import S3Store, from_url
+
+    name = parse_s3(url)
+    options = store_options(name.bucket if name else "", os.environ, STALLED_SECONDS, _READING_RETRIES)
+    if name is not None:
+        return S3Store(name.bucket, prefix=name.key, **options)
+    options["client_options"]["allow_http"] = url.startswith("http://")
+    return from_url(url, client_options=options["client_options"], retry_config=options["retry_config"])
+
+
 @contextmanager
 def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries: int = 1) -> Iterator[Any]:
     """Yield obstore's store of a bucket. Turn any exception of the body into a RasterError "cannot `what`: ..."."""
@@ -141,12 +154,12 @@ def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries
     except TiledsegError:
         raise
     except Exception as error:
-        said = _said(error)
-        remedy = certificate_advice(os.environ) if is_of_certificates(said) else advice(os.environ)
-        raise RasterError(f"cannot {what}: {said}; {remedy}") from error
+        words = said(error)
+        remedy = certificate_advice(os.environ) if is_of_certificates(words) else advice(os.environ)
+        raise RasterError(f"cannot {what}: {words}; {remedy}") from error
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Return the server's words from obstore's: the status and S3's code, or why there is no answer."""
     text = str(error)
     distrusted = re.search(r"InvalidCertificate\(\s*(\w+)", text)

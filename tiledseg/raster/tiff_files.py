@@ -25,6 +25,7 @@ from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
 from tiledseg.errors import WriteError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
+from tiledseg.system.files import delete
 from tiledseg.system.writing import flush, write_error, writing
 
 _CACHE_BYTES = 256 << 20
@@ -52,10 +53,10 @@ def packing_names(plain: Path) -> tuple[Path, ...]:
 
 
 def remove(names: Sequence[Path]) -> None:
-    """Delete files, as far as they are there."""
+    """Delete files and folders, as far as they are there."""
     for name in names:
         with contextlib.suppress(OSError):
-            name.unlink(missing_ok=True)
+            delete(name)
 
 
 def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:

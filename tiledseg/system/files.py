@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import stat
+from pathlib import Path
 
 from tiledseg.errors import ConfigError, InputError
 
@@ -39,6 +41,14 @@ def irregular_kind(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it, as far as it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read_text(path: str, kind: str, most_bytes: int, remedy: str, error: type[InputError]) -> str:

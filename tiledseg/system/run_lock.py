@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tiledseg.errors import OutputError
+from tiledseg.system.files import delete
 
 NAME = "run.lock"
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -163,7 +164,7 @@ class UnfinishedFile:
         with contextlib.suppress(OSError):
             if self.temporary.stat().st_ino == self.inode:
                 for name in self.working_names:
-                    name.unlink(missing_ok=True)
+                    delete(name)
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -1,0 +1,63 @@
+"""One scene in each form in which people have arrays: GeoTIFF, Zarr 2 and 3, netCDF 3 and 4, and xarray.DataArray."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import xarray
+from affine import Affine
+from numpy.typing import NDArray
+
+TRANSFORM = Affine(10.0, 0.0, 600_000.0, 0.0, -10.0, 5_100_000.0)
+CRS = "EPSG:32633"
+CHUNK = 48
+FORMS = ("tif", "zarr2", "zarr3", "nc4", "nc3", "memory", "dask")
+STORES = FORMS[1:5]
+
+
+def scene(shape: tuple[int, ...], dtype: str = "uint16", seed: int = 0) -> NDArray:
+    return np.random.default_rng(seed).integers(0, 200, shape).astype(dtype)
+
+
+def as_array(pixels: NDArray, name: str = "reflectance", nodata: float | None = None) -> Any:
+    """Return pixels (C, H, W), or (H, W), as rioxarray and odc.stac give them."""
+    height, width = pixels.shape[-2:]
+    x = TRANSFORM.c + TRANSFORM.a * (np.arange(width) + 0.5)
+    y = TRANSFORM.f + TRANSFORM.e * (np.arange(height) + 0.5)
+    mapping = xarray.Variable((), 0, {"crs_wkt": rasterio.crs.CRS.from_string(CRS).to_wkt()})
+    attributes = {"grid_mapping": "spatial_ref"} | ({} if nodata is None else {"_FillValue": pixels.dtype.type(nodata)})
+    dims = ("band", "y", "x")[-pixels.ndim :]
+    return xarray.DataArray(pixels, {"y": y, "x": x, "spatial_ref": mapping}, dims, name, attributes)
+
+
+def write(folder: Path, form: str, pixels: NDArray, name: str = "reflectance", nodata: float | None = None) -> Any:
+    """Write pixels in a form, and return what `data.images` is given for them."""
+    array = as_array(pixels, name, nodata)
+    if form == "memory":
+        return array
+    if form == "dask":
+        return array.chunk({"y": CHUNK, "x": CHUNK})
+    path = folder / f"{name}-{form}.{'tif' if form == 'tif' else 'nc' if form.startswith('nc') else 'zarr'}"
+    if form == "tif":
+        bands = pixels.reshape(-1, *pixels.shape[-2:])
+        profile = {"count": len(bands), "height": bands.shape[1], "width": bands.shape[2], "dtype": pixels.dtype}
+        with rasterio.open(path, "w", "GTiff", crs=CRS, transform=TRANSFORM, nodata=nodata, **profile) as dataset:
+            dataset.write(bands)
+        return str(path)
+    data = array.to_dataset()
+    chunks = tuple(CHUNK if size > 8 else 1 for size in pixels.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if form == "nc3":
+            data.to_netcdf(path, engine="scipy")
+        elif form == "nc4":
+            data.to_netcdf(path, engine="h5netcdf", encoding={name: {"chunksizes": chunks, "zlib": True}})
+        else:
+            data.to_zarr(
+                path, zarr_format=int(form[-1]), encoding={name: {"chunks": chunks}}, consolidated=form == "zarr2"
+            )
+    return f"{path}:/{name}"

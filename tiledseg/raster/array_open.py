@@ -1,0 +1,99 @@
+"""The one place where a Zarr store or a netCDF file is opened: by xarray, with zarr-python, h5netcdf and obstore."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from tiledseg.errors import RasterError, install
+from tiledseg.raster.array_names import ArrayName, array_of
+from tiledseg.raster.array_place import dims_of, nodata_of
+from tiledseg.raster.array_reader import ArrayReader
+from tiledseg.raster.gdal_open import CACHE_BYTES
+from tiledseg.raster.mirrored_reader import reading
+from tiledseg.raster.remote import is_remote
+from tiledseg.system.files import irregular_kind
+
+_CLASSIC = b"CDF"
+
+
+def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> ArrayReader:
+    """Return the reader of a variable of a store."""
+    remote = is_remote(name.store)
+    if not remote and not os.path.exists(name.store):
+        raise RasterError(f"{name.store} does not exist; give the path or URL of a Zarr store or netCDF file")
+    try:
+        import h5netcdf  # noqa: F401
+        import xarray
+        import zarr  # noqa: F401
+    except ImportError:
+        raise RasterError(f"{path} needs xarray, zarr and h5netcdf: {install('zarr')}") from None
+    group, _, variable = name.variable.rpartition("/")
+    how: dict[str, Any] = {"mask_and_scale": False, "decode_times": False, "decode_coords": "all", "cache": False}
+    with warnings.catch_warnings(), reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
+        warnings.simplefilter("ignore")
+        if name.is_netcdf:
+            store, engine = None, _netcdf_engine(name.store)
+        else:
+            from tiledseg.raster.zarr_store import open_store
+
+            store, engine = open_store(name.store), "zarr"
+        how |= {"group": group} if group else {}
+        how |= {"driver_kwds": {"rdcc_nbytes": CACHE_BYTES // 4}} if engine == "h5netcdf" else {}
+        dataset = xarray.open_dataset(store or name.store, engine=engine, chunks=None, **how)
+    try:
+        array = _variable(path, name, dataset, group, variable)
+        if store is not None:
+            fill = array.encoding.get("fill_value", array.attrs.get("_FillValue"))
+            nothing = nodata_of(array) if nodata is None else nodata
+            store.lacks = fill is not None and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
+        about = ("Zarr" if store else "netCDF", () if remote else (name.store,), dataset.close)
+        return ArrayReader(path, array, bands, nodata, *about, *([store.forget] if store else []))
+    except BaseException:
+        dataset.close()
+        raise
+
+
+def open_memory(path: str, bands: Sequence[int] | None, nodata: float | None) -> ArrayReader:
+    """Return the reader of one of the program's arrays."""
+    array = array_of(path)
+    if array is None:
+        raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
+    return ArrayReader(path, array, bands, nodata)
+
+
+def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: str) -> Any:
+    """Return the variable that is named, or the only one with rows and columns."""
+    images = sorted(str(each) for each in dataset.data_vars if dims_of(dataset[each]) is not None)
+    named = (
+        ", ".join(f"{name.store}:/{f'{group}/' if group else ''}{each}" for each in images[:8]) or "none has x and y"
+    )
+    if variable and variable not in dataset.variables:
+        raise RasterError(f"{name.store} has no variable {variable}; give one of: {named}")
+    if not variable and len(images) != 1:
+        raise RasterError(f"{name.store} has {len(images)} variables with x and y; name one: {named}")
+    return dataset[variable or images[0]]
+
+
+def _netcdf_engine(file: str) -> str:
+    """Return xarray's reader of a netCDF file. Raises RasterError for one that names other files."""
+    if is_remote(file):
+        raise RasterError(f"{file} is netCDF at a URL; copy it here, or write it as Zarr, which is read chunk by chunk")
+    kind = irregular_kind(file)
+    if kind is not None:
+        raise RasterError(f"{file} is {kind}; give a netCDF file")
+    with open(file, "rb") as opened:
+        if opened.read(len(_CLASSIC)) == _CLASSIC:
+            return "scipy"
+    import h5py
+
+    with h5py.File(file, "r", locking="best-effort") as opened:
+        away = opened.visititems_links(lambda at, link: at if isinstance(link, h5py.ExternalLink) else None)
+        away = away or opened.visititems(
+            lambda at, node: at if isinstance(node, h5py.Dataset) and (node.external or node.is_virtual) else None
+        )
+    if away:
+        raise RasterError(f"{file} has {away} in another file, which it names; give a file that holds all of its data")
+    return "h5netcdf"

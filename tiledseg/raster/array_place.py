@@ -1,0 +1,136 @@
+"""The place and the meaning of an xarray.DataArray, as rioxarray, odc.stac, stackstac, GDAL and CF write them: which
+dims are rows and columns, CRS, transform, the value of pixels without data, names of classes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from affine import Affine
+
+from tiledseg.errors import RasterError
+from tiledseg.raster.info import checked_crs, is_placed, named_crs
+
+_ROWS = ("y", "lat", "latitude", "northing", "projection_y_coordinate", "grid_latitude")
+_COLS = ("x", "lon", "longitude", "easting", "projection_x_coordinate", "grid_longitude")
+_OFF, _UNEVEN = 1e-3, 0.1
+"""Of a pixel: by which coordinates may be off a stated transform, and off even steps (float32 rounds them)."""
+
+
+def dims_of(array: Any) -> tuple[str, str] | None:
+    """Return the dims of rows and columns; None where there are none."""
+    found = []
+    for names, axis in ((_ROWS, "Y"), (_COLS, "X")):
+        marks = {dim: array.coords[dim].attrs if dim in array.coords else {} for dim in array.dims}
+        fits = [dim for dim in array.dims if str(dim).lower() in names]
+        found.append(fits or [dim for dim, mark in marks.items() if mark.get("axis") == axis])
+    return (found[0][0], found[1][0]) if all(len(each) == 1 for each in found) else None
+
+
+def check_dims(path: str, array: Any) -> Any:
+    """Return the array as (bands, rows, columns), without other dims of length 1. Raises RasterError for further
+    dims."""
+    dims = dims_of(array)
+    if dims is None:
+        have = ", ".join(map(str, array.dims)) or "none"
+        raise RasterError(f"{path} has the dims {have}, without rows and columns; give an array with the dims y and x")
+    others = [dim for dim in array.dims if dim not in dims]
+    long = [dim for dim in others if array.sizes[dim] > 1]
+    if len(long) > 1:
+        have = ", ".join(f"{dim} {array.sizes[dim]}" for dim in long)
+        raise RasterError(f"{path} has the dims {have} beside {' and '.join(dims)}; give an array with one, the bands")
+    array = array.squeeze([dim for dim in others if dim not in (long or others[-1:])], drop=True)
+    if not others:
+        array = array.expand_dims("band")
+    return array.transpose(..., *dims)
+
+
+def nodata_of(array: Any) -> float | None:
+    """Return the value of pixels without data; None where the array states none, or NaN, which never is any."""
+    for words in (array.attrs, array.encoding):
+        for name in ("_FillValue", "missing_value", "nodata"):
+            value = words.get(name)
+            if value is not None and np.ndim(value) == 0 and np.dtype(type(value)).kind in "iuf":
+                return None if np.isnan(value) else float(value)
+    return None
+
+
+def class_names_of(array: Any) -> tuple[tuple[int, str], ...]:
+    """Return the names of classes by their values, as CF's flags have them."""
+    words = array.attrs
+    names = words.get("class_names") or str(words.get("flag_meanings", "")).split()
+    values = np.atleast_1d(words.get("flag_values", ()))
+    return tuple((int(value), str(name)) for value, name in zip(values, names, strict=False))
+
+
+def flags(names: Sequence[str]) -> dict[str, Any]:
+    """Return the attributes that name the classes of a map, from 0."""
+    meanings = " ".join(re.sub(r"[^\w.@+-]", "_", name) for name in names)
+    return {"flag_values": list(range(len(names))), "flag_meanings": meanings, "class_names": list(names)}
+
+
+def placed(path: str, array: Any, array_CHW: Any) -> tuple[Any, Affine | None, tuple[str, ...]]:
+    """Return CRS, transform and notes. Raises RasterError for centres of pixels that are not evenly spaced."""
+    name = array.encoding.get("grid_mapping") or array.attrs.get("grid_mapping") or "spatial_ref"
+    mapping = array.coords[name].attrs if name in array.coords else {}
+    crs = _crs(path, array, mapping)
+    notes: tuple[str, ...] = ()
+    if crs is None and mapping.get("grid_mapping_name"):
+        notes = (f"{path} has the grid mapping {name} without crs_wkt: it has no CRS here, nor have its maps",)
+    stated = _stated(path, array.attrs, mapping)
+    centres: list[Any] = [array.coords[dim].values if dim in array.coords else None for dim in array_CHW.dims[1:]]
+    if any(each is None or len(each) < 2 for each in centres):
+        return crs, stated, notes
+    steps = [_step(path, str(dim), each) for dim, each in zip(array_CHW.dims[1:], centres, strict=True)]
+    (down, across), (top, left) = steps, (float(each[0]) for each in centres)
+    if stated is not None and stated.is_rectilinear:
+        place = (top - stated.f) / stated.e, (left - stated.c) / stated.a
+        pairs = zip((down, across), (stated.e, stated.a), array_CHW.shape[1:], strict=True)
+        even = all(abs(one / other - 1) * side < _OFF for one, other, side in pairs)
+        for shift in (0.5, 0.0) if even else ():  # coordinates are of centres, or of corners as stackstac's
+            row, col = (round(at - shift) for at in place)
+            if max(abs(place[0] - shift - row), abs(place[1] - shift - col)) < _OFF:
+                return crs, stated @ Affine.translation(col, row), notes
+    return crs, Affine(across, 0.0, left - across / 2, 0.0, down, top - down / 2), notes
+
+
+def _step(path: str, dim: str, centres: Any) -> float:
+    if centres.dtype.kind not in "iuf":
+        raise RasterError(f"{path} has {dim} in {centres.dtype}; give it numbers")
+    step = float(centres[-1] - centres[0]) / (len(centres) - 1)
+    off = np.abs(centres - (float(centres[0]) + step * np.arange(len(centres)))).max() if step else math.inf
+    if not off <= _UNEVEN * abs(step):
+        raise RasterError(f"{path} has {dim} in uneven steps, which no transform has; reproject it to a regular grid")
+    return step
+
+
+def _stated(path: str, words: Any, mapping: Any) -> Affine | None:
+    """Return the transform that attributes state: GDAL's order in a grid mapping, rasterio's in an array."""
+    if "GeoTransform" in mapping:
+        numbers = [float(number) for number in str(mapping["GeoTransform"]).split()]
+        transform = Affine.from_gdal(*numbers)
+    else:
+        numbers = [float(number) for number in words.get("spatial:transform", words.get("transform", ()))][:6]
+        if len(numbers) < 6:
+            return None
+        transform = Affine(*numbers)
+    if not all(map(math.isfinite, numbers)) or transform.determinant == 0:
+        raise RasterError(f"{path} has the transform {numbers}, which is no place on the ground; mend it")
+    return transform if is_placed(transform) else None
+
+
+def _crs(path: str, array: Any, mapping: Any) -> Any:
+    own = array.attrs
+    gdal: Any = own.get("_CRS") if isinstance(own.get("_CRS"), dict) else {}
+    epsg = own.get("proj:epsg", array.coords["epsg"].item() if "epsg" in array.coords else None)
+    texts = (
+        *(mapping.get(name) for name in ("crs_wkt", "spatial_ref")),
+        *(own.get(name) for name in ("proj:wkt2", "proj:code", "crs", "spatial_ref")),
+        gdal.get("wkt"),
+        epsg and f"EPSG:{epsg}",
+    )
+    text = next((str(text) for text in texts if text), None)
+    return None if text is None else checked_crs(path, named_crs(path, text))
