@@ -41,8 +41,11 @@ def test_a_search_names_the_narrower_precision_and_a_study_where_weak_scaling_en
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = " ".join(said(capsys, SMALL).split())
-    assert "precision: fp32; --precision fp16 takes half the memory" in table
-    assert "; the epoch of the first row is without reading rasters (" in table
+    assert "precision: fp32 without TF32 (train's default); --precision fp16 takes half the memory" in table
+    assert "; the first row's epoch holds if all GPUs together read " in table
+    assert "4 bands, 2 classes U-Net of 3 levels" in table
+    assert "padding same, upsampling transposed, norm none (train's defaults)" in table
+    assert "as many as the GPUs take" not in table
     assert "--precision fp16 takes" not in said(capsys, f"{SMALL} --precision fp16")
     study = SMALL.replace("--search", "--scaling 4:{most}").replace("--gpus 4", "")
     ends = "weak scaling ends at 8 GPUs: with more GPUs a step would have more images than an epoch"
@@ -102,3 +105,13 @@ def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.Captur
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("gpus", "images"), [(30, 6), (18, 4)])  # GPUs hold 4 tiles an image
+def test_a_search_proposes_images_of_a_step_that_share_the_gpus_evenly(
+    gpus: int, images: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = SMALL.replace("--gpus 4 --images 6 --images-per-step 2", f"--gpus {gpus} --images 12 --gpu-memory 90MiB")
+    table = " ".join(said(capsys, line).split())
+    assert f"{images} a step (as many as the GPUs take; --images-per-step sets it)" in table
+    assert ("30 at work, on 5 nodes of 6" in table) == (gpus == 30)

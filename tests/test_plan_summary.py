@@ -127,11 +127,11 @@ def test_an_epoch_is_without_reading_where_reading_has_time(capsys: pytest.Captu
     for machine, without in (("h100", True), ("cpu", False)):
         rows = printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine {machine}").splitlines()
         (epoch,) = (row for row in rows if row.startswith("epoch"))
-        assert ("without reading rasters" in epoch) == without
+        assert ("if all GPUs together read" in epoch) == without
     part = summary(capsys, f"{SMALL} --grid 4 --gpus 16 --machine h100 --images 3")
     rate = 3 * 2000 * 2000 * 4 / part["epoch_seconds"] / 1e9
     line = " ".join(printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine h100 --images 3").split())
-    assert f"without reading rasters ({rate:.2f} GB/s of all ranks at 1 byte a value)" in line
+    assert f"for 3 images, if all GPUs together read {rate:.2f} GB/s of 1-byte values (uint16: twice that)" in line
 
 
 def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ PHONE = 360  # pixels
 AT_NIGHT = () if NIGHTLY else ("four-ranks", "killed-run", "swin", "vit")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(MPIRUN is None, reason="no mpirun: the tutorials start ranks"),
 ]
 # Words that the cells of a tutorial print.
@@ -30,7 +30,7 @@ PRINTED = {
     "own-imagery": ("Halo(minimum=5, halo=6", "checked: the graph gives what Net gives", "mean IoU"),
     "four-ranks": ("largest difference of 5 losses", "accuracy 100.0"),
     "cluster-plan": ("#SBATCH --nodes=",),
-    "swin": ("layer", "both maps have the same bytes; largest difference of 3 losses"),
+    "swin": ("layer", "GiB a rank", "both maps have the same bytes; largest difference of 2 losses"),
     "vit": ("as small images of their own", "mean IoU"),
     "killed-run": ("the run was killed", "largest difference:"),
 }
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "html"]
     words = [*build, "-d", folder / "doctrees", ROOT / "docs", folder / "html"]
     environ = {**os.environ, "TILEDSEG_TUTORIALS_LEFT_OUT": " ".join(f"tutorials/{page}.md" for page in AT_NIGHT)}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "html"
 

@@ -84,7 +84,7 @@ def _search(flags: Namespace) -> Answered:
     job = _job_asked(flags)
     question = searchable(_question(flags))
     found = search(question, question.figures.ranks_per_host)
-    part = search_part(question, found)
+    part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
     if job is None:
         return Answered({"search": part}, lambda: search_table(part))
     script = _script(job[0], searched_job(question, found.winner, *job))

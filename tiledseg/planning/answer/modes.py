@@ -225,6 +225,7 @@ def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
         "gpus_asked": question.ranks,
         "gpus_per_node": question.figures.ranks_per_host,
         "uses_all": None,
+        "proposed": question.images > 1 and not question.images_per_step,
         "images": question.images,
         "epoch_values": question.images * math.prod(question.shape) * question.network.bands,
         "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",

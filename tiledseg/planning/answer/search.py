@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import basis_part, narrower, with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.table import beside, idle_words
-from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped
+from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words
+from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
+from tiledseg.system.console import counted
 from tiledseg.units import size
 
 _WHY = {
@@ -50,7 +51,12 @@ def searchable(question: RunQuestion) -> RunQuestion:
         tiles = len(plan_tiling(question)) if several else 1
     except GeometryError:  # a norm needs an image whole that does not fit: a search may take it in blocks
         tiles = question.ranks
-    return with_stores(with_step(question, tiles))
+    asked = with_step(question, tiles)
+    if several:  # the same number of GPUs an image, where that takes few images off
+        most, ranks = asked.images_per_step, asked.ranks
+        even = next((images for images in range(most, most * 3 // 4, -1) if ranks % images == 0), most)
+        asked = replace(asked, images_per_step=even)
+    return with_stores(asked)
 
 
 def with_stores(asked: RunQuestion) -> RunQuestion:
@@ -71,12 +77,15 @@ def _head(question: RunQuestion) -> dict[str, Any]:
 
 def _machine(part: dict[str, Any]) -> str:
     epoch = beside(part | (part["best"] if "best" in part else part["points"])[0])
-    return f"machine: {figures_basis(part['machine'])}{epoch and f'; the epoch of the first row is{epoch[1:]}'}"
+    rate = f"; the first row's epoch holds{epoch[1:]}" if epoch else ""
+    return f"machine: {figures_basis(part['machine'])}{rate}"
 
 
-def search_part(question: RunQuestion, result: Searched) -> dict[str, Any]:
-    """Return the settings; bytes, milliseconds, seconds an epoch."""
+def search_part(question: RunQuestion, result: Searched, proposed: bool) -> dict[str, Any]:
+    """Return the settings; bytes, milliseconds, seconds an epoch. `proposed`: nobody has set the images of a step."""
     return _head(question) | {
+        "proposed": proposed,
+        "network": heading(question).split(" px, ")[1],
         "gpus": question.ranks,
         "images_per_step": question.images_per_step,
         "memory": question.limit,
@@ -132,18 +141,22 @@ def search_table(part: dict[str, Any]) -> str:
     if part["other"] and part["other"] not in part["best"]:
         rows.append(_cells("-", part["other"], "best of another kind"))
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
-    narrow = f"{part['precision']}; --precision {part['narrower']} takes half the memory, and less time on most GPUs"
+    narrow = f"; --precision {part['narrower']} takes half the memory, and less time on most GPUs"
     remarks = [
         _machine(part),
-        f"precision: {narrow if part['narrower'] else part['precision']}",
+        f"precision: {PRECISIONS[part['precision']]}{narrow if part['narrower'] else ''}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
-    if (busy := part["best"][0]["ranks"]) < part["gpus"]:
-        remarks.append(f"GPUs: {busy:,} at work{idle_words({**part, 'gpus': busy})}")
-    images = f"{part['images']} images of {words(part['size'])} px, {part['images_per_step']} a step"
-    title = wrapped(f"search: {images}, on {part['gpus']} GPUs of {size(part['memory'])}", "")
-    return "\n".join([title, columns(rows), *map(wrapped, remarks)])
+    busy, images = part["best"][0]["ranks"], f"{part['images']} images of {words(part['size'])} px"
+    nodes = f"{counted(-(-busy // part['gpus_per_node']), 'node')} of {part['gpus_per_node']}"
+    remarks += [f"GPUs: {busy:,} at work, on {nodes}{idle_words({**part, 'gpus': busy})}", f"job: {JOB}"]
+    title = (
+        f"search: {images}, {part['images_per_step']} a step{PROPOSED * part['proposed']}, on {part['gpus']} GPUs of "
+        f"{size(part['memory'])}; all rows fit"
+    )
+    network = wrapped_lines(part["network"])
+    return "\n".join([wrapped(title, ""), *network, "", columns(rows), *map(wrapped, remarks)])
 
 
 def _cells(place: str, row: dict[str, Any], remark: str) -> tuple[str, ...]:

@@ -26,6 +26,13 @@ from tiledseg.units import size
 
 Part = dict[str, Any]
 MOST_HEADING = 4  # lines of the raster and the network
+PRECISIONS = {"fp32": "fp32 without TF32 (train's default)", "fp64": "fp64"}
+PRECISIONS |= {name: f"{name} activations; weights and AdamW in fp32" for name in ("bf16", "fp16")}
+PROPOSED = " (as many as the GPUs take; --images-per-step sets it)"
+JOB = (
+    "--emit slurm or lsf prints its script, whose head has a rehearsal; then compare memory_bytes and seconds in "
+    "metrics.jsonl"
+)
 _LABEL = 11  # columns of the name of a first line
 _TITLES = {
     "network": "on the largest context",
@@ -121,10 +128,11 @@ def parse_sections(text: str) -> tuple[str, ...]:
 
 
 def heading(question: RunQuestion) -> str:
-    """Return the raster, and lines of the network and its options."""
+    """Return the raster, and lines of the network and its options, which may be the defaults of `train`."""
     network = question.network
     raster = f"{words(question.shape)} px, {network.bands} bands, {network.classes} classes"
-    return f"{raster}\n{network.in_words}"
+    usual = question.keyed and type(network)().in_words.splitlines()[-1] == network.in_words.splitlines()[-1]
+    return f"{raster}\n{network.in_words}" + " (train's defaults)" * usual
 
 
 def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> str:
@@ -132,6 +140,7 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
     part = answer["summary"]
     lines = [*wrapped_lines(heading(question))[:MOST_HEADING], "", _row("memory", memory_words(part))]
     halo = f"halo {part['halo']} px, contexts of {words(part['context'])} px at most"
+    lines.append(_row("precision", PRECISIONS[question.precision]))
     lines.append(_row("grid", f"{words(part['grid'])}: {counted(part['tiles'], 'tile')}, {halo}"))
     if part["modes"]:
         first, *others = (
@@ -140,7 +149,7 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         )
         nodes = counted(math.ceil(part["gpus"] / part["gpus_per_node"]), "node")
         kind, number = ("tile", "micro_batches") if "stages" in answer else ("image", "images_per_step")
-        items = counted(part[number], kind)
+        items = counted(part[number], kind) + PROPOSED * (kind == "image" and part["proposed"])
         lines += [
             _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}"),
             _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}{idle_words(part)}"),
@@ -149,16 +158,15 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         ]
     for place, other in enumerate(part["better"]):
         figures = f"{mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}"
-        without = " (fp32 is without TF32)" * (other["flags"] == "--precision bf16")
-        text = f"{other['flags']}: {figures}, {size(other['memory'])}, {other['gpus']:,} GPUs{without}"
+        text = f"{other['flags']}: {figures}, {size(other['memory'])}, {other['gpus']:,} GPUs"
         lines.append(_row("" if place else "better", text))
-    return "\n".join([*lines, _row("more", f"--show {','.join(sections)} or all; --help")])
+    return "\n".join([*lines, _row("job", JOB), _row("more", f"--show {','.join(sections)} or all; --help")])
 
 
 def beside(part: Part) -> str:
-    """Return the part of an epoch that its predicted seconds leave out, if any, and the rate that it needs."""
+    """Return the rate at which files must come, where the predicted seconds of an epoch leave out reading."""
     rate = " ".join(count_parts(round(part["epoch_values"] / max(part["epoch_seconds"], 1e-6))))
-    return "" if part["reading"] else f", without reading rasters ({rate}B/s of all ranks at 1 byte a value)"
+    return "" if part["reading"] else f", if all GPUs together read {rate}B/s of 1-byte values (uint16: twice that)"
 
 
 def idle_words(part: Part) -> str:
