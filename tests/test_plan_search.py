@@ -31,6 +31,7 @@ def test_table_json_and_batch_script_have_one_winner(capsys: pytest.CaptureFixtu
     assert sum(best["by_term"].values()) == pytest.approx(best["milliseconds"], rel=1e-3)
     assert f"--tiling.grid '[{best['grid'][0]},{best['grid'][1]}]'" in script
     assert "--train.images_per_step 2" in script
+    assert f"--parallel.halo {best['settings'].split(',')[0]}\n" in script
     for key, value in best["parallel"].items():
         word = "'[" + ",".join(map(str, value)) + "]'" if isinstance(value, list) else value
         assert f"--parallel.{key} {word}" in script

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import rasterio
+import yaml
+from torch import nn
 
 from tests.crash.runs import Material
 from tiledseg import doctor
@@ -45,6 +47,18 @@ def test_ranks_of_shared_images(config: Path, capsys: pytest.CaptureFixture[str]
     assert (found["tiles"], found["idle"], found["rasters"], found["groups"], found["peers"]) == (8, 0, 1, 2, 3)
     assert found["bytes"] > 0
     assert found["messages"] >= 2
+
+
+def normed(bands: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(bands, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, classes, 1))
+
+
+def test_a_network_of_a_function_with_buffers(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Tracing compares values of buffers, before the step without values."""
+    own = yaml.safe_load(config.read_text()) | {"model": {"build": f"{__name__}:normed"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(own))
+    code, found = rehearsed(tmp_path / "run.yaml", capsys, 8, "--parallel.halo", "layer")
+    assert (code, found["fails"], found["peers"], found["bytes"] > 0) == (0, [], 3, True)
 
 
 def test_a_step_forward_and_back_on_many_ranks(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

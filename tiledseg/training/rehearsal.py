@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
@@ -211,10 +212,10 @@ class _Walker:
         self._whole = self._network()
 
     def _network(self) -> GraphNetwork:
-        with _META:
-            still = self._preparation.config.model.freeze_norm
-            network = network_modules(self._preparation.plan.network, 0, still=still)
-        network.train()
+        planned, still = self._preparation.plan.network, self._preparation.config.model.freeze_norm
+        with torch.device("cpu") if isinstance(planned, ForeignNetwork) else _META:  # tracing compares values
+            network = network_modules(planned, 0, still=still)
+        network.to(_META).train()
         for module in network.modules():
             if isinstance(module, ChannelDropout):
                 module.eval()  # it draws values, and sends nothing

@@ -196,7 +196,7 @@ def memory_words(part: Part) -> str:
     if part["fits"] is None:
         return f"{size(part['memory'])} a GPU; --machine or --gpu-memory says whether that fits"
     fits = "fits" if part["fits"] else "does NOT fit"
-    again = f", recomputing {part['recomputed']} tensors: {part['recompute_percent']:.0f} % more time"
+    again = f", recomputing {counted(part['recomputed'], 'tensor')}: {part['recompute_percent']:.0f} % more time"
     of_gpu = f"{size(part['memory'])} of {size(part['gpu'])} a GPU"
     return f"{of_gpu}: {fits}{again if part['recomputed'] else ''}"
 

@@ -131,7 +131,7 @@ def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int
     from tiledseg.planning.answer.search import job_part, memory_keys
 
     memory, images = memory_keys(question, priced), question.images_per_step
-    keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid}
+    keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
     keys |= {f"parallel.{key}": value for key, value in priced.candidate.keys(priced.plan).items()}
     keys |= _precision(question) | {f"memory.{key}": value for key, value in memory.items()}
     keys |= {"memory.store": '"$local"'} if memory and "store" not in memory else {}
