@@ -53,6 +53,7 @@ def test_a_checkpoint_has_the_names_of_the_author(run: Path) -> None:
     network = {"kind": "foreign", "build": BUILD, "arguments": '{"width": 3}', "bands": 3, "classes": 3}
     assert manifest["state"]["network"] == network
     assert losses(run)[-1] < losses(run)[0]
+    assert f": {BUILD}, " in json.loads((run / "summary.json").read_text())["title"]
 
 
 def test_a_run_goes_on_as_if_it_had_not_stopped(material: Material, run: Path, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def facts_of(
 
 def run_title(preparation: Preparation, weights: int, ranks: int) -> str:
     """Return one line: the run's name, its network, its data, and how it was spread."""
-    plan, name = preparation.plan, Path(preparation.config.run.output).name
+    plan, model, name = preparation.plan, preparation.config.model, Path(preparation.config.run.output).name
     stages = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else ""
     return (
-        f"{name}: {preparation.config.model.name}, {weights:,} weights, "
+        f"{name}: {model.build or model.name}, {weights:,} weights, "
         f"{counted(len(preparation.training.images), 'image')}, {counted(ranks, 'rank')}, "
         f"{preparation.config.train.precision}, halo: {plan.spread.mode}{stages}"
     )
