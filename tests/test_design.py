@@ -69,3 +69,9 @@ def test_no_run_is_tracked_beside_the_rooms() -> None:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     rooms = {name.partition("/")[0] for name in done.stdout.splitlines() if "/" in name}
     assert rooms <= {".ci", "tiledseg", "jobs", "benchmarks", "tests", "docs"}
+
+
+def test_one_file_names_an_api_of_a_gpus_maker() -> None:
+    naming = re.compile(r"torch\.(cuda|xpu|mps)\b|\.is_(cuda|xpu|mps)\b")
+    named = [file for file in PACKAGE.rglob("*.py") if naming.search(file.read_text())]
+    assert named == [PACKAGE / "memory" / "device.py"]

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="tiledseg doctor", description="Shows the ranks of a job and measures all-reduces.")
     add_format_option(parser)
-    parser.add_argument("--transport", default="auto", help="auto, nccl, gloo or mpi (default auto)")
+    parser.add_argument("--transport", default="auto", help="auto, nccl, xccl, gloo or mpi (default auto)")
     parser.add_argument(
         "--rehearse", action="store_true", help="walk the set-up of a run (--config, keys) without ranks"
     )

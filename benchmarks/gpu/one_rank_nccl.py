@@ -52,7 +52,7 @@ def open_alone(device: torch.device) -> TorchCommunicator:
     if device.type != "cuda":
         return TorchCommunicator(all_ranks())
     torch.cuda.set_device(device)
-    return TorchCommunicator(all_ranks(nccl_on=device))
+    return TorchCommunicator(all_ranks(gpu_of=device))
 
 
 def sum_of(communicator: TorchCommunicator, dtype: torch.dtype, count: int, device: torch.device) -> dict[str, float]:

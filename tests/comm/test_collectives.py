@@ -141,8 +141,8 @@ class SaysCuda(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
 
 
 def on_a_gpu(*values: float) -> torch.Tensor:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.comm.failure import is_agreed
-from tiledseg.comm.launch import Launch
-from tiledseg.comm.mesh import Facts, Mesh, choose_transport, fair_threads, local_device
+from tiledseg.comm.mesh import Facts, Mesh, choose_transport, fair_threads
 from tiledseg.errors import CommunicationError, ConfigError, InputError, LabelError, RasterError
+from tiledseg.memory.device import local_device
 
 
-def node(host: str, gpus: list[str | None], cores: int = 4) -> list[Facts]:
-    return [Facts(host, (1 << cores) - 1, gpu) for gpu in gpus]
+def node(host: str, gpus: list[str | None], cores: int = 4, backend: str = "nccl") -> list[Facts]:
+    return [Facts(host, (1 << cores) - 1, gpu, backend if gpu else None) for gpu in gpus]
 
 
 OWN_GPUS = [*node("a", ["a0", "a1"]), *node("b", ["b0", "b1"])]
 SHARED_GPU = [*node("a", ["a0", "a1"]), *node("b", ["b0", "b0"])]
 NO_GPU_ON_ONE = [*node("a", ["a0", "a1"]), *node("b", [None, None])]
+OWN_XPUS = node("a", ["a0", "a1"], backend="xccl")
+TWO_KINDS = [*node("a", ["a0", "a1"]), *node("b", ["b0"], backend="xccl")]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,9 @@ NO_GPU_ON_ONE = [*node("a", ["a0", "a1"]), *node("b", [None, None])]
         ("gloo", OWN_GPUS, "gloo"),
         ("mpi", SHARED_GPU, "mpi"),
         ("nccl", OWN_GPUS, "nccl"),
+        ("auto", OWN_XPUS, "xccl"),
+        ("xccl", OWN_XPUS, "xccl"),
+        ("auto", TWO_KINDS, "gloo"),
     ],
 )
 def test_transport(asked: str, facts: list[Facts], expected: str) -> None:
@@ -39,8 +46,11 @@ def test_transport(asked: str, facts: list[Facts], expected: str) -> None:
 
 
 def test_nccl_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="rank 2 on b has none"):
-        choose_transport("nccl", NO_GPU_ON_ONE)
+    for facts in (NO_GPU_ON_ONE, TWO_KINDS):
+        with pytest.raises(ConfigError, match="needs a CUDA or ROCm GPU on every rank but rank 2 on b has none"):
+            choose_transport("nccl", facts)
+    with pytest.raises(ConfigError, match="transport xccl needs an XPU GPU on every rank but rank 0 on a has none"):
+        choose_transport("xccl", TWO_KINDS)
     with pytest.raises(ConfigError, match="ranks 2 and 3 share one on b"):
         choose_transport("nccl", SHARED_GPU)
 
@@ -65,14 +75,20 @@ def test_threads_do_not_depend_on_other_hosts() -> None:
     assert [fair_threads(rank, facts) for rank in range(6)] == [4, 4, 2, 2, 2, 2]
 
 
-def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
-    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cuda", 3)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cpu")
+@pytest.mark.parametrize(("kind", "float64", "index"), [("cuda", True, 3), ("xpu", True, 3), ("xpu", False, None)])
+def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch, kind: str, float64: bool, index: int | None) -> None:
+    """A rank takes the GPU of its local rank; MPS, and an XPU without float64, are passed over."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
+    module = getattr(torch, kind)
+    monkeypatch.setattr(module, "get_device_properties", lambda *_: SimpleNamespace(has_fp64=float64))
+    monkeypatch.setattr(module, "device_count", lambda: 6)
+    cpu = torch.device("cpu")
+    assert local_device(3) == (cpu if index is None else torch.device(kind, index))
+    monkeypatch.setattr(module, "device_count", lambda: 1)
+    assert local_device(3) == (cpu if index is None else torch.device(kind, 0))
+    for other in (None, torch.device("mps")):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available, other=other: other)
+        assert local_device(3) == cpu
 
 
 @pytest.mark.mpi

@@ -54,7 +54,7 @@ def check_line(done: Done, code: int, line: str) -> None:
             2,
             ["fine", "--transport", "nccl"],
             2,
-            "transport nccl needs a GPU on every rank but rank 0 .*",
+            "transport nccl needs a CUDA or ROCm GPU on every rank but rank 0 .*",
             marks=no_gpu,
         ),
     ],
@@ -94,7 +94,7 @@ def test_help_is_printed_once() -> None:
     [
         (["input"], 2, "b.tif is truncated"),
         (["crash"], 1, f"ValueError: boom{re.escape(HINT)}"),
-        (["fine", "--transport", "udp"], 2, "transport is 'udp'; give one of auto, nccl, gloo, mpi"),
+        (["fine", "--transport", "udp"], 2, "transport is 'udp'; give one of auto, nccl, xccl, gloo, mpi"),
         (["fine", "--count", "many"], 2, ".*invalid int value: 'many'.*"),
     ],
 )

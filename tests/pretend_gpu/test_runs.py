@@ -144,7 +144,7 @@ def test_a_step_makes_the_host_wait_once(folders: tuple[Path, Path, Ran]) -> Non
         if name not in SETTINGS or name == "blocks":
             continue
         steps = sum("loss" in line for line in lines(gpu / name))
-        others = "stopwatch.py", "models/sending.py"  # of a step that is over; of a constant, once a run
+        others = "stopwatch.py", "memory/device.py"  # of a step that is over; of a constant, once a run
         of_steps = {
             place: count
             for place, count in waits

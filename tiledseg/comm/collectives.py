@@ -165,7 +165,7 @@ class Communicator(ABC):
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """Return True if messages of `tensor` go without a host buffer."""
-        return not tensor.is_cuda
+        return tensor.device.type == "cpu"
 
     def peer_errors(self, what: str) -> AbstractContextManager[None]:
         """Raise CommunicationError for the transport's own exception of an operation that is broken."""

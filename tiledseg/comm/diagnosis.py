@@ -16,6 +16,8 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import CommunicationError
+from tiledseg.memory.device import name_of
+from tiledseg.memory.device import versions as gpu_versions
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION
 
@@ -48,9 +50,7 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, An
 
 def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
     """Report on this rank. `ask_mpi`: give MPI's version also where this job has not loaded it, which takes 0.05 s."""
-    device = str(mesh.device)
-    if mesh.device.type == "cuda":
-        device += f" {torch.cuda.get_device_name(mesh.device)}"
+    device = " ".join(filter(None, (str(mesh.device), name_of(mesh.device))))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     return RankReport(mesh.rank, mesh.host, mesh.launch.local_rank, device, threads, cores, library_versions(ask_mpi))
@@ -71,11 +71,8 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
             from mpi4py import MPI
 
             versions["mpi"] = MPI.Get_library_version().split(",")[0].strip("\0\n ")
-    if torch.cuda.is_available():
-        versions["cuda"] = str(torch.version.cuda)
-        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     reason = why_not_kept(os.environ)
-    return versions | {"freed memory": "kept" if reason is None else f"given back: {reason}"}
+    return versions | gpu_versions() | {"freed memory": "kept" if reason is None else f"given back: {reason}"}
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:

@@ -14,16 +14,18 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
 from tiledseg.errors import CommunicationError, ConfigError, InputError
+from tiledseg.memory.device import BACKENDS, identity
 
 if TYPE_CHECKING:
     from tiledseg.comm.watch import Watch
 
 T = TypeVar("T")
+KINDS = {"nccl": "a CUDA or ROCm", "xccl": "an XPU"}
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's view of the job. `transport` is nccl, gloo, mpi, or serial for one rank alone.
+    """One rank's view of the job. `transport` is nccl, xccl, gloo, mpi, or serial for one rank alone.
 
     `watch`: what ends the job where it stands still, or None.
     """
@@ -91,47 +93,43 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one rank for the others: its host, the cores it may run on (bits), its GPU's identity."""
+    """The facts of one rank for the others: its host, the cores it may run on (bits), its GPU's identity, and what
+    carries tensors between GPUs of its kind."""
 
     host: str
     cores: int
     gpu: str | None
-
-
-def local_device(launch: Launch) -> torch.device:
-    """Return this rank's GPU, `local_rank % device_count` (0 for all with one visible GPU a rank), else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")
+    backend: str | None = None
 
 
 def gather_facts(communicator: Communicator, device: torch.device, host: str) -> list[Facts]:
     """Return the facts of all ranks, on every rank. Collective."""
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return communicator.gather_objects(Facts(host, sum(1 << core for core in cores), gpu))
+    gpu = identity(device), BACKENDS.get(device.type)
+    return communicator.gather_objects(Facts(host, sum(1 << core for core in cores), *gpu))
 
 
 def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
-    """Choose nccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
+    """Choose nccl, xccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
 
-    NCCL needs a GPU of its own for every rank. Raises ConfigError where that was asked for and is not so.
+    NCCL and XCCL need a GPU of their kind for every rank. Raises ConfigError where one was asked for and is not so.
     """
-    without = [rank for rank, fact in enumerate(facts) if fact.gpu is None]
+    backend = facts[0].backend if asked == "auto" else asked
+    without = [rank for rank, fact in enumerate(facts) if fact.backend is None or fact.backend != backend]
     counts = Counter((fact.host, fact.gpu) for fact in facts)
     shared = [rank for rank, fact in enumerate(facts) if fact.gpu is not None and counts[fact.host, fact.gpu] > 1]
-    if asked == "nccl" and without:
+    if asked in KINDS and without:
         raise ConfigError(
-            f"transport nccl needs a GPU on every rank but rank {without[0]} on {facts[without[0]].host} has none: "
-            "use gloo or auto"
+            f"transport {asked} needs {KINDS[asked]} GPU on every rank but rank {without[0]} on "
+            f"{facts[without[0]].host} has none: use gloo or auto"
         )
-    if asked == "nccl" and shared:
+    if asked in KINDS and shared:
         raise ConfigError(
-            f"transport nccl needs a GPU of its own for every rank but ranks {shared[0]} and {shared[1]} share one "
+            f"transport {asked} needs a GPU of its own for every rank but ranks {shared[0]} and {shared[1]} share one "
             f"on {facts[shared[0]].host}: start one rank a GPU, or use gloo or auto"
         )
     if asked == "auto":
-        return "gloo" if without or shared else "nccl"
+        return "gloo" if backend is None or without or shared else backend
     return asked
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
-from tiledseg.comm.stopwatch import CPU, Stopwatch, least
+from tiledseg.comm.stopwatch import Stopwatch, least
+from tiledseg.memory.device import CPU, is_gpu
 
 
 class Work:
@@ -110,7 +111,7 @@ class PointToPoint:
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
         # The device whose work waits.
-        device = next((tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda), CPU)
+        device = next((tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)), CPU)
         staged = _staged(receives, incoming)
 
         def wait() -> None:
@@ -127,7 +128,7 @@ class PointToPoint:
         if self._carrier.reads(tensor):
             return as_bytes(tensor)
         size = tensor.numel() * tensor.element_size()
-        return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        return torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu(tensor.device))
 
 
 class _Messages(list[Message]):

@@ -43,9 +43,9 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. If a body
     raises, the whole job ends within seconds. Rank 0 prints an error that all ranks agreed on, which becomes the job's
     code. A rank prints any other error itself, and the process ends here, with all others. Codes: 2 for InputError, 130
-    for an interrupt, 1 otherwise. `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. If no
-    rank makes progress for `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead
-    (`watch`). None: ten minutes.
+    for an interrupt, 1 otherwise. `transport`: ConfigError where it cannot be had. If no rank makes progress for
+    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`). None: ten
+    minutes.
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
@@ -93,21 +93,22 @@ def open_mesh(
         import torch
 
         from tiledseg.comm.collectives import SerialCommunicator
-        from tiledseg.comm.mesh import Mesh, choose_transport, fair_threads, gather_facts, local_device
+        from tiledseg.comm.mesh import KINDS, Mesh, choose_transport, fair_threads, gather_facts
+        from tiledseg.memory.device import api, is_gpu, local_device
 
-    device = local_device(launch)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = local_device(launch.local_rank)
+    if is_gpu(device):
+        api(device).set_device(device)
     if launch.size == 1:
-        if transport == "nccl":
-            choose_transport("nccl", gather_facts(SerialCommunicator(), device, host))
+        if transport in KINDS:
+            choose_transport(transport, gather_facts(SerialCommunicator(), device, host))
         return Mesh(launch, SerialCommunicator(), device, "serial", host)
     control, watch = _connect(launch, environ, world, transport, deadline)
     facts = gather_facts(control, device, host)
     chosen = choose_transport(transport, facts)
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(fair_threads(launch.rank, facts))
-    communicator = _with_nccl(device, environ) if chosen == "nccl" else control
+    communicator = _with_nccl(device, environ) if chosen in KINDS else control
     return Mesh(launch, communicator, device, chosen, host, watch)
 
 
@@ -122,8 +123,9 @@ def joined_mesh() -> Iterator[Mesh]:
     """
     import torch.distributed as dist
 
-    from tiledseg.comm.mesh import Mesh, local_device
+    from tiledseg.comm.mesh import Mesh
     from tiledseg.comm.transport_torch import TorchCommunicator, close_at_exit, new_groups, peer_errors
+    from tiledseg.memory.device import local_device
 
     launch = detect(os.environ)
     owns_default = not (dist.is_available() and dist.is_initialized())
@@ -140,7 +142,7 @@ def joined_mesh() -> Iterator[Mesh]:
         communicator = TorchCommunicator(groups, is_guest=True)
     hosts = communicator.gather_objects(host)
     launch = Launch(rank, size, hosts[:rank].count(host), hosts.count(host), "torch")
-    mesh = Mesh(launch, communicator, local_device(launch), "gloo", host)
+    mesh = Mesh(launch, communicator, local_device(launch.local_rank), "gloo", host)
     try:
         yield mesh
     except Exception as error:  # not InputError by name: where the interpreter ends this generator, the name is gone
@@ -241,7 +243,7 @@ def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
     from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
 
     with peer_errors("start of NCCL"):
-        return TorchCommunicator(all_ranks(nccl_on=device))
+        return TorchCommunicator(all_ranks(gpu_of=device))
 
 
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:

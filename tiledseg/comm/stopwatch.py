@@ -15,19 +15,18 @@ from typing import Any
 
 import torch
 
+from tiledseg.memory.device import CPU, api, is_gpu
+
 _MOST_SPANS = 4096  # kept open; more, and the watch reads what it has, so that a long run holds no more events
 
-CPU = torch.device("cpu")
 Mark = Any  # seconds of the clock, or an event of a GPU
 
 
 def mark(device: torch.device) -> Mark:
     """Return the moment at which the device has done all that it was given so far, without waiting."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+    return api(device).current_stream(device).record_event(api(device).Event(enable_timing=True))
 
 
 def between(begin: Mark, end: Mark) -> float:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import CommunicationError
+from tiledseg.memory.device import api, is_gpu
 
 # MPI 3 counts elements with a C int. Half of its range keeps every piece clear of the limit.
 _PIECE = 2**30
@@ -43,7 +44,7 @@ class MpiCommunicator(Communicator):
             raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
 
     def reads(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_cuda or self._cuda_aware
+        return not is_gpu(tensor.device) or self._cuda_aware
 
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start the sum. "MPI requires that all processes [...] receive identical results" (MPI 4.1, 6.9)."""
@@ -75,8 +76,8 @@ class MpiCommunicator(Communicator):
         return communicator
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
-        for device in {tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
+        for device in {tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)}:
+            api(device).current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
         requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
         requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
         return lambda: MPI.Request.Waitall(requests)
@@ -89,4 +90,4 @@ def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
     """Yield peer and buffer of each piece of each message. mpi4py reads GPU tensors by their array interface."""
     for peer, tensor in messages:
         for piece in tensor.split(_PIECE):
-            yield peer, piece if piece.is_cuda else piece.numpy()
+            yield peer, piece if is_gpu(piece.device) else piece.numpy()

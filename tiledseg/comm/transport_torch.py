@@ -1,6 +1,6 @@
 """Collectives and messages over torch.distributed, with what every promised version of torch knows.
 
-Gloo carries CPU tensors and Python objects, NCCL carries GPU tensors where asked.
+Gloo carries CPU tensors and Python objects, NCCL (XCCL on XPU) carries GPU tensors where asked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from tiledseg.comm.collectives import Communicator, Turns
 from tiledseg.comm.point_to_point import Message, PointToPoint
 from tiledseg.errors import CommunicationError, first_line
+from tiledseg.memory.device import BACKENDS, is_gpu, kind_here
 
 # No time limit of torch's own: the watch ends a job that stands still, with a line that names the rank, and lets one
 # rank write or validate for as long as it makes progress. A year, since torch wants a number.
@@ -64,7 +66,7 @@ class ProcessGroups:
         return self.gpu is not self.host
 
     def carrier(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        return self.gpu if tensor.is_cuda else self.host
+        return self.gpu if is_gpu(tensor.device) else self.host
 
     def __post_init__(self) -> None:
         _LIVING.add(self)
@@ -107,21 +109,22 @@ def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
     ranks in ascending order, whatever the order given (only the newest versions know `sort_ranks=False`). Messages and
     broadcasts therefore name the ranks of the job.
     """
-    host = dist.new_group(list(ranks), backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-    gpu = dist.new_group(list(ranks), backend="nccl", timeout=COLLECTIVE_TIMEOUT) if with_nccl else host
+    new_group = partial(dist.new_group, list(ranks), timeout=COLLECTIVE_TIMEOUT)
+    host = new_group(backend="gloo")
+    gpu = new_group(backend=BACKENDS[kind_here().type]) if with_nccl else host
     return ProcessGroups(tuple(ranks), host, gpu) if dist.get_rank() in ranks else None
 
 
-def all_ranks(nccl_on: torch.device | None = None) -> ProcessGroups:
+def all_ranks(gpu_of: torch.device | None = None) -> ProcessGroups:
     """Return the groups of all ranks of the job over the default group, which is Gloo's and must have been started.
 
-    `nccl_on`: with a group of NCCL's for GPU tensors beside it, which is collective.
+    `gpu_of`: with a group of NCCL's for tensors of the rank's GPU beside it, which is collective.
     """
     everyone = dist.group.WORLD
     assert everyone is not None, "the process group is started before its communicator"
     gpu = everyone
-    if nccl_on is not None:
-        gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=nccl_on)
+    if gpu_of is not None:
+        gpu = dist.new_group(backend=BACKENDS[gpu_of.type], timeout=COLLECTIVE_TIMEOUT, device_id=gpu_of)
     return ProcessGroups(tuple(range(dist.get_world_size())), everyone, gpu)
 
 
@@ -144,15 +147,14 @@ class TorchCommunicator(Communicator):
         return peer_errors(what)
 
     def reads(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_cuda or self._groups.with_nccl
+        return not is_gpu(tensor.device) or self._groups.with_nccl
 
     def point_to_point(self) -> PointToPoint:
         messages = super().point_to_point()
         if self._groups.with_nccl:
             # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
-            device = torch.device("cuda", torch.cuda.current_device())
             with peer_errors("opening of messages"):
-                dist.all_reduce(torch.zeros(1, device=device), group=self._groups.gpu)
+                dist.all_reduce(torch.zeros(1, device=kind_here()), group=self._groups.gpu)
         return messages
 
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
@@ -188,12 +190,12 @@ class TorchCommunicator(Communicator):
         ranks, batch, works = self._groups.ranks, list[dist.P2POp](), list[Any]()
         kinds = ((dist.irecv, receives, self._received), (dist.isend, sends, self._sent))
         for move, messages, _ in kinds:
-            batch += [dist.P2POp(move, x, ranks[peer], self._groups.gpu) for peer, x in messages if x.is_cuda]
+            batch += [dist.P2POp(move, x, ranks[peer], self._groups.gpu) for peer, x in messages if is_gpu(x.device)]
         if batch:
             works += dist.batch_isend_irecv(batch)
         for move, messages, count in kinds:
             for peer, tensor in messages:
-                if not tensor.is_cuda:
+                if not is_gpu(tensor.device):
                     count[peer] += 1
                     works.append(move(tensor, ranks[peer], self._groups.host, count[peer] % _TAGS))
         return _wait_for(works)

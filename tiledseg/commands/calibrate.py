@@ -35,6 +35,7 @@ from tiledseg.comm.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.execution.precision import CAST_DTYPES, make_deterministic
 from tiledseg.geometry.graph import Graph
+from tiledseg.memory.device import api
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import TENSOR, StoreRates, store_rates
@@ -119,7 +120,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     hosts = mesh.communicator.gather_objects(mesh.host)
     ranks, threads, cores = hosts.count(hosts[0]), torch.get_num_threads(), len(os.sched_getaffinity(0))
     host: dict[str, Any] = {"ranks": max(ranks, cores // threads) if on_cpu else ranks, "threads": threads}
-    host |= {"cores": cores} if on_cpu else {"memory": torch.cuda.get_device_properties(mesh.device).total_memory}
+    host |= {"cores": cores} if on_cpu else {"memory": api(mesh.device).mem_get_info(mesh.device)[1]}
     turns = max(1.0, ranks * threads / cores) if on_cpu else 1.0
     limits = None if on_cpu else _gpu_limits(mesh.device)
     machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}, limits))

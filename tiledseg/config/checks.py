@@ -25,7 +25,7 @@ AUTO = "auto"
 LARGEST_HALO = 2**20  # pixels
 MOST = 2**31 - 1
 """Largest count of anything: an index of any width can hold it."""
-TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
+TRANSPORTS = ("auto", "nccl", "xccl", "gloo", "mpi")
 _SHOWN = 60
 
 

@@ -55,7 +55,7 @@ class ParallelConfig(Group):
         recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last (the
             newest micro-batch) or always, for all stages, or a list with one of them for each
         idle_ranks: let ranks that own nothing wait in place of refusing a job that has more ranks than its mesh
-        transport: auto, nccl, gloo or mpi
+        transport: auto, nccl, xccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
             (default: 600)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which

@@ -1,7 +1,7 @@
 """Samples on their way to the device: the network's input, and classes.
 
 The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of their
-own, while the network computes. The GPU waits for them at their first use, the host never (`models.sending`). So as
+own, while the network computes. The GPU waits for them at their first use, the host never (`memory.device`). So as
 many pinned buffers as samples are on their way, two by default (`data.prefetch`). A CPU takes the arrays as they are.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.models.sending import sent
+from tiledseg.memory.device import api, is_gpu, sent
 from tiledseg.raster.samples.dataset import Sample
 
 Send = Callable[[Sample], Sample]
@@ -29,7 +29,7 @@ class Carried(NamedTuple):
 
     def await_all(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return input and labels, which the current stream may use: it waits, not the host."""
-        stream = torch.cuda.current_stream(self.x_CHW.device)
+        stream = api(self.x_CHW.device).current_stream(self.x_CHW.device)
         stream.wait_event(self.event)
         for tensor in (self.x_CHW, self.labels_HW):
             if tensor is not None:
@@ -42,18 +42,16 @@ def sender(device: torch.device) -> Send:
 
     Any number of threads may call it at once.
     """
-    if device.type != "cuda":
+    if not is_gpu(device):
         return lambda sample: sample
-    stream = torch.cuda.Stream(device)
+    gpu, stream = api(device), api(device).Stream(device)
 
     def send(sample: Sample) -> Sample:
         classes_HW = _labels(sample)
-        with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # a new thread's own device is GPU 0
+        with gpu.device(stream.device), gpu.stream(stream):  # a new thread's own device is GPU 0
             x_CHW = _sent(sample.x_CHW, device)
             labels_HW = None if classes_HW is None else _sent(classes_HW, device)
-            event = torch.cuda.Event()
-            event.record(stream)
-        return replace(sample, carried=Carried(x_CHW, labels_HW, event))
+        return replace(sample, carried=Carried(x_CHW, labels_HW, stream.record_event()))
 
     return send
 

@@ -11,6 +11,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters
+from tiledseg.memory.device import CPU, api, free_bytes, is_gpu
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 
@@ -47,15 +48,15 @@ def free_memory(mesh: Mesh, device: torch.device) -> int:
 def _free_memory(device: torch.device) -> int:
     """Return the bytes that tensors may take of what nobody holds now: of the GPU, or of the host, where pieces count
     too."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if is_gpu(device):
+        return free_bytes(device)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 
 def host_memory() -> int:
     """Return the bytes of the host that a rank may fill which alone on it wants some, whatever its device."""
-    return int(_free_memory(torch.device("cpu")) * _SHARE)
+    return int(_free_memory(CPU) * _SHARE)
 
 
 def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> None:
@@ -77,13 +78,13 @@ def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> 
 
 def reset_peak(device: torch.device) -> None:
     """Forget what a GPU held before, in `peak_memory`; a process's resident set cannot."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if is_gpu(device):
+        api(device).reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
     """Return the largest memory this rank has held: GPU memory allocated since `reset_peak`, or the process's resident
     set. Bytes."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if is_gpu(device):
+        return api(device).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -9,6 +9,7 @@ from torch import nn
 
 from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError
+from tiledseg.memory.device import is_gpu, kind_here
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import HOST, Mover
 from tiledseg.memory.offload import Offload, mover_to
@@ -42,13 +43,12 @@ def large_model_support(
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    device = weight.device if weight is not None else torch.accelerator.current_accelerator(check_available=True)
-    device = device or torch.device("cpu")
-    if device == torch.device("cuda"):
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = weight.device if weight is not None else torch.empty(0, device=kind_here()).device
     on_host, on_cpu = str(store) == HOST, device.type == "cpu"
-    if not on_cpu and device.type != "cuda":
-        raise ConfigError(f"tensors of {device.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
+    if not on_cpu and not is_gpu(device):
+        raise ConfigError(
+            f"tensors of {device.type} go nowhere; large_model_support moves those of CPU, CUDA, ROCm, XPU"
+        )
     if on_host and on_cpu and model is None:
         raise ConfigError("store is host, the memory beside a GPU's own; give a folder on a local disk, or model")
     if not on_host and not on_cpu:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper
-from tiledseg.models.sending import asked_back
+from tiledseg.memory.device import asked_back, is_gpu
 from tiledseg.raster.composed import Inside
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.pair_reading import area_reader
@@ -193,7 +193,7 @@ def map_windows(
             advance(f"mapping rows {core.row.start} to {core.row.stop}")
             waiting.append(to_host(core, scores_KHW, valid_HW, len(layouts) > 1, len(share.views) > 1))
             del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
-            if len(waiting) > int(mesh.device.type == "cuda"):
+            if len(waiting) > int(is_gpu(mesh.device)):
                 _write(waiting.pop(0), writers, share, mapper.ignore_index)
         for window in waiting:
             _write(window, writers, share, mapper.ignore_index)
@@ -225,29 +225,21 @@ class HostWindow(NamedTuple):
 
     core: Box
     valid_HW: NDArray[np.bool_]
-    tensors: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
-    sent: Any  # the event after which the tensors are there; None on a CPU
+    returning: Callable[[], Sequence[torch.Tensor]]
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None, NDArray[np.bool_]]:
         """Return the tensors as arrays, once they are there."""
-        if self.sent is not None:
-            self.sent.synchronize()
-        classes_HW, shares_KHW, finite_HW = self.tensors
-        return classes_HW.numpy(), None if shares_KHW is None else shares_KHW.numpy(), finite_HW.numpy()
+        classes_HW, finite_HW, *shares = (tensor.numpy() for tensor in self.returning())
+        return classes_HW, shares[0] if shares else None, finite_HW
 
 
 def to_host(
     core: Box, scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_], probabilities: bool, are_shares: bool
 ) -> HostWindow:
     """Send a window's classes, and its `probabilities` if wanted, to the host. `are_shares`: the scores are these."""
-    classes_HW = asked_back(scores_KHW.argmax(0).to(torch.uint8))
-    shares_KHW = asked_back((scores_KHW if are_shares else shares_of(scores_KHW)).float()) if probabilities else None
-    finite_HW = asked_back(scores_KHW.amax(0).isfinite())  # the largest is not a number where any is none
-    sent = None
-    if scores_KHW.device.type == "cuda":
-        sent = torch.cuda.Event()
-        sent.record()
-    return HostWindow(core, valid_HW, (classes_HW, shares_KHW, finite_HW), sent)
+    finite_HW = scores_KHW.amax(0).isfinite()  # the largest is not a number where any is none
+    shares = [(scores_KHW if are_shares else shares_of(scores_KHW)).float()] if probabilities else []
+    return HostWindow(core, valid_HW, asked_back(scores_KHW.argmax(0).to(torch.uint8), finite_HW, *shares))
 
 
 def in_bytes(shares_KHW: NDArray[np.float32]) -> NDArray[np.uint8]:

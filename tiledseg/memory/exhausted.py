@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
+from tiledseg.memory import device
 
 _GPU_WORDS = ("out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of CUDA, and of its libraries, NCCL among them
 _WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread", *_GPU_WORDS)
@@ -59,10 +60,8 @@ def _asked(words: str) -> int | None:
 def _free(error: BaseException) -> int | None:
     """Return the free bytes of the memory that has run out: a GPU's with its allocator's store, where torch says so."""
     on_gpu = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _GPU_WORDS)
-    if not on_gpu or not torch.cuda.is_available():
-        return free_bytes()
-    in_store = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return int(torch.cuda.mem_get_info()[0] + in_store)
+    kind = device.kind_here() if on_gpu else device.CPU
+    return device.free_bytes(kind) if device.is_gpu(kind) else free_bytes()
 
 
 def free_bytes() -> int | None:

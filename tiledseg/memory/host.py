@@ -14,10 +14,12 @@ all that read or wrote it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
+from tiledseg.memory.device import api
 from tiledseg.memory.mover import Copying, Mover, Sent, Slot
 
 CHUNK = 256 << 20
@@ -33,9 +35,9 @@ class HostMover(Mover):
     def __init__(self, device: torch.device, limit: int, chunk: int = CHUNK) -> None:
         super().__init__("the store in the host's memory", limit, device)
         self._chunk, self._host = chunk, list[torch.Tensor]()
-        self._way_out, self._way_in = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._computing: dict[int, torch.cuda.Stream] = {}
-        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._gpu = api(device)
+        self._way_out, self._way_in = self._gpu.Stream(device), self._gpu.Stream(device)
+        self._computing, self._stalls = list[Any](), list[tuple[Any, Any]]()  # streams; the events around each stall
         self._stood = 0.0
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -46,8 +48,8 @@ class HostMover(Mover):
 
     def _look(self) -> None:
         """Note the stream on which this thread computes what copies read, or what reads copies."""
-        stream = torch.cuda.current_stream(self.device)
-        self._computing.setdefault(stream.cuda_stream, stream)
+        if (stream := self._gpu.current_stream(self.device)) not in self._computing:
+            self._computing.append(stream)
 
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
         while self._chunk * len(self._host) < slot.stop:
@@ -91,29 +93,29 @@ class HostMover(Mover):
 
     def _copy(
         self,
-        lane: torch.cuda.Stream,
+        lane: Any,
         sources: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
         brought_P: torch.Tensor | None = None,
     ) -> _LaneCopy:
         self._look()
-        for stream in self._computing.values():
+        for stream in self._computing:
             lane.wait_stream(stream)
-        with torch.cuda.stream(lane):
+        with self._gpu.stream(lane):
             for source_P, target_P in zip(sources, targets, strict=True):
                 target_P.copy_(source_P, non_blocking=True)
             event = lane.record_event()
-        return _LaneCopy(self, event, torch.cuda.current_stream(self.device), brought_P)
+        return _LaneCopy(self, event, self._gpu.current_stream(self.device), brought_P)
 
-    def wait_for(self, event: torch.cuda.Event) -> None:
+    def wait_for(self, event: Any) -> None:
         """Have all that computes wait; the host does not."""
         self._look()
         over = event.query()  # no time is lost then; torch's sanitizer wants the order said all the same
-        for stream in self._computing.values():
-            begun = None if over else stream.record_event(torch.cuda.Event(enable_timing=True))
+        for stream in self._computing:
+            begun = None if over else stream.record_event(self._gpu.Event(enable_timing=True))
             stream.wait_event(event)
             if begun is not None:
-                self._stalls.append((begun, stream.record_event(torch.cuda.Event(enable_timing=True))))
+                self._stalls.append((begun, stream.record_event(self._gpu.Event(enable_timing=True))))
         if len(self._stalls) > _MOST_NOTED:
             self._add_up()
 
@@ -139,9 +141,7 @@ class HostMover(Mover):
 class _LaneCopy:
     """See `Copying`. `made`: where the memory `brought_P` that it brings into was asked for."""
 
-    def __init__(
-        self, mover: HostMover, event: torch.cuda.Event, made: torch.cuda.Stream, brought_P: torch.Tensor | None
-    ) -> None:
+    def __init__(self, mover: HostMover, event: Any, made: Any, brought_P: torch.Tensor | None) -> None:
         self.event = event
         self._mover, self._made, self._brought_P = mover, made, brought_P
 
@@ -151,7 +151,7 @@ class _LaneCopy:
     def wait(self) -> None:
         """Have what computes come after the copy, which is made in any case."""
         self._mover.wait_for(self.event)
-        here = torch.cuda.current_stream(self._mover.device)
+        here = api(self._mover.device).current_stream(self._mover.device)
         if self._brought_P is not None and here != self._made:
             self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
 

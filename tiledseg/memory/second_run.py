@@ -196,6 +196,7 @@ class _PartState:
         self._devices, self._states = get_device_states(*tensors)
         self._draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
         kinds = dict.fromkeys(["cpu", *(tensor.device.type for tensor in tensors)])
+        self._kind = list(kinds)[-1]
         self._casts = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     @contextmanager
@@ -209,7 +210,7 @@ class _PartState:
             stack.callback(random.setstate, draws[1])
             stack.callback(np.random.set_state, draws[0])
             stack.callback(self._put, now)
-            stack.enter_context(torch.random.fork_rng(self._devices))
+            stack.enter_context(torch.random.fork_rng(self._devices, device_type=self._kind))
             for kind, dtype, enabled in self._casts:
                 stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
             self._put([{**each, "_buffers": _copied(each["_buffers"])} for each in self._attributes])
@@ -217,7 +218,7 @@ class _PartState:
             np.random.set_state(self._draws[1])
             random.setstate(self._draws[2])
             if self._devices:
-                set_device_states(self._devices, self._states, device_type="cuda")
+                set_device_states(self._devices, self._states, device_type=self._kind)
             yield
 
     def _put(self, attributes: Sequence[dict[str, Any]]) -> None:

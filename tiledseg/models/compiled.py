@@ -71,7 +71,7 @@ def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Ten
 
 def check_compiler(device: torch.device) -> None:
     """Raise ConfigError where torch.compile cannot make kernels for the device: for a GPU it makes a small one."""
-    if device.type == "cuda":
+    if device.type != "cpu":
         try:
             torch.compile(torch.sin)(torch.zeros(8, device=device))
         except Exception as error:  # of triton, of the C compiler that triton calls, of the driver

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.memory.device import sent
 from tiledseg.models.notes import noted
-from tiledseg.models.sending import sent
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZero
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
 from tiledseg.geometry.sharing.decomposition import BlockExchange
+from tiledseg.memory.device import sent
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
@@ -37,7 +38,6 @@ from tiledseg.models.norm import (
     takes_statistics,
 )
 from tiledseg.models.normalise import NormScope, Ranks, Statistics, measure, moment_gradient, normalise
-from tiledseg.models.sending import sent
 from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and

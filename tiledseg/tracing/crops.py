@@ -129,7 +129,8 @@ class CropModule(BlockModule):
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the blended scores of a tile at `place`; in training those of windows, each an image."""
         if self.training and self.draws.keys:
-            with torch.random.fork_rng([x_BCHW.device] if x_BCHW.is_cuda else []):
+            here = x_BCHW.device
+            with torch.random.fork_rng([] if here.type == "cpu" else [here], device_type=here.type):
                 words = repr(self.draws.keys).encode()
                 torch.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:8], "little"))
                 return scores_of(self.module, x_BCHW)

@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
-from tiledseg.models.sending import fixed, sent
+from tiledseg.memory.device import fixed, sent
 
 Outputs = tuple[torch.Tensor, ...]
 SURE = 0.8  # of an edge

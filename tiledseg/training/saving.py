@@ -22,6 +22,7 @@ from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, u
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.point_to_point import Message
+from tiledseg.memory.device import api, is_gpu
 from tiledseg.training.optimizer import AveragedWeights
 
 _LOOK_SECONDS = 1.0
@@ -53,8 +54,8 @@ class Saver:
             own = contents_of(network, optimizer, tensors)  # other stages send theirs at once
         else:
             own = contents_of(network, optimizer, tensors, self._copy)
-            for device in {parameter.device for parameter in network.parameters() if parameter.is_cuda}:
-                torch.cuda.synchronize(device)  # then all copies are whole, and the tensors may change
+            for device in {parameter.device for parameter in network.parameters() if is_gpu(parameter.device)}:
+                api(device).synchronize(device)  # then all copies are whole, and the tensors may change
         contents = collect(own, self._axes)
         if contents is None:
             return False
@@ -88,7 +89,7 @@ class Saver:
         """Return a contiguous copy of `tensor` on the CPU; that of a GPU's is in pinned memory, and on its way."""
         source, held = tensor.detach(), self._copies.get(name)
         if held is None or held.shape != source.shape or held.dtype != source.dtype:
-            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_gpu(source.device))
             self._copies[name] = held
         return held.copy_(source, non_blocking=True)
 

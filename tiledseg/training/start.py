@@ -26,6 +26,7 @@ from tiledseg.errors import ConfigError, OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
+from tiledseg.memory.device import is_gpu, name_of
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.raster.samples.sampling import Position
@@ -106,7 +107,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             choice = [in_words(preparation.found, before)] if preparation.found else []
             progress = StepProgress(0, 0, 2 if config.run.verbosity else 0)
             quicker = ""
-            if mesh.device.type == "cuda" and config.train.precision == "fp32":
+            if is_gpu(mesh.device) and config.train.precision == "fp32":
                 quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
             for line in filter(None, [*choice, *_facts(preparation, beginning, warnings), freed, quicker]):
                 progress.say(line)
@@ -125,8 +126,7 @@ def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparati
     def on_root() -> Preparation:
         here = None
         if config.parallel.auto and config.parallel.machine is None:
-            device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
-            here = machine_here(device, mesh.launch.local_size)
+            here = machine_here(name_of(mesh.device), mesh.launch.local_size)
         saved = early.saved if early else None
         preparation = prepare(config, memory, mesh.size, here, saved, sharing, mesh.device)
         if refusal := why_uncompiled(preparation):

@@ -26,7 +26,7 @@ from tiledseg.errors import TiledsegError
 from tiledseg.execution.carrying import labels
 from tiledseg.execution.halo_modes import Part, Piece
 from tiledseg.geometry.box import Box
-from tiledseg.models.sending import fixed, sent
+from tiledseg.memory.device import fixed, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.training.objective import Objective
 

@@ -27,7 +27,7 @@ from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.scores import confusion_matrix, empty_counts, reliability_counts, scores
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.models.sending import asked_back, sent
+from tiledseg.memory.device import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
@@ -228,9 +228,7 @@ def _measured(
     target_BHW = sent(torch.from_numpy(_labels(piece, sample)), device)[None]
     made = core_BKHW[0].argmax(0).to(torch.uint8), _confidence(core_BKHW[0])
     sums = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
-    map_HW, confidence_HW, sums = (asked_back(tensor) for tensor in (*made, sums))
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # once for all
+    map_HW, confidence_HW, sums = asked_back(*made, sums)()  # the host waits once for all
     return sums, map_HW.numpy(), confidence_HW.numpy()
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.pyramid import bins_of
+from tiledseg.memory.device import sent
 from tiledseg.models.layers.block import (
     BlockModule,
     BlockPlace,
@@ -23,7 +24,6 @@ from tiledseg.models.layers.block import (
     whole_place,
 )
 from tiledseg.models.normalise import Ranks, Slices, summed
-from tiledseg.models.sending import sent
 
 JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {
     geometry.Concatenate: partial(torch.cat, dim=1),

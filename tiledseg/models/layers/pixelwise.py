@@ -110,7 +110,7 @@ def resolve(name: str) -> Any:
 
 def cumsum(x: torch.Tensor, dim: int, **keywords: Any) -> torch.Tensor:
     """Add up as torch's, which refuses numbers on a GPU where algorithms are to be deterministic."""
-    if not (x.is_cuda and x.is_floating_point() and torch.are_deterministic_algorithms_enabled()):
+    if not (x.device.type != "cpu" and x.is_floating_point() and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim, **keywords)
     return torch.stack(list(accumulate(x.unbind(dim))), dim).to(keywords.get("dtype"))
 

@@ -89,7 +89,7 @@ def average_pool(
     """Average as `functional.avg_pool2d`, with its arguments. On a GPU the tensor itself is padded, for there torch's
     gradient of a padded pooling in channels_last is another one (pytorch#188344, mended after torch 2.13)."""
     kernel, step, (top, left) = pair(kernel_size), pair(stride or kernel_size), pair(padding)
-    if input.device.type != "cuda" or not (top or left) or ceil_mode:
+    if input.device.type == "cpu" or not (top or left) or ceil_mode:
         options = ceil_mode, count_include_pad, divisor_override
         return functional.avg_pool2d(input, kernel, step, (top, left), *options)
     border = left, left, top, top

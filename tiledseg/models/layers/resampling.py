@@ -19,16 +19,16 @@ from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers import resampling as geometry
+from tiledseg.memory.device import is_gpu, sent
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
 from tiledseg.models.normalise import Ranks, at_least_single
-from tiledseg.models.sending import sent
 
 Pair = tuple[int, int]
 
 
 KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.aten.upsample_bicubic2d}
 ROWS = 2  # the dim of x_BCHW; columns are the next
-AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 25}  # values that are made at once: on a CPU what fits a cache
+AT_ONCE = 1 << 16, 1 << 25  # values that are made at once: on a CPU what fits a cache, on a GPU
 
 
 class UpsampleModule(nn.Upsample):
@@ -53,7 +53,7 @@ def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
 
 def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
     """Return True if torch's own adjoint would be slow, or is missing. Pure."""
-    return mode in KERNELS and device == "cuda" and deterministic
+    return mode in KERNELS and device != "cpu" and deterministic
 
 
 class Interpolated(torch.autograd.Function):
@@ -173,7 +173,7 @@ def _by_rows(x: torch.Tensor, dim: int, rows: Taps, cols: Taps) -> torch.Tensor:
     made = x.new_empty(shape)
     dtype = at_least_single(x[:0]).dtype
     rows, cols = (Taps(sent(taps.places, x.device), sent(taps.weights, x.device).to(dtype)) for taps in (rows, cols))
-    step = max(1, AT_ONCE.get(x.device.type, 1 << 16) // max(1, made.numel() // shape[dim]))
+    step = max(1, AT_ONCE[is_gpu(x.device)] // max(1, made.numel() // shape[dim]))
     for first in range(0, shape[dim], step):
         some = Taps(rows.places[first : first + step], rows.weights[first : first + step])
         made.narrow(dim, first, len(some.places)).copy_(_sums(_sums(x, dim, some), dim + 1, cols))
