@@ -15,11 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Ranks that wait leave the processor to those that work: two sessions share it, and Open MPI counts its own ranks only.
 export OMPI_MCA_mpi_yield_when_idle := 1
 
-# The versions of torch that setup.cfg promises: CONTRIBUTING.md says what ran on them.
-OLDEST_TORCH := 2.13.0
+# The versions of torch that setup.cfg promises, and the newest Python: docs/reference/versions.md says what ran on them.
+OLDEST_TORCH := 2.8.0
 NEWEST_TORCH := 2.15.0
+NEWEST_PYTHON ?= $(firstword $(shell command -v python3.14; command -v python3.13; command -v python3.12) $(PYTHON))
 
-.PHONY: demo test test-serial test-mpi test-ranks mutations test-oldest test-newest gpu-wheels lint docs setup clean
+.PHONY: demo test test-serial test-mpi test-ranks mutations test-versions test-oldest test-newest gpu-wheels lint docs setup clean
 
 setup: $(VENV)/ready
 
@@ -81,8 +82,10 @@ gpu-wheels: setup
 
 # All serial tests, and the communicating ones on two ranks, with the oldest and the newest torch that is promised, each
 # in an environment of its own (7 GB on the disk: PyPI's build carries CUDA, and runs on a CPU); not part of `make test`.
+test-versions: test-oldest test-newest
 test-oldest: test-torch-$(OLDEST_TORCH)
-test-newest: test-torch-$(NEWEST_TORCH)
+test-newest:
+	$(MAKE) test-torch-$(NEWEST_TORCH) PYTHON=$(NEWEST_PYTHON)
 
 test-torch-%: build/torch-%/ready
 	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -95,7 +95,9 @@ def open_mesh(
         from tiledseg.comm.collectives import SerialCommunicator
         from tiledseg.comm.mesh import KINDS, Mesh, choose_transport, fair_threads, gather_facts
         from tiledseg.memory.device import api, is_gpu, local_device
+        from tiledseg.memory.torch_versions import check_version
 
+    check_version()
     device = local_device(launch.local_rank)
     if is_gpu(device):
         api(device).set_device(device)
@@ -188,6 +190,7 @@ def _connect(
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
     from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
     from tiledseg.comm.watch import open_watch
+    from tiledseg.memory.torch_versions import gloo_connects
 
     check_open_files(launch)
     by_mpi = transport == "mpi"
@@ -207,7 +210,7 @@ def _connect(
         from tiledseg.comm.transport_mpi import MpiCommunicator
 
         return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
-    with peer_errors("start of the process group"):
+    with peer_errors("start of the process group"), gloo_connects():
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
         )

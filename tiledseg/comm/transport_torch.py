@@ -24,6 +24,7 @@ from tiledseg.comm.collectives import Communicator, Turns
 from tiledseg.comm.point_to_point import Message, PointToPoint
 from tiledseg.errors import CommunicationError, first_line
 from tiledseg.memory.device import BACKENDS, is_gpu, kind_here
+from tiledseg.memory.torch_versions import gloo_connects
 
 # No time limit of torch's own: the watch ends a job that stands still, with a line that names the rank, and lets one
 # rank write or validate for as long as it makes progress. A year, since torch wants a number.
@@ -110,7 +111,8 @@ def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
     broadcasts therefore name the ranks of the job.
     """
     new_group = partial(dist.new_group, list(ranks), timeout=COLLECTIVE_TIMEOUT)
-    host = new_group(backend="gloo")
+    with gloo_connects():
+        host = new_group(backend="gloo")
     gpu = new_group(backend=BACKENDS[kind_here().type]) if with_nccl else host
     return ProcessGroups(tuple(ranks), host, gpu) if dist.get_rank() in ranks else None
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tiledseg.errors import ConfigError
+from tiledseg.memory.torch_versions import is_own_read
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
@@ -265,7 +266,7 @@ class Recorder(TorchFunctionMode):
         if depends and name in ("__setitem__", "__set__", "set_"):
             what = "writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where"
             self._fault(what, inside=False)
-        if name in HOOKS:
+        if name in HOOKS and not is_own_read(name, next(f for f, _ in frames() if f != __file__)):
             self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
 
     def _note_constants(self, name: str, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
