@@ -18,7 +18,7 @@ export OMPI_MCA_mpi_yield_when_idle := 1
 # The versions of torch that setup.cfg promises, and the newest Python: docs/reference/versions.md says what ran on them.
 OLDEST_TORCH := 2.8.0
 NEWEST_TORCH := 2.15.0
-NEWEST_PYTHON ?= $(firstword $(shell command -v python3.14; command -v python3.13; command -v python3.12) $(PYTHON))
+NEWEST_PYTHON ?= $(firstword $(shell for p in python3.14 python3.13 python3.12; do $$p -V >/dev/null 2>&1 && echo $$p; done) $(PYTHON))
 
 .PHONY: demo test test-serial test-mpi test-ranks mutations test-versions test-oldest test-newest gpu-wheels lint docs setup clean
 
