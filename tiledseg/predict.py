@@ -51,7 +51,7 @@ KEYS = (
 """Keys of a run's configuration that a map has too."""
 PLAIN = (
     *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
-    *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands"),
+    *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands", "data.times"),
     *(f"model.{key}" for key in CROPS),
 )
 """The same, under flags without their group."""
@@ -199,7 +199,7 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
     Range(2, 255).check("--classes", classes)
     assert isinstance(classes, int), "the range has been checked"
     assert build is not None, "check_own has asked for it"
-    bands = bands_of(options.image, "--image", config.data.bands, config.data.references)
+    bands = bands_of(config.data.joined(options.image, "--image"), "--image", config.data.bands, config.data.references)
     pair = None if options.mean is None else (options.mean, options.deviation)
     network = ForeignNetwork.of(build, config.model.arguments, bands, classes, crop_grid(config.model))
     return network, given_normalization(pair, bands)
@@ -272,5 +272,5 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
-    requests = mesh.on_root(lambda: each_image(request, options.image, targets))
+    requests = mesh.on_root(lambda: each_image(request, config.data.joined(options.image, "--image"), targets))
     predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PLAIN = (
     *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
-    *("data.classes", "data.warp", "tiling.halo"),
+    *("data.classes", "data.warp", "data.times", "tiling.halo"),
     *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
 )
 """Keys of a run's configuration that a store has too, under flags without their group."""
@@ -106,7 +106,8 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     from tiledseg.raster.tile_store_writer import StorePlan
     from tiledseg.tracing.build import known
 
-    data, keys, images = config.data, ("--images", "--labels"), as_list(config.data.images)
+    data, keys = config.data, ("--images", "--labels")
+    images = data.joined(data.images, keys[0])
     found = find_sources(images, keys[0], references=data.references)
     image_paths = tuple(source.path for source in found)
     label_paths: tuple[str, ...] = ()
@@ -155,13 +156,13 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -> None:
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.finding import as_list, left_out
+    from tiledseg.raster.finding import left_out
     from tiledseg.raster.info import code_notes, reference_notes
     from tiledseg.raster.tile_store_writer import write_store
 
     images, labels = plan.images, plan.labels or ()
     if config.run.verbosity:
-        warn(left_out(as_list(config.data.images), "--images"))
+        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
         warn([*reference_notes((*images, *labels)), *code_notes(images)])
     with closing(StepProgress(plan.tiles, 0, config.run.verbosity)) as progress, doing("writing tiles"):
         done = count(1)

@@ -10,6 +10,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.units import Length, parse_length
 
 IMAGENET = "imagenet"
+TIME = "{time}"
 ClassEntry = str | int | bool | None | list[str | int | None]
 """What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
 CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV file of them"
@@ -47,6 +48,8 @@ class DataConfig(Group):
             network's halo
         split_seed: which blocks are validated on
         ignore_index: class number of pixels that count nowhere
+        times: what {time} in images and val_images stands for, a text a time: rasters of all times are joined, bands of
+            the first one first (docs/how-to/own-data.md)
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
         references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)
@@ -74,6 +77,7 @@ class DataConfig(Group):
     split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy=GAP, need=_BLOCKS)
     split_seed: int = number(0, 0, 2**63 - 1, need=_BLOCKS)
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
+    times: list[str] = field(default_factory=list)
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
     references: bool = False
@@ -93,6 +97,8 @@ class DataConfig(Group):
             raise ConfigError(
                 "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
             )
+        for key in ("images", "val_images"):
+            self.joined(getattr(self, key), f"data.{key}")
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
         gap, split = self.split_gap, self.split
@@ -102,6 +108,19 @@ class DataConfig(Group):
             raise ConfigError(f"data.split is {shown(split)}; give {SPLIT}")
         if split is not None and self.val_images:
             raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
+
+    def joined(self, paths: str | list[str], key: str) -> list[str]:
+        """Return patterns with all times in the place of `{time}`, in braces (`raster.joined`). Raises ConfigError."""
+        patterns, times = [paths] if isinstance(paths, str) else paths, self.times
+        odd = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
+        if odd or len(times) == 1:
+            remedy = "give two texts or more, different, without commas and braces"
+            raise ConfigError(f"data.times is {shown(times)}; {remedy}")
+        for pattern in patterns:
+            if (TIME in pattern) != bool(times):
+                wrong = f"no {TIME}, but data.times is given" if times else f"{TIME}, but data.times is empty"
+                raise ConfigError(f"{key} {pattern} has {wrong}; give both or neither, as s2/*_{TIME}.tif")
+        return [pattern.replace(TIME, f"{{{','.join(times)}}}") for pattern in patterns]
 
 
 def _within(text: str) -> Length | None:

@@ -83,7 +83,7 @@ def survey(
     if not normalize:
         return Survey(Normalization.identity(images[0].info.bands), counts, *seen)
     parts = mesh.communicator.gather_objects(sums)
-    return Survey(mesh.on_root(lambda: finish(np.concatenate(parts))), counts, *seen)
+    return Survey(mesh.on_root(lambda: finish(np.concatenate(parts), images[0].info.times)), counts, *seen)
 
 
 def survey_content(

@@ -151,7 +151,7 @@ def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
             return measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
 
     parts = mesh.communicator.gather_objects(mesh.on_all(sums))
-    normalization: Normalization = mesh.on_root(lambda: finish(np.concatenate(parts)))
+    normalization: Normalization = mesh.on_root(lambda: finish(np.concatenate(parts), share.info.times))
     return normalization
 
 

@@ -20,6 +20,7 @@ from tiledseg.planning.run.spread import Parallelism
 from tiledseg.raster.finding import EVERY, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.joined import file_name
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.map_writer import raster_output
@@ -101,7 +102,7 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
             )
     requests: dict[str, Request] = {}
     for path in paths:
-        file = re.sub(r"[^\w.+-]", "-", path.rstrip("/").rsplit("/", 1)[-1])
+        file = re.sub(r"[^\w.+-]", "-", file_name(path.rstrip("/")))
         stem = file if parse_store_name(path) else os.path.splitext(file)[0]  # images of a store keep their number
         if stem in requests:
             raise OutputError(

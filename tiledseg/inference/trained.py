@@ -47,7 +47,9 @@ class Trained:
     @property
     def band_numbers(self) -> list[int]:
         """Return the bands of an image's file that it takes, from 1, in its order."""
-        return self.checkpoint.saved.config.data.bands or list(range(1, self.bands + 1))
+        data = self.checkpoint.saved.config.data
+        times = max(1, len(data.times))
+        return (data.bands or list(range(1, self.bands // times + 1))) * times
 
     @property
     def classes(self) -> int:

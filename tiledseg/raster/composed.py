@@ -23,7 +23,7 @@ from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetc
 from tiledseg.raster.places import warped_reader
 from tiledseg.raster.statistics import check_alike
 
-BANDS, MOSAIC, VALID = "bands", "mosaic", "valid"
+BANDS, TIMES, MOSAIC, VALID = "bands", "times", "mosaic", "valid"
 _PREFIX = "composed:"
 _OPEN_PIECES = 64
 
@@ -32,9 +32,9 @@ Opener = Callable[[str, Sequence[int] | None, bool], RasterReader]
 
 
 class Composed(NamedTuple):
-    """An image of `kind`: the `BANDS` of its parts, one after the other; their `MOSAIC`, in which the first part goes
-    first; or the first part, `VALID` where the second one, or its band of that `number`, has one of `values` (none: is
-    not 0)."""
+    """An image of `kind`: the `BANDS` of its parts, one after the other, or those of `TIMES`; their `MOSAIC`, in which
+    the first part goes first; or the first part, `VALID` where the second one, or its band of that `number`, has one of
+    `values` (none: is not 0)."""
 
     label: str
     kind: str
@@ -76,10 +76,13 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
         return _open_valid(image, bands, opener)
     names = [str(part) for part in image.parts]
     threads = 8 if len(names) > 8 else 0  # a server takes its time for each
-    own = bands if image.kind == MOSAIC else None
+    own = bands if image.kind in (MOSAIC, TIMES) else None
     parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
     if image.kind == MOSAIC:
         return MosaicReader(image.label, parts)
+    if image.kind == TIMES:
+        read = [number for part in parts for number in part.info.band_numbers]
+        return StackedReader(image.label, parts, read, range(len(read)), len(parts))
     every = [(at, number) for at, part in enumerate(parts) for number in part.info.band_numbers]
     numbers = range(1, len(every) + 1) if bands is None else bands
     for number in numbers:
@@ -151,22 +154,24 @@ class MaskedReader(RasterReader):
 
 class StackedReader(RasterReader):
     """The bands of `parts` in the `order` of their places, counted part by part. Pixels are valid as those of one file
-    with all these bands."""
+    with all these bands; of several `times` where they are valid in each."""
 
     wraps = True
 
-    def __init__(self, label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int]) -> None:
+    def __init__(
+        self, label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int], times: int = 1
+    ) -> None:
         infos = [part.info for part in parts]
-        check_alike([replace(info, bands=1) for info in infos])
+        check_alike(infos if times > 1 else [replace(info, bands=1) for info in infos])
         for info in infos[1:]:
             check_grids_match(infos[0], info)
         self.held = self._parts = tuple(parts)
         self._order = list(order)
-        self.info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers))
+        self.info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers), times=times)
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         rasters = [part for part in self._parts if isinstance(part, GdalReader)]
-        if len(rasters) == len(self._parts):
+        if len(rasters) == len(self._parts) and self.info.times == 1:
             masked = [part.again(box, part.read_masks) for part in rasters]
             pixels_CHW = np.concatenate([pixels for pixels, _ in masked])
             nodata = [value for part in rasters for value in part.nodata]

@@ -9,6 +9,8 @@ folder. URLs stand as they are, and need `references`.
 
 Labels may be named by a pattern: `{stem}` is the image's file name without its ending, `{parent}` the name of its
 folder, and `{1}`, `{2}`, ... the text that the first, second, ... wildcard of the images' glob stands for.
+
+Paths and globs with braces, `s2/*_{0401,0620}.tif`, join rasters (`raster.joined`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
 from tiledseg.raster.array_names import ArrayName, parse_array_name
+from tiledseg.raster.joined import file_name, joined, joined_paths
 from tiledseg.raster.remote import (
     REFERENCES,
     check_obstore,
@@ -107,13 +110,17 @@ def find_sources(
 
 def has_validation(patterns: Sequence[str]) -> bool:
     """Return True if a list among the images names some to validate on."""
-    return any(entry.split == VALIDATION for path in patterns if _is_list(path) for entry in _read_list(path))
+    return any(entry.split == VALIDATION for path in _lists(patterns) for entry in _read_list(path))
+
+
+def _lists(patterns: Sequence[str]) -> list[str]:
+    return [each for path in patterns for each in joined_paths(path) or (path,) if _is_list(each)]
 
 
 def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
     """Return a line for each list that has images of none of the `parts`."""
     lines = []
-    for path in filter(_is_list, patterns):
+    for path in _lists(patterns):
         splits = [str(entry.split) for entry in _read_list(path) if entry.split not in parts]
         if splits:
             lines.append(
@@ -177,7 +184,7 @@ def _presence(pattern: str, key: str) -> Callable[[str], bool]:
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
     """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
-    fields = {"stem": os.path.splitext(os.path.basename(source.path))[0]}
+    fields = {"stem": os.path.splitext(file_name(source.path))[0]}
     fields["parent"] = os.path.basename(os.path.dirname(source.path))
     fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
     for field in _FIELD.findall(pattern):
@@ -226,6 +233,8 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Rast
     array = parse_array_name(pattern)
     if array is not None:
         return _arrays(pattern, array, key)
+    if several := joined_paths(pattern):
+        return _joined([_expand(each, key, parts, references) for each in several], several, key)
     if is_bucket_folder(pattern):
         return _rasters(pattern, _objects_in(pattern, key), key)
     if parse_s3(pattern) and glob.has_magic(pattern):
@@ -257,6 +266,20 @@ def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
         raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
     stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)
     return [store._replace(path=str(array._replace(store=store.path))) for store in stores]
+
+
+def _joined(runs: Sequence[list[RasterSource]], patterns: Sequence[str], key: str) -> list[RasterSource]:
+    """Join each raster of the first pattern with those of the others for which wildcards stand for the same, or with
+    those at its place. Raises RasterError for one that is missing."""
+    tables = [{source.wildcards or (str(at),): source for at, source in enumerate(run)} for run in runs]
+    for name in dict.fromkeys(name for table in tables for name in table):
+        one, other = (next((k for k, t in enumerate(tables) if (name in t) == there), None) for there in (True, False))
+        if one is not None and other is not None:
+            raise RasterError(
+                f"{key}: {tables[one][name].path} is to be joined with its like of {patterns[other]}, which is "
+                "missing; add it, or leave the others out"
+            )
+    return [each._replace(path=joined([table[name].path for table in tables])) for name, each in tables[0].items()]
 
 
 def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]:

@@ -67,6 +67,7 @@ class RasterInfo:
     `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table, and
     `class_names` (value, name) of each of its values that has a name. `holds_classes`: its values are class numbers
     already, whatever the classes' raw values, and `drawn` says by what they were made of polygons, beside the file.
+    `times`: of so many rasters are the bands, one after the other.
     `tiling` is the one that a tile store was cut by. `notes` are one-line warnings for the user; `references` is one
     on the files that this one names, empty where it holds all of its pixels. `size`: bytes of the file at `path`, 0
     where it is no local one.
@@ -94,6 +95,7 @@ class RasterInfo:
     holds_classes: bool = False
     drawn: str = ""
     size: int = 0
+    times: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:

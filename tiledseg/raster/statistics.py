@@ -118,19 +118,21 @@ def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> Sums:
     return np.array([bands], np.float64)
 
 
-def finish(sums: Sums) -> Normalization:
+def finish(sums: Sums, times: int = 1) -> Normalization:
     """Return mean and population standard deviation of each band, whatever the order of the blocks; a constant band
-    gets std 1, so that it becomes 0.
+    gets std 1, so that it becomes 0. A band has one mean and deviation over all of the joined `times`.
 
     Raises RasterError where there is no valid pixel.
     """
     if not sums[:, 0, 0].any():
         raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata")
+    sums = sums.reshape(-1, sums.shape[1] // times, 3)
     moments = [_moments(band + 1, sums[:, band][sums[:, band, 0] > 0].tolist()) for band in range(sums.shape[1])]
     spread = [math.sqrt(variance) for _, variance in moments]
     constant = tuple(i for i, (mean, _) in enumerate(moments) if spread[i] <= _ROUNDING * abs(mean))
     std = tuple(1.0 if i in constant else value for i, value in enumerate(spread))
-    return Normalization(tuple(mean for mean, _ in moments), std, constant)
+    every = tuple(time * len(std) + band for time in range(times) for band in constant)
+    return Normalization(tuple(mean for mean, _ in moments) * times, std * times, every)
 
 
 def check_alike(infos: Sequence[RasterInfo]) -> None:

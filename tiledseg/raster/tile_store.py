@@ -161,7 +161,7 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
     raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
     raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint)}
     drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
-    return json.dumps({**raster, **drawn})
+    return json.dumps({**raster, **drawn, **({"times": info.times} if info.times > 1 else {})})
 
 
 class StoreReader(RasterReader):
@@ -238,12 +238,13 @@ def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
         files=(name.rpartition("#")[0],),
         class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
         holds_classes="class_names" in raster,
+        times=raster.get("times", 1),
     )
 
 
 def _check_options(info: RasterInfo, bands: Sequence[int] | None, nodata: float | None) -> None:
     """Raise RasterError for other bands or another nodata value than the store was cut with."""
-    if bands is not None and tuple(bands) != info.band_numbers:
+    if bands is not None and tuple(bands) * info.times != info.band_numbers:
         raise RasterError(
             f"data.bands is {list(bands)} but {info.path} was cut with bands {list(info.band_numbers)}; "
             "leave data.bands out, or cut the store again with --bands"

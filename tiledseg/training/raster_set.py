@@ -108,7 +108,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
     reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
 
     def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
-        images, labels = (as_list(getattr(data, key)) for key in keys)
+        images, labels = data.joined(getattr(data, keys[0]), f"data.{keys[0]}"), as_list(getattr(data, keys[1]))
         paths = pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
         return RasterSet(*reading.inspect(*paths), *paths, reading)
 
@@ -124,7 +124,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
         held_out = learnt
     elif data.val_images:
         held_out = inspect(("val_images", "val_labels"), HELD_OUT_ALONE)
-    elif has_validation(as_list(data.images)):
+    elif has_validation(data.joined(data.images, "data.images")):
         held_out = inspect(("images", "labels"), HELD_OUT)
     if held_out:
         check_alike([learnt.infos[0], *held_out.infos])
