@@ -15,6 +15,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +43,13 @@ class Foreign:
     outputs: tuple[int, ...] | None = None
     large: bool = False
     maps: bool = False
+    size: tuple[int, int] | None = None
+    tiles: bool = False
 
     def module(self) -> nn.Module:
         """It, with seeded weights, float64. Raises ImportError where the package is absent."""
         torch.manual_seed(0)
-        with warnings.catch_warnings(), stand_ins():
+        with warnings.catch_warnings(), nullcontext() if self.package == "transformers" else stand_ins():
             warnings.simplefilter("ignore")
             found: nn.Module = self.build(importlib.import_module(self.where)).double()
         for each in found.modules():  # statistics as after some training
@@ -65,7 +68,7 @@ SIX = (4, 4, 8, 8, 8, 4)
 
 def made(where: str, expression: str, **more: Any) -> Foreign:
     """The network that an expression makes, in the words of the module `where` and of this one."""
-    return Foreign(where.split(".")[0], where, lambda m: eval(expression, {**globals(), **vars(m)}), **more)
+    return Foreign(where.split(".")[0], where, lambda m: eval(expression, {**globals(), **vars(m), "hf": m}), **more)
 
 
 def nnunet(kind: Any, norm: type[nn.Module] = nn.InstanceNorm2d, **more: Any) -> nn.Module:
@@ -235,6 +238,84 @@ MANY |= {
         maps=d == "UPerNet",
     )
     for d in ("Unet", "FPN", "UPerNet")
+}
+
+
+class Scores(nn.Module):
+    """The scores of a network of transformers, at the size of the image."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(self.network(x).logits, x.shape[2:], mode="bilinear")
+
+
+HF = "transformers"
+_ANY = "encoder_weights=None, classes=2, strict_img_size=False, drop_path_rate=0.0"
+_THIN = f"{_ANY}, embed_dim=24, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)"
+_SLIM = f"{_ANY}, img_size=64, patch_size=2, window_size=4, embed_dim=8, depths=(2, 1, 1, 1), num_heads=(1, 2, 2, 2)"
+_THREE = "decoder_channels=(64, 32, 16, 8, 8)"
+_SWIN_T, _SWIN2_T = "'tu-swin_tiny_patch4_window7_224'", "'tu-swinv2_tiny_window8_256'"
+_SEGFORMER = "hf.SegformerConfig(num_labels=2, drop_path_rate=0.0, classifier_dropout_prob=0.0"
+_STAGES = "out_features=['stage1', 'stage2', 'stage3', 'stage4']"
+_UPER = "hf.UperNetForSemanticSegmentation(hf.UperNetConfig(num_labels=2, hidden_size=32, use_auxiliary_head=False"
+
+
+def shared(where: str, expression: str, height: int, width: int, **more: Any) -> Foreign:
+    """A network that `tests.tracing.over_ranks` runs over ranks, on an image of that size."""
+    return made(where, expression, size=(height, width), **more)
+
+
+# In published widths (-T, -B0) or thinner ones.
+REAL: dict[str, Foreign] = {
+    "smp Unet, Swin, patches of 2": shared(
+        SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 192, 128, tiles=True
+    ),
+    "smp Segformer, PVT v2, thin": shared(
+        SMP,
+        "Segformer('tu-pvt_v2_b0', encoder_weights=None, classes=2, drop_path_rate=0.0, depths=(1, 1, 1, 1), "
+        "embed_dims=(8, 8, 16, 16), num_heads=(1, 2, 2, 2), decoder_segmentation_channels=8)",
+        96,
+        128,
+    ),
+    "smp Segformer, MiT-B0": shared(SMP, "Segformer('mit_b0', encoder_weights=None, classes=2)", 128, 192, maps=True),
+    "smp DeepLabV3+, ResNet-18": shared(
+        SMP, "DeepLabV3Plus('tu-resnet18', encoder_weights=None, classes=2)", 128, 192, maps=True
+    ),
+    "smp Unet, Swin": shared(SMP, f"Unet({_SWIN_T}, {_THIN}, {_THREE})", 448, 448),
+    "smp UPerNet, Swin": shared(SMP, f"UPerNet({_SWIN_T}, {_THIN}, decoder_channels=32)", 448, 448, maps=True),
+    "MONAI SwinUNETR": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", 448, 448),
+    "transformers SegFormer-B0": shared(HF, f"Scores(hf.SegformerForSemanticSegmentation({_SEGFORMER})))", 128, 192),
+    "transformers UperNet, Swin v2": shared(
+        HF,
+        f"{_UPER}, backbone_config=hf.Swinv2Config(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
+        f" window_size=4, drop_path_rate=0.0, {_STAGES})))",
+        256,
+        256,
+        maps=True,
+    ),
+    "smp FPN, Swin": shared(
+        SMP,
+        f"FPN({_SWIN_T}, {_THIN}, decoder_pyramid_channels=32, decoder_segmentation_channels=16, decoder_dropout=0.0)",
+        448,
+        448,
+    ),
+    "smp Unet, Swin v2": shared(SMP, f"Unet({_SWIN2_T}, {_THIN}, {_THREE})", 512, 512),
+    "smp Unet, PVT v2": shared(
+        SMP, f"Unet('tu-pvt_v2_b0', encoder_weights=None, classes=2, drop_path_rate=0.0, {_THREE})", 128, 192
+    ),
+    "transformers UperNet, Swin": shared(
+        HF,
+        f"{_UPER}, backbone_config=hf.SwinConfig(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
+        f" window_size=4, drop_path_rate=0.0, {_STAGES})))",
+        256,
+        256,
+        maps=True,
+    ),
+    "MONAI SwinUNETR, v2": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, use_v2=True)", 448, 448),
+    "smp Unet, Swin-T": shared(SMP, f"Unet({_SWIN_T}, {_ANY})", 448, 448),
 }
 
 

@@ -63,6 +63,8 @@ class ForeignCase(Case):
     @property
     def raster(self) -> tuple[int, int]:
         unit = self.footprint.alignment
+        if unit > 100:  # windows of a deep Swin: as few as 4 x 2 tiles need
+            return 3 * unit + 1, unit + 3
         return max(min(self.footprint.before, 40), 3 * unit) + 4 * unit + 1, 3 * unit + 3
 
     def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:

@@ -377,6 +377,35 @@ def test_weights_and_buffers_may_change_after_tracing() -> None:
     assert _changed(lambda module: module.load_state_dict({**module.state_dict(), "w": torch.ones(1, 4, 1, 1)})) is None
 
 
+class Hanging(nn.Module):
+    """A module that hangs a hook on its part in its first call (as those of transformers do), or in every one."""
+
+    def __init__(self, hook: Any, once: bool) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1))
+        self.hook, self.once, self.done = hook, once, False
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if not self.done:
+            self.part.register_forward_hook(self.hook)
+        self.done = self.once
+        return self.part(x_BCHW)
+
+
+@pytest.mark.parametrize(("hook", "once"), [(lambda *given: None, True), (lambda *given: given[-1] * 2, True)])
+def test_hooks_that_are_hung_in_the_first_call(hook: Any, once: bool) -> None:
+    """The graph is that of all calls; the module is as after one."""
+    module = Hanging(hook, once).double()
+    network, x_BCHW = trace(module, 3), torch.randn(2, 3, 24, 32, dtype=torch.float64)
+    assert len(module.part._forward_hooks) == 1
+    assert torch.equal(network(x_BCHW), module(x_BCHW))
+
+
+def test_hooks_that_are_hung_in_every_call_are_refused() -> None:
+    with pytest.raises(ConfigError, match="is changed by forward"):
+        trace(Hanging(lambda *given: None, False), 3)
+
+
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
 def test_hooks_of_all_modules_are_refused(kind: str) -> None:
     handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *given: None)

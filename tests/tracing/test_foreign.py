@@ -12,10 +12,14 @@ import os
 import pytest
 import torch
 
+from benchmarks.foreign_networks import REAL
 from tests.conftest import NIGHTLY
 from tests.law.cases import difference, relative, tiled_logits
 from tests.law.steps import Steps, by_one_rank, check, train
+from tests.spatial.drawn import image
+from tests.spatial.twins import OpenAxes, undivided
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
+from tests.tracing.over_ranks import distance, in_blocks, in_tiles
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
@@ -34,6 +38,8 @@ SHARED = [
     for name in EXACT
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
+# More: tests.tracing.over_ranks.
+THIN = ["smp Unet, Swin, patches of 2", "smp Segformer, PVT v2, thin"]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
 
@@ -91,6 +97,20 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
     check(of(name, (4, 2), ParallelConfig(halo="layer", mesh=[2, 2])), meshes["mpi"], by_one_rank)
 
 
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("name", THIN)
+def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mesh]) -> None:
+    """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
+    opened, foreign = OpenAxes(meshes["mpi"], print), REAL[name]
+    axes, x_BCHW = opened.of(2, 2), image((1, 3, *(foreign.size or (64, 96))), 5)
+    network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
+    for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():
+        found = compute(network, x_BCHW, axes, expected.y_BCHW.shape)
+        apart = distance(found, expected)
+        fault = fault or (None if apart < 1e-12 else f"{compute.__name__}: {apart}")
+    opened.agree(fault)
+
+
 def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:
     return Steps(ForeignCase(Foreign(name), grid), parallel, images=((0,),))
 
@@ -119,6 +139,8 @@ def test_one_weight_on_two_stages_is_refused(meshes: dict[str, Mesh]) -> None:
 
 def _size(name: str) -> tuple[int, int]:
     unit = ForeignCase(Foreign(name), (1, 1)).footprint.alignment
+    if unit > 100:
+        return 2 * unit, unit
     return (8 * unit + 12, 9 * unit + 12) if "without padding" in name else (4 * unit, 3 * unit)
 
 

@@ -66,6 +66,7 @@ class Record:
     own_gradients: list[str] = field(default_factory=list)  # what a backward pass does besides torch's own
     moved: list[str] = field(default_factory=list)  # buffers that no norm moves
     kept: list[str] = field(default_factory=list)  # attributes that keep tensors from then on
+    hangs: bool = False  # hooks on its parts, and changes nothing else
     returned: Any = None
     form: Any = None  # of the result, with an `OutputPlace` for each tensor
     drew: tuple[str, ...] = ()  # whose random numbers moved

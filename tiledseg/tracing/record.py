@@ -31,7 +31,7 @@ from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.names import ALL_PIXELS
-from tiledseg.tracing.state import Changes, drawn_from, in_mode, kept_state
+from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, kept_state
 
 WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
@@ -317,7 +317,8 @@ class Recorder(TorchFunctionMode):
         for name in changes.attributes:
             what = f"attribute '{name}' is changed by forward; no graph keeps what changes from call to call"
             self.record.faults.append(what)
-        self.record.kept = changes.kept
+        hung = not set(changes.marks).isdisjoint(FORWARD_HOOKS)
+        self.record.kept, self.record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
         self.record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
         self.record.returned, self.record.form = self._placed(returned), _form(returned)
         return self.record

@@ -21,6 +21,7 @@ from torch import nn
 from tiledseg.errors import ConfigError
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
+FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of a module
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
 DEPTH = 4  # of attributes of attributes that are looked at
@@ -33,6 +34,7 @@ class Changes:
     """Changes by a call of a module: attributes by name, those that keep tensors aside, and buffers that moved."""
 
     attributes: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)  # those of `attributes` that are hooks, or True from now on
     kept: list[str] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -51,6 +53,7 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
             old, now = looked[path], _attributes(module) if look else {}
             for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
                 keeps = name in vars(module) and _holds_tensors(vars(module)[name])
+                changes.marks += [name] if name in FORWARD_HOOKS or now.get(name) is True else []
                 (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
             _restore(module, before)
         with torch.no_grad():

@@ -31,7 +31,7 @@ from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
 from tiledseg.tracing.opened import other_calls
 from tiledseg.tracing.record import PairsError, record
-from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
+from tiledseg.tracing.state import ModuleState, drawn_from, in_mode, own_gradients
 
 Size = tuple[int, int]
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
@@ -118,6 +118,12 @@ class ModuleRuns:
         finally:
             quiet.disabled = before
 
+    def call(self, size: Size) -> None:
+        """Call the module in evaluation on an image without values, so that no weight or statistic moves."""
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with suppress(Exception), torch.no_grad(), in_mode(self.module, False), drawn_from(0), fakes:
+            self.module(self.probe(1, size, fakes))
+
     def window_sizes(self) -> list[tuple[Size, Size]]:
         """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
         leaves' strides are those of a run without values, or such as are usual."""
@@ -172,8 +178,12 @@ class ModuleRuns:
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module, own = source.module, own_gradients(source.module)
     source.check_pairs(sizes)
-    one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
-    if different := differing(one, other):
+    first = one = source.run(2, sizes[0])
+    if one.hangs:  # in its first call, as modules of transformers do
+        source.call(sizes[0])
+        one = source.run(2, sizes[0])
+    other = source.run(3, sizes[1])
+    if different := differing(first, one, "at its next call") or differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
     of_training, untrained = None, None
     try:
