@@ -52,7 +52,10 @@ class Foreign:
         with warnings.catch_warnings(), nullcontext() if self.package == "transformers" else stand_ins():
             warnings.simplefilter("ignore")
             found: nn.Module = self.build(importlib.import_module(self.where)).double()
-        for each in found.modules():  # statistics as after some training
+        for each in found.modules():  # statistics as after some training, and no attention hidden by norms of weight 0
+            weight = getattr(each, "weight", None)
+            if isinstance(weight, nn.Parameter) and weight.dim() == 1 and not weight.any():
+                weight.data.uniform_(0.5, 1.5)
             if isinstance(each, nn.BatchNorm2d) and each.running_mean is not None and each.running_var is not None:
                 each.running_mean.normal_(0, 0.1)
                 each.running_var.uniform_(0.5, 1.5)
@@ -134,7 +137,7 @@ NETWORKS: dict[str, Foreign] = {
     "MONAI RegUNet": made(MONAI, "RegUNet(2, 3, 4, 2, out_channels=2)"),
     "MONAI FlexibleUNet, ResNet-18": made(MONAI, _FLEXIBLE, large=True),
     "MONAI DenseNet": made(MONAI, "DenseNet121(2, 3, 2)", refused="returns"),
-    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", large=True),
+    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", large=True),
     "nnU-Net PlainConvUNet": made(NNUNET, "nnunet(PlainConvUNet, n_conv_per_stage=2)"),
     "nnU-Net PlainConvUNet, batch norm, dropout": made(
         NNUNET, "nnunet(PlainConvUNet, nn.BatchNorm2d, n_conv_per_stage=1, **DROPS)"
@@ -271,7 +274,24 @@ def shared(where: str, expression: str, height: int, width: int, **more: Any) ->
 # In published widths (-T, -B0) or thinner ones.
 REAL: dict[str, Foreign] = {
     "smp Unet, Swin, patches of 2": shared(
-        SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 192, 128, tiles=True
+        SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 192, 128
+    ),
+    "smp Unet, Swin, patches of 2, mapped": shared(
+        SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 96, 96, maps=True, tiles=True
+    ),
+    "timm Swin, patches of 2": shared(
+        "timm",
+        f"Levels(create_model({_SWIN_T.replace('tu-', '')}, features_only=True, {_SWIN}{_SMALL}))",
+        112,
+        144,
+        tiles=True,
+    ),
+    "timm Swin v2, patches of 2": shared(
+        "timm",
+        f"Levels(create_model({_SWIN2_T.replace('tu-', '')}, features_only=True, {_SWIN}{_SMALL}))",
+        112,
+        144,
+        tiles=True,
     ),
     "smp Segformer, PVT v2, thin": shared(
         SMP,
@@ -286,7 +306,7 @@ REAL: dict[str, Foreign] = {
     ),
     "smp Unet, Swin": shared(SMP, f"Unet({_SWIN_T}, {_THIN}, {_THREE})", 448, 448),
     "smp UPerNet, Swin": shared(SMP, f"UPerNet({_SWIN_T}, {_THIN}, decoder_channels=32)", 448, 448, maps=True),
-    "MONAI SwinUNETR": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2)", 448, 448),
+    "MONAI SwinUNETR": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", 256, 256),
     "transformers SegFormer-B0": shared(HF, f"Scores(hf.SegformerForSemanticSegmentation({_SEGFORMER})))", 128, 192),
     "transformers UperNet, Swin v2": shared(
         HF,
@@ -314,7 +334,9 @@ REAL: dict[str, Foreign] = {
         256,
         maps=True,
     ),
-    "MONAI SwinUNETR, v2": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, use_v2=True)", 448, 448),
+    "MONAI SwinUNETR, v2": shared(
+        MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4, use_v2=True)", 256, 256
+    ),
     "smp Unet, Swin-T": shared(SMP, f"Unet({_SWIN_T}, {_ANY})", 448, 448),
 }
 

@@ -333,20 +333,22 @@ def record(
     first: Any = None,
     widest: float = WIDEST,
     opened: bool = False,
+    hangs: bool = False,
 ) -> Record:
     """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
     `fakes`: the mode of an input without values; `watch`: a function that takes the calls so far after each one, and
     its result's tensors; `first`: a mode in which `root` is called once before, unrecorded; `widest`: values a
     pixel, of which a kernel that makes more of the input ends the run by PairsError; `opened`: calls inside of declared
-    modules are recorded, which may write into parts of tensors, and cast.
+    modules are recorded, which may write into parts of tensors, and cast; `hangs`: hooks stay.
     """
     recorder, call = Recorder(root, x_BCHW, watch, widest, opened), nn.Module.__call__
+    state = nullcontext(Changes()) if hangs else kept_state(root)
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(call, module, *args, **kwargs)
 
-    with torch.set_grad_enabled(bool(gradients)), drawn_from(0), kept_state(root) as changes:
+    with torch.set_grad_enabled(bool(gradients)), drawn_from(0), state as changes:
         before = generators()
         if first is not None:
             with in_mode(root, first):

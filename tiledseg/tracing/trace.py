@@ -31,7 +31,7 @@ from tiledseg.tracing.functions.names import ALL_PIXELS, ATTENTION
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
 from tiledseg.tracing.opened import other_calls
 from tiledseg.tracing.record import PairsError, record
-from tiledseg.tracing.state import ModuleState, drawn_from, in_mode, own_gradients
+from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
 Size = tuple[int, int]
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
@@ -118,12 +118,6 @@ class ModuleRuns:
         finally:
             quiet.disabled = before
 
-    def call(self, size: Size) -> None:
-        """Call the module in evaluation on an image without values, so that no weight or statistic moves."""
-        fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        with suppress(Exception), torch.no_grad(), in_mode(self.module, False), drawn_from(0), fakes:
-            self.module(self.probe(1, size, fakes))
-
     def window_sizes(self) -> list[tuple[Size, Size]]:
         """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
         leaves' strides are those of a run without values, or such as are usual."""
@@ -139,7 +133,7 @@ class ModuleRuns:
                     dims = (found.of(call.module).along(dim) for dim in (0, 1))
                     fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
             units = [lcm(*fills), 2 * lcm(*fills), *units]
-        return [((2 * n, 3 * n), (3 * n, 4 * n)) for n in dict.fromkeys(units)]
+        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
 
     def check_pairs(self, sizes: tuple[Size, Size]) -> None:
         """Raise ConfigError, by runs without values, where a tensor holds every pixel with every other."""
@@ -180,7 +174,8 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     source.check_pairs(sizes)
     first = one = source.run(2, sizes[0])
     if one.hangs:  # in its first call, as modules of transformers do
-        source.call(sizes[0])
+        with suppress(ConfigError):
+            source.run(1, sizes[0], fake=True, hangs=True)
         one = source.run(2, sizes[0])
     other = source.run(3, sizes[1])
     if different := differing(first, one, "at its next call") or differing(one, other):
