@@ -274,7 +274,10 @@ def shared(where: str, expression: str, height: int, width: int, **more: Any) ->
 # In published widths (-T, -B0) or thinner ones.
 REAL: dict[str, Foreign] = {
     "smp Unet, Swin, patches of 2": shared(
-        SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 192, 128
+        SMP,
+        f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), decoder_attention_type='scse', {_SLIM})",
+        96,
+        128,
     ),
     "smp Unet, Swin, patches of 2, mapped": shared(
         SMP, f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), {_SLIM})", 96, 96, maps=True, tiles=True

@@ -114,8 +114,8 @@ class ImageMean(Layer):
         return sees_image(module, "the mean of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count sums and a count; backward sums."""
-        return channels + 1, channels
+        """Count sums; backward those of gradients."""
+        return channels, channels
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.held_bytes(input_bytes, shape)
