@@ -31,8 +31,8 @@ AT_NIGHT |= {"MONAI BasicUNet", "MONAI BasicUNetPlusPlus"}
 AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2"}
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
-BY_DAY = {"EfficientNet features", "Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
-BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet", "SmallSwin"}
+BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
+BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet"}
 SHARED = [
     name
     for name in EXACT
