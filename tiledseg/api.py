@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network, crop_grid
 from tiledseg.config.checks import checked
+from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.traced import Halo
@@ -126,6 +127,10 @@ def predict_raster(
     minimum_area: str | None = None,
     polygons_classes: Sequence[str | int] | None = None,
     area: str | Path | None = None,
+    assets: Sequence[str] = (),
+    mosaic: bool = False,
+    valid: int | str | None = None,
+    valid_values: Sequence[float] = (),
     tta: str = "none",
     verify: bool = True,
     window: int | None = None,
@@ -143,8 +148,9 @@ def predict_raster(
     values as they are. `classes`: how many there must be. A network trained here has all this with it. `probabilities`:
     a second raster, a band a class, of `probability_type` (None: float32). `polygons`: a GeoPackage of the areas of
     `polygons_classes` (names or numbers, None: all), without those below `minimum_area`. `format` and `compress`: how
-    rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `tta`: the mean over reflections or
-    turns. `verify`: a module is compared first with what was traced of it, on a tile, and a line says so
+    rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `assets`,
+    `mosaic`, `valid`, `valid_values`: sources of several rasters, as `data` has them. `tta`: the mean over reflections
+    or turns. `verify`: a module is compared first with what was traced of it, on a tile, and a line says so
     (docs/explanation/exactness.md).
     `window`: a module of that input size maps by crops, which `overlap` and `blend` (gaussian, cosine, mean, centre)
     join, with `ends` inside or mirrored (docs/how-to/maps.md). It is not traced then, nor need it be with grid 1 on one
@@ -182,6 +188,7 @@ def predict_raster(
         **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
         **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
         **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
+        **{"assets": list(assets), "mosaic": mosaic, "valid": valid, "valid_values": list(valid_values)},
     }
     parser = build_parser()
     options = parse(parser, words_of(parser, {"image": images, **files, **more}))
@@ -189,8 +196,8 @@ def predict_raster(
     request, crops = request_of(options, config), crop_grid(config.model)
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        mapper = _mapper(network, images, references, given, mesh, crops, maps_whole(config, mesh))
-        requests = mesh.on_root(lambda: each_image(request, images, files))
+        mapper = _mapper(network, images, config.data, given, mesh, crops, maps_whole(config, mesh))
+        requests = mesh.on_root(lambda: each_image(request, images, files, mapper.assets))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
         requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
         if array is None:
@@ -211,7 +218,7 @@ def predict_raster(
 def _mapper(
     network: Any,
     images: Sequence[str],
-    references: bool,
+    data: DataConfig,
     given: Mapping[str, Any],
     mesh: Mesh,
     crops: CropGrid | None,
@@ -228,7 +235,7 @@ def _mapper(
     if not isinstance(network, nn.Module | Trained | str | Path):
         raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
     if isinstance(network, nn.Module):
-        count = mesh.on_root(lambda: bands_of(images, "source", given["bands"], references))
+        count = mesh.on_root(lambda: bands_of(images, "source", replace(data, bands=given["bands"])))
         normalization = given_normalization(given["normalize"], count)
         return module_mapper(network, count, given["bands"], given["classes"], normalization, crops, whole)
     known = next((key for key, value in given.items() if value is not None), None)

@@ -21,6 +21,7 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
 from tiledseg.config.checks import Range
+from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import (
     AUTO,
     COMPRESSIONS,
@@ -52,6 +53,7 @@ KEYS = (
 PLAIN = (
     *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
     *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands", "data.times"),
+    *("data.assets", "data.mosaic", "data.valid", "data.valid_values"),
     *(f"model.{key}" for key in CROPS),
 )
 """The same, under flags without their group."""
@@ -123,6 +125,7 @@ def build_parser() -> Parser:
 
 
 _OF_WEIGHTS = {
+    "assets": "of STAC items: the assets that are an image's bands (default: those of the training)",
     "window": "side of crops, for a module of one input size, which is not traced (docs/how-to/maps.md)",
     "classes": "with --weights: the number of classes that the network tells apart",
     "arguments": 'with --weights: what --build is called with, as {"width": 16}',
@@ -199,18 +202,20 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
     Range(2, 255).check("--classes", classes)
     assert isinstance(classes, int), "the range has been checked"
     assert build is not None, "check_own has asked for it"
-    bands = bands_of(config.data.joined(options.image, "--image"), "--image", config.data.bands, config.data.references)
+    bands = bands_of(config.data.joined(options.image, "--image"), "--image", config.data)
     pair = None if options.mean is None else (options.mean, options.deviation)
     network = ForeignNetwork.of(build, config.model.arguments, bands, classes, crop_grid(config.model))
     return network, given_normalization(pair, bands)
 
 
-def bands_of(images: Sequence[str], key: str, bands: Sequence[int] | None, references: bool) -> int:
-    """Return the number of bands that are read of the first image, those of `bands` or all."""
-    from tiledseg.raster.finding import EVERY, expand_sources
+def bands_of(images: Sequence[str], key: str, data: DataConfig) -> int:
+    """Return the number of bands that are read of the first image, those of `data.bands` or all."""
+    from tiledseg.raster.finding import expand_sources
+    from tiledseg.raster.lists import EVERY, Composing
     from tiledseg.raster.reader import open_raster
 
-    with open_raster(expand_sources(images, key, EVERY, references)[0], bands, None, references) as reader:
+    first = expand_sources(images, key, EVERY, data.references, Composing(*data.composing))[0]
+    with open_raster(first, data.bands, None, data.references) as reader:
         return reader.info.bands
 
 
@@ -219,6 +224,7 @@ def request_of(options: Namespace, config: Config) -> Request:
     from tiledseg.inference.request import Request
     from tiledseg.planning.run.blocks import BlocksAsked
     from tiledseg.planning.run.spread import parallelism
+    from tiledseg.raster.lists import Composing
 
     memory, asked = config.memory, parallelism(config.parallel)
     if asked.mesh is None and asked.stages == 1:  # a mesh of auto may leave ranks idle, as some images are small
@@ -241,6 +247,7 @@ def request_of(options: Namespace, config: Config) -> Request:
         blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
         store=memory.store,
         verify=config.model.verify,
+        composing=Composing(*config.data.composing),
         inputs=tuple(options.config),
         threads=config.data.workers,
         prefetch=config.data.workers,
@@ -272,5 +279,6 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
-    requests = mesh.on_root(lambda: each_image(request, config.data.joined(options.image, "--image"), targets))
+    images = config.data.joined(options.image, "--image")
+    requests = mesh.on_root(lambda: each_image(request, images, targets, mapper.assets))
     predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 PLAIN = (
     *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
-    *("data.classes", "data.warp", "data.times", "tiling.halo"),
+    *("data.classes", "data.warp", "data.times", "data.assets", "data.mosaic", "data.valid", "data.valid_values"),
+    "tiling.halo",
     *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
 )
 """Keys of a run's configuration that a store has too, under flags without their group."""
@@ -92,27 +93,32 @@ def resolve(options: argparse.Namespace) -> Config:
     return config
 
 
-def plan_store(config: Config, from_flags: bool = True, classes_given: bool = False) -> tuple[StorePlan, PairReading]:
+def plan_store(
+    config: Config, from_flags: bool = True, classes_given: bool = False
+) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Plan the store before a pixel is read, and return how pixels are read: polygons become class numbers, rasters
-    keep their values.
+    keep their values. And the names of images and labels.
 
     `from_flags`: messages name flags, not keys. `classes_given`: a flag names the classes, so some label must need
     them. Raises an InputError.
     """
-    from tiledseg.raster.finding import as_list, find_sources, pair_sources
+    from tiledseg.raster.finding import as_list, check_assets, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, check_used
+    from tiledseg.raster.lists import LEARNT, Composing
     from tiledseg.raster.remote import is_vector
     from tiledseg.raster.tile_store_writer import StorePlan
     from tiledseg.tracing.build import known
 
     data, keys = config.data, ("--images", "--labels")
     images = data.joined(data.images, keys[0])
-    found = find_sources(images, keys[0], references=data.references)
+    how = LEARNT, data.references, Composing(*data.composing)
+    found = find_sources(images, keys[0], *how)
     image_paths = tuple(source.path for source in found)
     label_paths: tuple[str, ...] = ()
     if data.labels or any(source.labels for source in found):
-        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, references=data.references)
+        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, *how)
+    check_assets(data.assets, image_paths, "--assets" if from_flags else "data.assets")
     draws = any(map(is_vector, label_paths))
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
     more = data.references, data.label_layer, data.label_attribute, data.background, data.warp
@@ -129,7 +135,8 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
     grid = config.tiling.grid_shape()
     assert grid is not None, "the command asks for a grid before it plans"
-    return StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos)), reading
+    plan = StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos))
+    return plan, reading, (image_paths, label_paths)
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
@@ -137,11 +144,11 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
     from tiledseg.raster.tile_store_writer import is_cut, store_output
 
     def cut() -> str:
-        plan, reading = plan_store(config, not inputs, classes_given)
+        plan, reading, names = plan_store(config, not inputs, classes_given)
         check_outputs([store_output(output, plan)], [*plan.files, *inputs])
         there = is_cut(output, plan)
         if not there:
-            _write(config, output, plan, reading)
+            _write(config, output, plan, reading, names)
         height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
         return (
             f"{output}: {counted(len(plan.images), 'image')}, {counted(plan.tiles, 'tile')} "
@@ -154,10 +161,10 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
         answer(summary)
 
 
-def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -> None:
+def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> None:
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.finding import left_out
     from tiledseg.raster.info import code_notes, reference_notes
+    from tiledseg.raster.lists import left_out
     from tiledseg.raster.tile_store_writer import write_store
 
     images, labels = plan.images, plan.labels or ()
@@ -174,7 +181,7 @@ def _write(config: Config, output: str, plan: StorePlan, reading: PairReading) -
         write_store(
             output,
             plan,
-            lambda number: reading.open_as(images[number].path, images[number]),
-            lambda number: reading.labels.open(labels[number].path, images[number]),
+            lambda number: reading.open_as(names[0][number], images[number]),
+            lambda number: reading.labels.open(names[1][number], images[number]),
             advance,
         )

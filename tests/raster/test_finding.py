@@ -9,16 +9,12 @@ import pytest
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.finding import (
-    EVERY,
-    HELD_OUT,
-    HELD_OUT_ALONE,
     expand_sources,
     find_sources,
-    has_validation,
-    left_out,
     matched,
     pair_sources,
 )
+from tiledseg.raster.lists import EVERY, HELD_OUT, HELD_OUT_ALONE, has_validation, left_out
 from tiledseg.raster.remote import gdal_path, is_remote
 
 KEYS = "data.images", "data.labels"

@@ -20,11 +20,12 @@ from tests.small_files import write_raster
 from tiledseg.config.map_formats import Packing
 from tiledseg.errors import RasterError, TiledsegError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.finding import EVERY, expand_sources, has_validation, left_out, pair_sources
+from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.polygons import read_polygons
+from tiledseg.raster.lists import EVERY, has_validation, left_out
 from tiledseg.raster.map_writer import raster_output
 from tiledseg.raster.reader import open_raster
 from tiledseg.user_files.machine import find_machine

@@ -25,6 +25,8 @@ AUTO = "auto"
 LARGEST_HALO = 2**20  # pixels
 MOST = 2**31 - 1
 """Largest count of anything: an index of any width can hold it."""
+LIST_ENDINGS = (".txt", ".csv", ".geojson", ".json", ".gti.gpkg", ".gti.fgb", ".parquet")
+"""Endings of files that hold a list of images."""
 TRANSPORTS = ("auto", "nccl", "xccl", "gloo", "mpi")
 _SHOWN = 60
 
@@ -109,7 +111,7 @@ def word(default: Any, *known: str, removed: Mapping[str, str] | None = None, ne
 def conditional(default: Any, need: Need | None, **metadata: Any) -> Any:
     """Return a field with its `need`."""
     metadata["need"] = need
-    if isinstance(default, dict):
+    if isinstance(default, dict | list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 

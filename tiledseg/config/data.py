@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, Group, Need, number, shown, word
+from tiledseg.config.checks import AUTO, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, word
 from tiledseg.errors import ConfigError
 from tiledseg.units import Length, parse_length
 
@@ -18,6 +18,7 @@ CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV 
 SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
 GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
 _BLOCKS = Need("split", "its blocks", lambda data: data.split is not None)
+_MASK = Need("valid", "a band or a raster", lambda data: data.valid is not None)
 
 
 @dataclass
@@ -25,14 +26,19 @@ class DataConfig(Group):
     """Rasters to learn from.
 
     Args:
-        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
-            tile store (docs/how-to/own-data.md)
+        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson, .gti.gpkg),
+            STAC items (.json, .parquet), or one HDF5 tile store (docs/how-to/own-data.md)
         labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on
         val_labels: their labels
         classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv:
             docs/how-to/own-data.md)
+        assets: of STAC items: the assets that are an image's bands, in this order
+        mosaic: the rasters of each entry of images (a glob, a folder, a list) are one image: pieces of one pixel grid
+        valid: the pixels of an image that count, in training and validation, and that a map has: a band's number; a
+            pattern such as clouds/{stem}.tif, or a folder, of rasters that are 0 elsewhere; of STAC items an asset
+        valid_values: the values of pixels that are valid (default: all but 0)
         label_layer: of labels that are polygons: the layer (default: the file's only one)
         label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
             (default: there is but one class)
@@ -66,6 +72,10 @@ class DataConfig(Group):
     classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = number(
         2, 0, 255, remedy=CLASSES
     )
+    assets: list[str] = field(default_factory=list)
+    mosaic: bool = False
+    valid: int | str | None = number(None, 1, 65535)
+    valid_values: list[float] = number([], -math.inf, math.inf, need=_MASK)
     label_layer: str | None = None
     label_attribute: str | None = None
     background: str | int | None = number(None, 0, 254)
@@ -85,6 +95,11 @@ class DataConfig(Group):
     workers: int = number(2, 1, 256)
     prefetch: int = number(2, 1, 4096)
 
+    @property
+    def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...]]:
+        """Return how images are made of rasters (`raster.lists.Composing`)."""
+        return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values)
+
     def check_together(self) -> None:
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
@@ -101,6 +116,13 @@ class DataConfig(Group):
             self.joined(getattr(self, key), f"data.{key}")
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
+        if len(set(self.assets)) < len(self.assets):
+            raise ConfigError(f"data.assets is {shown(self.assets)}; name each asset once")
+        if self.val_images and isinstance(self.valid, str) and "{" not in self.valid and not self.assets:
+            raise ConfigError(
+                f"data.valid is {shown(self.valid)}, and data.val_images are given; name the rasters of both by a "
+                "pattern, as clouds/{stem}.tif"
+            )
         gap, split = self.split_gap, self.split
         if isinstance(gap, str) and gap != AUTO and _within(gap) is None:
             raise ConfigError(f"data.split_gap is '{shown(gap)}'; give {GAP}")
@@ -132,4 +154,4 @@ def _within(text: str) -> Length | None:
 def _lists(paths: str | list[str]) -> bool:
     """Return True if all are files that may name labels too."""
     every = [paths] if isinstance(paths, str) else paths
-    return bool(every) and all(path.lower().endswith((".txt", ".csv", ".geojson", ".json")) for path in every)
+    return bool(every) and all(path.lower().endswith(LIST_ENDINGS) for path in every)

@@ -22,12 +22,13 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.array_names import arrays_of, restore_arrays, takes_arrays
-from tiledseg.raster.finding import as_list, expand_sources, pair_sources
+from tiledseg.raster.finding import as_list, check_assets, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
+from tiledseg.raster.lists import LEARNT, Composing
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler
@@ -58,6 +59,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
     or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
     be polygons: `label_layer`, `label_attribute`, `background`, as `data` has them; `warp`: labels of another grid.
+    `assets`, `mosaic`, `valid`, `valid_values`: images of several rasters, as `data` has them.
     `normalize`: (means, deviations) by band, or a `Normalization`; None leaves pixels as they are, but for 0 where they
     are not valid. Files are opened anew in each process that reads: workers of a DataLoader share no handle.
 
@@ -83,6 +85,10 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         label_attribute: str | None = None,
         background: str | int | None = None,
         warp: bool = False,
+        assets: Sequence[str] = (),
+        mosaic: bool = False,
+        valid: int | str | None = None,
+        valid_values: Sequence[float] = (),
     ) -> None:
         if isinstance(halo, Halo) and halo.asks_place:
             what = "the network resizes with align_corners=True, by weights of the place in the whole image"
@@ -97,11 +103,13 @@ class TileDataset(data.Dataset[dict[str, Any]]):
                 if value != default:
                     raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
+        finding = LEARNT, references, Composing(tuple(assets), mosaic, valid, tuple(valid_values))
         if labels is None:
-            self._images, self._labels = expand_sources(image_list, "images", references=references), None
+            self._images, self._labels = expand_sources(image_list, "images", *finding), None
         else:
             names = "images", "labels"
-            self._images, self._labels = pair_sources(image_list, label_list, names, references=references)
+            self._images, self._labels = pair_sources(image_list, label_list, names, *finding)
+        check_assets(assets, self._images, "assets")
         self._how = None if bands is None else tuple(bands), nodata, references
         with ExitStack() as opened:
             self._infos = tuple(opened.enter_context(open_raster(path, *self._how)).info for path in self._images)

@@ -209,7 +209,7 @@ def _write(window: HostWindow, writers: Sequence[RasterWriter], share: ImageShar
     if bad_HW.any():
         row, col = np.argwhere(bad_HW)[0]
         raise RasterError(
-            f"{request.image}: the network's scores of {bad_HW.sum()} pixels are no finite numbers, the first at row "
+            f"{share.info.path}: the network's scores of {bad_HW.sum()} pixels are no finite numbers, the first at row "
             f"{core.row.start + row}, col {core.col.start + col}; give values that stand for no data there a tag "
             f"(gdal_edit.py -a_nodata), or another --precision than {request.precision}"
         )

@@ -17,12 +17,14 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.raster.finding import EVERY, expand_sources
+from tiledseg.raster.composed import label_of
+from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.joined import file_name
+from tiledseg.raster.joined import stem_of
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
+from tiledseg.raster.lists import EVERY, Composing
 from tiledseg.raster.map_writer import raster_output
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import is_bucket_folder
@@ -47,7 +49,8 @@ class Request:
     a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`).
     `views`: a word of `VIEWS`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
-    `machine`: the profile of the machine; a map on a CPU has smaller tiles.
+    `machine`: the profile of the machine; a map on a CPU has smaller tiles. `composing`: how images are made of
+    rasters.
     """
 
     image: str
@@ -73,14 +76,18 @@ class Request:
     store: str = HOST
     machine: str | None = None
     verify: bool = True
+    composing: Composing = Composing()  # noqa: RUF009
 
 
 _OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg|zarr)", re.IGNORECASE)
 _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 
 
-def each_image(request: Request, images: Sequence[str], targets: Mapping[str, str | None]) -> list[Request]:
+def each_image(
+    request: Request, images: Sequence[str], targets: Mapping[str, str | None], assets: Sequence[str] = ()
+) -> list[Request]:
     """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists, every split included.
+    `assets`: of items, where the request names none.
 
     `targets` are the outputs by the request's names: a file of one image, a folder of several, in which a file has its
     image's name. A name that ends in a slash is a folder too.
@@ -89,7 +96,9 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     name.
     """
     given = {name: target for name, target in targets.items() if target is not None}
-    paths = expand_sources(images, "--image", EVERY, request.references)
+    composing = request.composing._replace(assets=request.composing.assets or tuple(assets))
+    paths = expand_sources(images, "--image", EVERY, request.references, composing)
+    check_assets(request.composing.assets, paths, "--assets")
     folders = set()
     for name, target in given.items():
         if is_bucket_folder(target) or irregular_kind(target) == "a folder":
@@ -102,11 +111,12 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
             )
     requests: dict[str, Request] = {}
     for path in paths:
-        file = re.sub(r"[^\w.+-]", "-", file_name(path.rstrip("/")))
-        stem = file if parse_store_name(path) else os.path.splitext(file)[0]  # images of a store keep their number
+        name = os.path.basename(path) if parse_store_name(path) else stem_of(path.rstrip("/"))
+        stem = re.sub(r"[^\w.+-]", "-", name)  # images of a store keep their number
         if stem in requests:
             raise OutputError(
-                f"--image has {requests[stem].image} and {path}, whose maps would be one file; make two calls"
+                f"--image has {label_of(requests[stem].image)} and {label_of(path)}, whose maps would be one file; "
+                "make two calls"
             )
         files: dict[str, Any] = {}
         for name, target in given.items():

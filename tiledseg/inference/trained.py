@@ -49,7 +49,8 @@ class Trained:
         """Return the bands of an image's file that it takes, from 1, in its order."""
         data = self.checkpoint.saved.config.data
         times = max(1, len(data.times))
-        return (data.bands or list(range(1, self.bands // times + 1))) * times
+        own = [number for number in range(1, self.bands // times + 2) if number != data.valid]
+        return (data.bands or own[: self.bands // times]) * times
 
     @property
     def classes(self) -> int:
@@ -145,7 +146,8 @@ class Mapper:
     `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each rank of
     a mesh (collective), or on one alone (None).
     `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
-    what no output may take the place of. `legend`: its classes' names and colours, where they are known.
+    what no output may take the place of. `legend`: its classes' names and colours, where they are known. `assets`: of
+    the items that it was trained on.
     """
 
     describe: Callable[[], Network]
@@ -156,6 +158,7 @@ class Mapper:
     normalization: Normalization | None = None
     files: tuple[str, ...] = ()
     legend: tuple[ClassRecord, ...] | None = None
+    assets: tuple[str, ...] = ()
 
 
 def checkpoint_mapper(
@@ -184,6 +187,7 @@ def checkpoint_mapper(
         saved.normalization,
         tuple(map(str, checkpoint_files(checkpoint))),
         saved.label_map.classes,
+        tuple(data.assets),
     )
 
 

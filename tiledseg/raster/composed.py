@@ -42,6 +42,13 @@ class Composed(NamedTuple):
     number: int | None = None
     values: tuple[float, ...] = ()
 
+    @staticmethod
+    def of(
+        label: str, kind: str, names: Sequence[str], number: int | None = None, values: tuple[float, ...] = ()
+    ) -> Composed:
+        """Return the image that is made of rasters of these names."""
+        return Composed(label, kind, tuple(parse_composed(name) or name for name in names), number, values)
+
     def __str__(self) -> str:
         return _PREFIX + json.dumps(self, ensure_ascii=False, separators=(",", ":"))
 
@@ -68,6 +75,12 @@ def label_of(path: str) -> str:
     """Return the name of an image for messages, and for files that are named after it."""
     composed = parse_composed(path)
     return path if composed is None else composed.label
+
+
+def has_kind(path: str, kind: str) -> bool:
+    """Return True if an image, or a part of it, is of a kind."""
+    composed = parse_composed(path)
+    return composed is not None and (composed.kind == kind or any(has_kind(str(part), kind) for part in composed.parts))
 
 
 def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from tiledseg.raster.composed import TIMES, Composed, label_of
+from tiledseg.raster.composed import BANDS, TIMES, Composed, label_of, parse_composed
 
 _NAME = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
@@ -24,7 +24,7 @@ def joined(paths: Sequence[str]) -> str:
     before = _shared(paths)
     after = _shared([path[len(before) :][::-1] for path in paths])[::-1]
     texts = [path[len(before) : len(path) - len(after)] for path in paths]
-    return str(Composed(f"{before}{{{','.join(texts)}}}{after}", TIMES, tuple(paths)))
+    return str(Composed.of(f"{before}{{{','.join(texts)}}}{after}", TIMES, paths))
 
 
 def _shared(texts: Sequence[str]) -> str:
@@ -40,3 +40,11 @@ def file_name(path: str) -> str:
     name = os.path.basename(re.sub(r"[_.=-]?\{.*\}", "", path) if "{" in path else path)
     several = joined_paths(path)
     return os.path.basename(several[0]) if several and (not name or name.startswith(".")) else name
+
+
+def stem_of(path: str) -> str:
+    """Return the name of files that go with an image: its own without ending, the item's, the first part's."""
+    composed = parse_composed(path)
+    if composed is None or composed.kind == TIMES:
+        return os.path.splitext(file_name(path))[0]
+    return composed.label.rpartition("#")[2] if composed.kind == BANDS else stem_of(str(composed.parts[0]))

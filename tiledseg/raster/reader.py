@@ -24,7 +24,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import MEMORY, parse_array_name
 from tiledseg.raster.array_open import open_memory, open_named
 from tiledseg.raster.array_place import dims_of, flags
-from tiledseg.raster.composed import open_composed, parse_composed
+from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -147,6 +147,11 @@ class Identity:
     written: float | None = None
     beside: tuple[Beside, ...] | None = None
 
+    @property
+    def label(self) -> str:
+        """Return the path for messages."""
+        return label_of(self.path)
+
     def is_at(self, other: Identity) -> bool:
         """Return True if both have one path."""
         return self.path == other.path or os.path.realpath(self.path) == os.path.realpath(other.path)
@@ -214,5 +219,5 @@ def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:
     for each in earlier:
         folder = _folder(each.path)
         if identify(each.path, (os.path.join(folder, part.path) for part in each.beside or ())).changed_since(each):
-            changed.append(each.path)
+            changed.append(each.label)
     return tuple(dict.fromkeys(changed))

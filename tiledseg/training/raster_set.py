@@ -15,18 +15,11 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
 from tiledseg.raster.composed import Inside, MaskedReader
-from tiledseg.raster.finding import (
-    HELD_OUT,
-    HELD_OUT_ALONE,
-    LEARNT,
-    Parts,
-    as_list,
-    has_validation,
-    pair_sources,
-)
+from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo, along
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, area_reader, check_used
+from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Composing, Parts, has_validation
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart
@@ -93,8 +86,8 @@ class RasterSet:
             if not kept[-1]:
                 keys = [f"data.area {self.area}"] * bool(self.area) + ["data.split"] * bool(self.parts)
                 raise ConfigError(
-                    f"{' with '.join(keys)} leaves no pixel of {self.images[number]} to learn from; leave the image "
-                    "out, or change them"
+                    f"{' with '.join(keys)} leaves no pixel of {self.infos[number].path} to learn from; leave the "
+                    "image out, or change them"
                 )
         return tuple(kept)
 
@@ -109,11 +102,13 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
 
     def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
         images, labels = data.joined(getattr(data, keys[0]), f"data.{keys[0]}"), as_list(getattr(data, keys[1]))
-        paths = pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
+        names = f"data.{keys[0]}", f"data.{keys[1]}"
+        paths = pair_sources(images, labels, names, parts, data.references, Composing(*data.composing))
         return RasterSet(*reading.inspect(*paths), *paths, reading)
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None
     check_used(label_reading, learnt.labels)
+    check_assets(data.assets, learnt.images)
     image = learnt.infos[0]
     if data.normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):
         raise ConfigError(

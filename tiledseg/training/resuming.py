@@ -27,6 +27,7 @@ _OTHER_RUN = {
     "data": (
         *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
         *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
+        *("assets", "mosaic", "valid", "valid_values"),
     ),
     "model": (
         *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
@@ -233,8 +234,8 @@ def compare_sources(
     for (one, was), (other, then) in pairwise(sorted(match.items())):
         if was > then:
             raise CheckpointError(
-                f"{checkpoint} has data.images in another order: {before[then].image.path} before "
-                f"{before[was].image.path} there, {now[one].image.path} before {now[other].image.path} in this run; "
+                f"{checkpoint} has data.images in another order: {before[then].image.label} before "
+                f"{before[was].image.label} there, {now[one].image.label} before {now[other].image.label} in this run; "
                 "keep the order, or give another run.output"
             )
     rewritten = []
@@ -244,11 +245,11 @@ def compare_sources(
             continue
         if not (labels.is_at(earlier) or labels.holds_what(earlier)):
             raise CheckpointError(
-                f"{checkpoint} has other data.labels: those of {now[new].image.path} are {earlier.path} there and "
-                f"{labels.path} in this run; use the same, or give another run.output"
+                f"{checkpoint} has other data.labels: those of {now[new].image.label} are {earlier.label} there "
+                f"and {labels.label} in this run; use the same, or give another run.output"
             )
         pairs = (labels, earlier), (now[new].image, before[old].image)
-        rewritten += [one.path for one, past in pairs if one.is_at(past) and one.changed_since(past)]
+        rewritten += [one.label for one, past in pairs if one.is_at(past) and one.changed_since(past)]
     added = tuple(i for i in range(len(now)) if i not in match)
     return added, list(dict.fromkeys(rewritten)), len(match) == len(before) == len(now)
 

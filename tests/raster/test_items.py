@@ -1,0 +1,225 @@
+"""Images that are made of several files: STAC items, tile indexes, mosaics, and rasters that say what is valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyogrio.raw
+import pytest
+import shapely
+
+from tests.small_files import write_raster
+from tiledseg.errors import ConfigError, RasterError
+from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, label_of, parse_composed
+from tiledseg.raster.finding import check_assets, expand_sources, find_sources, pair_sources
+from tiledseg.raster.joined import stem_of
+from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
+from tiledseg.raster.reader import open_raster
+
+KEYS = "data.images", "data.labels"
+ASSETS = Composing(assets=("nir", "red"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def touch(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+def item(name: str, folder: str = ".", **more: Any) -> dict[str, Any]:
+    """A STAC item with three assets beside it."""
+    assets = {band: {"href": f"{folder}/{name}-{band}.tif", "type": "image/tiff"} for band in ("red", "nir", "scl")}
+    touch(*(f"set/{folder}/{name}-{band}.tif" for band in assets))
+    whole = {"type": "Feature", "stac_version": "1.0.0", "id": name, "geometry": None, "links": []}
+    return {**whole, "properties": {"datetime": "2024-05-01T10:00:00Z"}, "assets": assets, **more}
+
+
+def write(name: str, *items: Any) -> str:
+    Path("set").mkdir(exist_ok=True)
+    document = items[0] if len(items) == 1 else {"type": "FeatureCollection", "features": items}
+    Path("set", name).write_text(json.dumps(document))
+    return f"set/{name}"
+
+
+def stack(name: str, *files: str) -> Composed:
+    return Composed(f"set/items.json#{name}", BANDS, tuple(f"set/{file}" for file in files))
+
+
+def test_assets_of_an_item_are_bands() -> None:
+    wanted = [stack("a", "a-nir.tif", "a-red.tif"), stack("b", "deep/b-nir.tif", "deep/b-red.tif")]
+    touch("gt/a.tif", "gt/b.tif", "set/a-truth.tif")
+    path = write("items.json", item("a"), item("b", "./deep"))
+    assert [parse_composed(one) for one in expand_sources([path], KEYS[0], composing=ASSETS)] == wanted
+    images, labels = pair_sources([path], ["gt/{stem}.tif"], KEYS, composing=ASSETS)
+    assert (labels, [label_of(image) for image in images]) == (
+        ("gt/a.tif", "gt/b.tif"),
+        ["set/items.json#a", "set/items.json#b"],
+    )
+    one = item("a", properties={"label": "a-truth.tif", "split": "val", "datetime": None})
+    path = write("items.json", one)  # a single Feature
+    assert has_validation([path])
+    assert "1 image of set/items.json of split val" in left_out([path], KEYS[0])[0]
+    assert pair_sources([path], [], KEYS, HELD_OUT, composing=ASSETS) == ((str(wanted[0]),), ("set/a-truth.tif",))
+    with pytest.raises(RasterError, match="lists no image of split train"):
+        pair_sources([path], [], KEYS, LEARNT, composing=ASSETS)
+
+
+def changed(asset: Any) -> dict[str, Any]:
+    one = item("a")
+    one["assets"]["red"] = asset
+    return one
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (item, ["set/items.json, feature 0 is a STAC item with the assets red, nir, scl", "data.assets"]),
+        (lambda name: changed(None), ["feature 0 (a) has no asset red of data.assets", "its assets are nir, scl"]),
+        (lambda name: changed({"href": 3}), ["feature 0 has the asset red with href 3", "path or URL"]),
+        (lambda name: changed({"href": "gone.tif"}), ["feature 0: set/gone.tif does not exist"]),
+        (lambda name: changed({"href": "/etc/passwd"}), ["feature 0 names /etc/passwd", "outside", "--references"]),
+        (lambda name: changed({"href": "../up.tif"}), ["names up.tif", "outside its folder", "--references"]),
+        (lambda name: changed({"href": "file:///etc/passwd"}), ["names /etc/passwd", "outside its folder"]),
+        (lambda name: changed({"href": "https://evil.example/a.tif"}), ["names https://evil", "--references"]),
+        (lambda name: changed({"href": "/vsicurl/https://evil.example/a.tif"}), ["/vsicurl/", "--references"]),
+        (lambda name: changed({"href": "/vsizip/a.zip/a.tif"}), ["/vsizip/", "--references"]),
+        (lambda name: changed({"href": "WMS:evil"}), ["names WMS:evil", "--references"]),
+        (lambda name: changed({"href": str(Composed("x", BANDS, ("/etc/passwd",)))}), ["composed:", "--references"]),
+        (lambda name: item("a", properties={"split": 7}), ["feature 0 has split 7", "text"]),
+        (lambda name: [], ["set/items.json is no FeatureCollection"]),
+        (lambda name: {"type": "FeatureCollection", "features": []}, ["lists no image"]),
+    ],
+)
+def test_items_that_cannot_be(document: Any, words: list[str]) -> None:
+    path = write("items.json", document("a"))
+    composing = Composing() if document is item else ASSETS
+    with pytest.raises(RasterError) as caught:
+        expand_sources([path], KEYS[0], composing=composing)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_files_elsewhere_need_references() -> None:
+    touch("up.tif", "set/here.tif")
+    hrefs = {"../up.tif": "up.tif", "https://example.org/a.tif": "https://example.org/a.tif"}
+    for href, path in {**hrefs, f"file://{Path.cwd()}/up.tif": f"{Path.cwd()}/up.tif"}.items():
+        (found,) = expand_sources([write("items.json", changed({"href": href}))], KEYS[0], LEARNT, True, ASSETS)
+        composed = parse_composed(found)
+        assert composed is not None
+        assert composed.parts[1] == path
+    href = f"file://{Path.cwd()}/set/here.tif"  # inside the item's folder it may be
+    assert expand_sources([write("items.json", changed({"href": href}))], KEYS[0], composing=ASSETS)
+
+
+def test_text_that_is_no_json_is_named() -> None:
+    Path("items.json").write_text('{"type": "FeatureCollection",\n "features": [{]}')
+    with pytest.raises(RasterError, match=r"items.json, line 2 is no JSON"):
+        expand_sources(["items.json"], KEYS[0], composing=ASSETS)
+
+
+def test_assets_of_no_item_are_refused() -> None:
+    touch("a.tif")
+    with pytest.raises(ConfigError, match=r"data.assets is \['red'\], but no image is a STAC item"):
+        check_assets(["red"], expand_sources(["a.tif"], KEYS[0], composing=Composing(("red",))))
+    check_assets(["red"], [str(Composed("v", VALID, (stack("a", "a.tif"), "b.tif")))])
+
+
+@pytest.mark.parametrize("kind", ["gti.gpkg", "gti.fgb", "parquet"])
+def test_rows_of_a_tile_index_are_images(kind: str) -> None:
+    touch("set/a.tif", "set/b.tif", "set/c.tif", "set/lb.tif", "set/lc.tif")
+    places, labels, splits = ["a.tif", "./b.tif", "c.tif"], [None, "lb.tif", "lc.tif"], ["test", "", "val"]
+    path = f"set/index.{kind}"
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"location": places, "label": labels, "split": splits}), path)
+    else:
+        shapes = shapely.to_wkb([shapely.box(0, 0, 1, 1)] * 3)
+        fields = [np.array(column, object) for column in (places, labels, splits, ["x"] * 3)]
+        names = ["location", "label", "split", "other"]
+        pyogrio.raw.write(path, shapes, fields, names, crs="EPSG:32633", geometry_type="Polygon")
+    assert pair_sources([path], [], KEYS) == (("set/./b.tif",), ("set/lb.tif",))
+    assert pair_sources([path], [], KEYS, HELD_OUT) == (("set/c.tif",), ("set/lc.tif",))
+    assert has_validation([path])
+    Path(path).write_bytes(b"<VRTDataset>" + bytes(80))
+    with pytest.raises(RasterError, match=f"index.{kind}") as caught:
+        expand_sources([path], KEYS[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_geoparquet_are_items() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    touch("set/a-nir.tif", "set/a-red.tif", "set/b-red.tif", "set/b-nir.tif")
+    rows = [{band: {"href": f"{name}-{band}.tif"} for band in ("nir", "red")} for name in "ab"]
+    columns = {"id": ["a", "b"], "assets": rows}
+    parquet.write_table(pyarrow.table({**columns, "split": ["train", "val"]}), "set/items.parquet")
+    (found,) = expand_sources(["set/items.parquet"], KEYS[0], composing=ASSETS)
+    assert parse_composed(found) == Composed("set/items.parquet#a", BANDS, ("set/a-nir.tif", "set/a-red.tif"))
+    rows[1].pop("nir")
+    parquet.write_table(pyarrow.table(columns), "set/items.parquet")
+    with pytest.raises(RasterError, match=r"row 1 \(b\) has no asset nir of data.assets; its assets are red"):
+        expand_sources(["set/items.parquet"], KEYS[0], composing=ASSETS)
+
+
+def test_rasters_of_an_entry_are_a_mosaic() -> None:
+    touch("a/1.tif", "a/2.tif", "b/3.tif", "gt/1.png", "gt/2.png", "gt/3.png", "whole.tif")
+    mosaic = Composing(mosaic=True)
+    wanted = str(Composed("a/*.tif", MOSAIC, ("a/1.tif", "a/2.tif"))), "b/3.tif"
+    truth = str(Composed("a/*.tif", MOSAIC, ("gt/1.png", "gt/2.png"))), "gt/3.png"
+    assert pair_sources(["a/*.tif", "b"], ["gt/{stem}.png"], KEYS, composing=mosaic) == (wanted, truth)
+    assert pair_sources(["a/*.tif"], ["whole.tif"], KEYS, composing=mosaic) == (wanted[:1], ("whole.tif",))
+    first = str(Composed("gt/[12].png", MOSAIC, ("gt/1.png", "gt/2.png")))
+    assert pair_sources(["a/*.tif"], ["gt/[12].png"], KEYS, composing=mosaic) == (wanted[:1], (first,))
+    assert [stem_of(path) for path in wanted] == ["1", "3"]
+    with pytest.raises(RasterError, match="twice"):
+        expand_sources(["a/*.tif", "a/2.tif"], KEYS[0], composing=mosaic)
+    path = write("items.json", item("a"), item("b"))
+    (found,) = find_sources([path], KEYS[0], composing=ASSETS._replace(mosaic=True))
+    parts = stack("a", "a-nir.tif", "a-red.tif"), stack("b", "b-nir.tif", "b-red.tif")
+    assert parse_composed(found.path) == Composed(path, MOSAIC, parts)
+
+
+def test_validity_is_found_as_labels_are() -> None:
+    touch("i/1.tif", "i/2.tif", "clouds/1.tif", "clouds/2.tif", "one.tif")
+    images, names = ("i/1.tif", "i/2.tif"), ("clouds/1.tif", "clouds/2.tif")
+    masked = tuple(str(Composed(one, VALID, (one, mask))) for one, mask in zip(images, names, strict=True))
+    for valid in ("clouds", "clouds/{stem}.tif", "clouds/{1}.tif"):
+        assert expand_sources(["i/*.tif"], KEYS[0], composing=Composing(valid=valid)) == masked
+    by_band = tuple(str(Composed(one, VALID, (one,), 5, (1.0,))) for one in images)
+    assert expand_sources(["i"], KEYS[0], composing=Composing(valid=5, values=(1.0,))) == by_band
+    assert expand_sources(["i/1.tif"], KEYS[0], composing=Composing(valid="one.tif"))
+    with pytest.raises(RasterError, match=r"data.valid is one.tif for 2 images of data.images; give a pattern"):
+        expand_sources(["i"], KEYS[0], composing=Composing(valid="one.tif"))
+    with pytest.raises(RasterError, match=r"i/1.tif has no .*none/1.tif, which data.valid asks for"):
+        expand_sources(["i"], KEYS[0], composing=Composing(valid="none/{stem}.tif"))
+    (found,) = expand_sources([write("items.json", item("a"))], KEYS[0], composing=ASSETS._replace(valid="scl"))
+    wanted = stack("a", "a-nir.tif", "a-red.tif")
+    assert parse_composed(found) == Composed(wanted.label, VALID, (wanted, "set/a-scl.tif"))
+    mosaic = Composing(mosaic=True, valid="clouds")
+    assert expand_sources(["i"], KEYS[0], composing=mosaic) == (str(Composed.of("i", MOSAIC, masked)),)
+
+
+def test_an_asset_that_reads_other_files_is_refused(folder: Path) -> None:
+    """Each asset goes through the formats that are allowed, whatever its name and its type say."""
+    one = item("a")
+    write_raster(folder / "set" / "a-nir.tif", np.ones((1, 4, 4), np.uint8))
+    secret = write_raster(folder / "secret.tif", np.ones((1, 4, 4), np.uint8))
+    (folder / "set" / "a-red.tif").write_text(
+        '<VRTDataset rasterXSize="4" rasterYSize="4"><VRTRasterBand dataType="Byte" band="1"><SimpleSource>'
+        f"<SourceFilename>{secret}</SourceFilename></SimpleSource></VRTRasterBand></VRTDataset>"
+    )
+    (found,) = expand_sources([write("items.json", one)], KEYS[0], composing=ASSETS)
+    with pytest.raises(RasterError, match=r"set/a-red.tif.*--references"):
+        open_raster(found)

@@ -1,0 +1,251 @@
+"""Lists of rasters in a file, with their labels and their part of the data.
+
+- `.txt`: an image a line, or an image, a tab and its labels; `#` begins a comment line;
+- `.csv`: a header with `image`, and some of `label`, `split`;
+- `.geojson`, `.json`: features with the properties `image`, and some of `label`, `split`; or STAC items, whose bands
+  are assets;
+- `.gti.gpkg`, `.gti.fgb`: GDAL's tile index, with the columns `location` (or `image`), and some of `label`, `split`;
+- `.parquet`: the same, or STAC items.
+`split` is `train`, `val` (or `validation`) or `test`, whose rows nobody learns from. Paths are relative to the list's
+folder. URLs stand as they are, and need `references`; so do files outside the folder of an item.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from tiledseg.config.checks import LIST_ENDINGS, shown
+from tiledseg.errors import ConfigError, RasterError, install
+from tiledseg.raster.array_names import parse_array_name
+from tiledseg.raster.composed import BANDS, VALID, Composed, parse_composed
+from tiledseg.raster.joined import joined_paths
+from tiledseg.raster.mirrored_reader import reading
+from tiledseg.raster.remote import REFERENCES, is_named, is_remote
+from tiledseg.raster.text_files import csv_rows, parse_features, read_list
+from tiledseg.system.console import counted
+
+TRAIN, VALIDATION, TEST = "train", "val", "test"
+_SPLITS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
+Parts = tuple[str | None, ...]
+LEARNT: Parts = (None, TRAIN)
+HELD_OUT: Parts = (VALIDATION,)
+HELD_OUT_ALONE: Parts = (None, VALIDATION)
+"""Parts of a list that is given for validation."""
+EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
+"""Parts of a list that is given to be mapped."""
+
+MISSING = "give a path, glob or URL of a raster"
+_COLUMNS = ("image", "location", "label", "split")
+_TABLES = (".gpkg", ".fgb")
+
+
+class RasterSource(NamedTuple):
+    """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards`, and the `place` in a
+    list that names it, with its `split` there."""
+
+    path: str
+    labels: str | None = None
+    wildcards: tuple[str, ...] = ()
+    place: str = ""
+    split: str | None = None
+
+
+class Composing(NamedTuple):
+    """How images are made of rasters, as the group `data` says: `assets` of an item are its bands, the rasters of an
+    entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its `values`."""
+
+    assets: tuple[str, ...] = ()
+    mosaic: bool = False
+    valid: int | str | None = None
+    values: tuple[float, ...] = ()
+
+    @property
+    def valid_asset(self) -> str | None:
+        """Return the asset that says which pixels of an item are valid."""
+        return self.valid if self.assets and isinstance(self.valid, str) and "{" not in self.valid else None
+
+
+def is_list(path: str) -> bool:
+    return not is_named(path) and path.lower().endswith(LIST_ENDINGS) and os.path.isfile(path)
+
+
+def has_validation(patterns: Sequence[str]) -> bool:
+    """Return True if a list among the images names some to validate on."""
+    return any(entry.split == VALIDATION for path in _lists(patterns) for entry in _read_list(path))
+
+
+def _lists(patterns: Sequence[str]) -> list[str]:
+    return [each for path in patterns for each in joined_paths(path) or (path,) if is_list(each)]
+
+
+def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
+    """Return a line for each list that has images of none of the `parts`."""
+    lines = []
+    for path in _lists(patterns):
+        splits = [str(entry.split) for entry in _read_list(path) if entry.split not in parts]
+        if splits:
+            lines.append(
+                f"{key}: {counted(len(splits), 'image')} of {path} of split {' or '.join(sorted(set(splits)))} left "
+                "out; to take them, give a list that names no split"
+            )
+    return lines
+
+
+def listed(path: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
+    """Return the images of a list that are of `parts` of the data. Raises RasterError, naming the place in the list,
+    for one that is not there, or that needs `references`."""
+    entries = [entry for entry in _read_list(path, composing) if entry.split in parts]
+    if not entries:
+        raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
+    folder = os.path.abspath(os.path.dirname(path))
+    for entry in entries:
+        composed = parse_composed(entry.path)
+        names = (entry.path,) if composed is None else tuple(composed.files())
+        for name in (*names, entry.labels):
+            if not name or references:
+                continue
+            if is_named(name):
+                what = "which is no path of a file and was not typed"
+            elif composed and os.path.commonpath([folder, os.path.abspath(name)]) != folder:
+                what = f"which is outside its folder {folder}"
+            else:
+                continue
+            raise RasterError(
+                f"{entry.place} names {shown(name)}, {what}; where you trust this list, allow it with {REFERENCES}"
+            )
+        for name in names:
+            existing(name, entry.place)
+    return entries
+
+
+def existing(path: str, key: str) -> str:
+    name = parse_array_name(path)
+    is_there = os.path.isfile(path) if name is None else is_remote(name.store) or os.path.exists(name.store)
+    if not is_named(path) and not is_there:
+        raise RasterError(f"{key}: {path} does not exist; {MISSING}")
+    return path
+
+
+def _read_list(path: str, composing: Composing | None = None) -> list[RasterSource]:
+    """Return all entries, in the order of the file; without `composing` items have no paths. Raises RasterError, naming
+    the line, for one that cannot be."""
+    ending = os.path.splitext(path)[1].lower()
+    rows: Iterable[tuple[str, Any]]
+    if ending == ".txt":
+        rows = _lines(path, read_list(path))
+    elif ending == ".csv":
+        rows = csv_rows(path, read_list(path), "image", "image,label,split", RasterError)
+    elif ending in (".parquet", *_TABLES):
+        rows = ((f"row {at}", row) for at, row in enumerate(_table(path) if ending in _TABLES else _parquet(path)))
+    else:
+        features = enumerate(parse_features(path, read_list(path))[0])
+        rows = ((f"feature {at}", one if _is_item(one) else one.get("properties")) for at, one in features)
+    entries = [_entry(path, fields if isinstance(fields, Mapping) else {}, place, composing) for place, fields in rows]
+    if not entries:
+        raise RasterError(f"{path} lists no image; give a line for each")
+    return entries
+
+
+def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = [word.strip() for word in line.split("\t")]
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if len(words) > 2:
+            raise RasterError(f"{path}, line {number} has {len(words)} columns; give an image, or a tab and its labels")
+        yield f"line {number}", dict(zip(("image", "label"), words, strict=False))
+
+
+def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composing | None) -> RasterSource:
+    item, folder = _is_item(fields), os.path.dirname(path)
+    properties = fields.get("properties") if item else fields
+    given = {name: properties.get(name) or "" for name in _COLUMNS} if isinstance(properties, Mapping) else {}
+    for name, value in given.items():
+        if not isinstance(value, str) and not (item and name in ("image", "location")):
+            raise RasterError(f"{path}, {place} has {name} {shown(value)}; give text")
+    image, location, label, split = (str(given.get(name, "")).strip() for name in _COLUMNS)
+    if split.lower() not in _SPLITS:
+        raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
+    image, label = (_located(folder, name) for name in (image or location, label))
+    if item:
+        image = _item(path, fields, place, composing)
+    if not image:
+        raise RasterError(f"{path}, {place} names no image; give each its path")
+    return RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
+
+
+def _located(folder: str, name: str) -> str:
+    return name if not name or "://" in name or name.startswith("/") else os.path.join(folder, name)
+
+
+def _is_item(feature: Mapping[str, Any]) -> bool:
+    """Return True for a STAC item: a feature with assets."""
+    return isinstance(feature.get("assets"), Mapping)
+
+
+def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing | None) -> str:
+    """Return the image whose bands are assets of an item. Raises RasterError where it lacks one of them."""
+    label = f"{path}#{item.get('id')}"
+    if composing is None:
+        return label
+    assets = {name: asset for name, asset in item["assets"].items() if asset is not None}
+    there = ", ".join(map(shown, list(assets)[:9]))
+    if not composing.assets:
+        raise RasterError(f"{path}, {place} is a STAC item with the assets {there}; name its bands in data.assets")
+
+    def href(name: str, key: str) -> str:
+        asset = assets.get(name)
+        if asset is None:
+            raise RasterError(
+                f"{path}, {place} ({shown(str(item.get('id')))}) has no asset {name} of {key}; its assets are {there}: "
+                "name some of these, or leave the item out"
+            )
+        link = asset.get("href") if isinstance(asset, Mapping) else None
+        if not isinstance(link, str) or not link.strip():
+            raise RasterError(f"{path}, {place} has the asset {name} with href {shown(link)}; give it a path or URL")
+        if link.startswith("file://"):
+            link = unquote(urlsplit(link).path)
+        located = _located(os.path.dirname(path), link.strip())
+        return located if is_named(located) else os.path.normpath(located)
+
+    image = Composed.of(label, BANDS, [href(name, "data.assets") for name in composing.assets])
+    if composing.valid_asset is None:
+        return str(image)
+    return str(
+        Composed.of(label, VALID, (str(image), href(composing.valid_asset, "data.valid")), None, composing.values)
+    )
+
+
+def _table(path: str) -> list[dict[str, Any]]:
+    """Return the rows of a tile index."""
+    from tiledseg.raster.labels.polygons import check_begin
+
+    if importlib.util.find_spec("pyogrio") is None:
+        raise ConfigError(f"{path} is a table of rasters, which needs pyogrio: {install('vector')}")
+    check_begin(path)
+    import pyogrio.raw
+
+    with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"):
+        columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]
+        _, _, _, values = pyogrio.raw.read(path, columns=columns, read_geometry=False)
+        return [dict(zip(map(str.lower, columns), row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _parquet(path: str) -> list[dict[str, Any]]:
+    """Return the rows of a GeoParquet file; rows of STAC items as such."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(f"{path} is Parquet, which needs pyarrow: {install('parquet')}") from None
+    with (
+        reading(f"open {path}", "give a GeoParquet file with the column location, image or assets"),
+        open(path, "rb") as file,
+    ):
+        table = parquet.ParquetFile(file)
+        wanted = ("id", "assets", "bbox", "datetime", "grid:code", *_COLUMNS)
+        rows = table.read([name for name in table.schema_arrow.names if name in wanted]).to_pylist()
+    return [{**row, "properties": row} if _is_item(row) else row for row in rows]
