@@ -92,20 +92,23 @@ def changed(asset: Any) -> dict[str, Any]:
         (lambda name: changed({"href": "https://evil.example/a.tif"}), ["names https://evil", "--references"]),
         (lambda name: changed({"href": "/vsicurl/https://evil.example/a.tif"}), ["/vsicurl/", "--references"]),
         (lambda name: changed({"href": "/vsizip/a.zip/a.tif"}), ["/vsizip/", "--references"]),
-        (lambda name: changed({"href": "WMS:evil"}), ["names WMS:evil", "--references"]),
-        (lambda name: changed({"href": str(Composed("x", BANDS, ("/etc/passwd",)))}), ["composed:", "--references"]),
+        (lambda name: changed({"href": "WMS:evil"}), ["WMS:evil"]),
+        (lambda name: changed({"href": str(Composed("x", BANDS, ("/etc/passwd",)))}), ["composed:"]),
         (lambda name: item("a", properties={"split": 7}), ["feature 0 has split 7", "text"]),
         (lambda name: [], ["set/items.json is no FeatureCollection"]),
         (lambda name: {"type": "FeatureCollection", "features": []}, ["lists no image"]),
     ],
 )
-def test_items_that_cannot_be(document: Any, words: list[str]) -> None:
+def test_items_that_cannot_be(document: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("items.json", document("a"))
     composing = Composing() if document is item else ASSETS
     with pytest.raises(RasterError) as caught:
         expand_sources([path], KEYS[0], composing=composing)
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
+    monkeypatch.chdir("set")
+    with pytest.raises(RasterError):
+        expand_sources(["items.json"], KEYS[0], composing=composing)
 
 
 def test_files_elsewhere_need_references() -> None:
