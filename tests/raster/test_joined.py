@@ -12,8 +12,9 @@ from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import label_of
-from tiledseg.raster.finding import has_validation, pair_sources
+from tiledseg.raster.finding import pair_sources
 from tiledseg.raster.joined import file_name, joined, joined_paths
+from tiledseg.raster.lists import has_validation
 from tiledseg.raster.reader import identify, open_raster, written_since
 from tiledseg.raster.statistics import finish, partial_sums
 
