@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
+    from tiledseg.models.layers.times import TimeSeries
     from tiledseg.plan import plan
     from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
@@ -30,6 +31,7 @@ __all__ = [
     "Pipeline",
     "TileDataset",
     "TileSampler",
+    "TimeSeries",
     "Windows",
     "__version__",
     "declare",
@@ -54,6 +56,7 @@ _PLACES = {
     "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
     "TileSampler": "tiledseg.foreign.tile_dataset:TileSampler",
+    "TimeSeries": "tiledseg.models.layers.times:TimeSeries",
     "Windows": "tiledseg.tracing.declared:Windows",
     "__version__": "tiledseg.version:VERSION",
     "declare": "tiledseg.tracing.declared:declare",

@@ -103,6 +103,7 @@ def _parser() -> Parser:
     model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
     model.add_argument("--encoder", choices=ENCODERS, help=f"of residual_unet, gated_scnn (default {default.encoder})")
     model.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="code that builds a network, which is run")
+    model.add_argument("--series", type=int, help="times that the network takes in a dim of their own, with --build")
     model.add_argument("--arguments", type=json_map, metavar="MAP", help='what --build is called with, {"width": 16}')
     model.add_argument(
         "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"

@@ -52,7 +52,7 @@ KEYS = (
 """Keys of a run's configuration that a map has too."""
 PLAIN = (
     *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
-    *("model.build", "model.arguments", "model.verify", "data.classes", "data.bands", "data.times"),
+    *("model.build", "model.arguments", "model.series", "model.verify", "data.classes", "data.bands", "data.times"),
     *("data.assets", "data.mosaic", "data.valid", "data.valid_values"),
     *(f"model.{key}" for key in CROPS),
 )
@@ -204,7 +204,8 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
     assert build is not None, "check_own has asked for it"
     bands = bands_of(config.data.joined(options.image, "--image"), "--image", config.data)
     pair = None if options.mean is None else (options.mean, options.deviation)
-    network = ForeignNetwork.of(build, config.model.arguments, bands, classes, crop_grid(config.model))
+    model = config.model
+    network = ForeignNetwork.of(build, model.arguments, bands, classes, crop_grid(model), model.series)
     return network, given_normalization(pair, bands)
 
 

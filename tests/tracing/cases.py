@@ -16,9 +16,10 @@ from benchmarks.foreign_networks import Foreign as Source
 from tests.law.cases import Case
 from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
+from tests.tracing.times import temporal
 from tests.tracing.windows import SmallSwin
 from tiledseg.geometry.graph import Graph
-from tiledseg.models.network import GraphNetwork
+from tiledseg.models.network import GraphNetwork, with_channels_last
 
 HERE = "tests.tracing.styles"
 WRITTEN = {
@@ -27,6 +28,10 @@ WRITTEN = {
 } | {
     unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2))
     for unet in (PaddingUNet, AlignedUNet, SmallSwin)
+}
+WRITTEN |= {
+    f"TemporalUNet{', no norms' * exact}": Source("tests", HERE, lambda _, exact=exact: temporal(exact), bands=6)
+    for exact in (False, True)
 }
 NETWORKS = PACKAGED | WRITTEN | (MANY if os.environ.get("FOREIGN_NETWORKS") == "many" else {})
 
@@ -70,4 +75,4 @@ class ForeignCase(Case):
     def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
         again = copy.deepcopy(traced(self.unet.name)).to(dtype)
         again.form = None  # outputs as a network of ours gives them, in no list or dict of the module's
-        return again.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return with_channels_last(again)  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2"}
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
-BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet"}
+BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet", "TemporalUNet"}
 SHARED = [
     name
     for name in EXACT
@@ -113,6 +113,17 @@ def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mes
 
 def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:
     return Steps(ForeignCase(Foreign(name), grid), parallel, images=((0,),))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("halo", ["read", "exchange", "layer"])
+def test_ranks_with_time_series(halo: str, meshes: dict[str, Mesh]) -> None:
+    """Two rows of blocks, of uneven sides: convolutions over times, without norms where only mode layer is exact."""
+    ranks, name = meshes["mpi"].size, f"TemporalUNet{', no norms' if halo != 'layer' else ''}"
+    if ranks == 3:
+        pytest.skip("two rows of blocks, on two or four ranks")
+    mesh = None if halo == "read" else [2, ranks // 2]
+    check(of(name, (4, 2), ParallelConfig(halo=halo, mesh=mesh)), meshes["mpi"], by_one_rank)
 
 
 @pytest.mark.mpi(min_size=3)

@@ -34,7 +34,8 @@ class ForeignNetwork:
     """A network built by the function `build` ("package.module:function") for so many bands and classes.
 
     `arguments`: JSON, its keys in order, so that equal networks have equal words. `crops`: of one size, on which the
-    module runs as it is; None for a module that is traced.
+    module runs as it is; None for a module that is traced. `times`: it takes images of so many times, with a dim for
+    them; the bands are those of all.
 
     Nothing is imported here: `tracing.build` does, where a user has named the function.
     """
@@ -44,8 +45,12 @@ class ForeignNetwork:
     bands: int = 3
     classes: int = 2
     crops: CropGrid | None = None
+    times: int | None = None
 
     def __post_init__(self) -> None:
+        if self.times and self.bands % self.times:
+            what = f"model.series is {self.times}, but an image has {self.bands} bands, no multiple of it"
+            raise ConfigError(f"{what}; give data.times, or images with the bands of all times")
         check_build("model.build", self.build)
         try:
             is_map = isinstance(json.loads(self.arguments), dict)
@@ -56,7 +61,12 @@ class ForeignNetwork:
 
     @staticmethod
     def of(
-        build: str, arguments: Mapping[str, Any], bands: int, classes: int, crops: CropGrid | None = None
+        build: str,
+        arguments: Mapping[str, Any],
+        bands: int,
+        classes: int,
+        crops: CropGrid | None = None,
+        times: int | None = None,
     ) -> ForeignNetwork:
         """Make a network. Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps
         of these."""
@@ -67,7 +77,7 @@ class ForeignNetwork:
             raise ConfigError(f"model.arguments cannot be written down ({error}); give numbers, text, lists") from None
         if odd is not None:
             raise ConfigError(f"model.arguments has the key {odd}, which is no text; quote it, or give a list")
-        return ForeignNetwork(build, text, bands, classes, crops)
+        return ForeignNetwork(build, text, bands, classes, crops, times)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -78,7 +88,8 @@ class ForeignNetwork:
     @property
     def in_words(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
-        return f"{self.build}({arguments}){f', {self.crops.in_words}' if self.crops else ''}"
+        times = f", of {self.times} times" if self.times else ""
+        return f"{self.build}({arguments}){f', {self.crops.in_words}' if self.crops else ''}{times}"
 
     def traced(self, graph: Graph) -> ForeignNetwork:
         """Return the same network with its graph."""

@@ -58,7 +58,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     """
     preset, default = PRESETS.get(model.name), ModelConfig()
     kind = None if model.build else network_kind(model.name)
-    own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "verify", *CROPS}
+    own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "series", "verify", *CROPS}
     for field in fields(ModelConfig):
         key, value = field.name, getattr(model, field.name)
         if value == getattr(default, key) or key in OF_TRAINING or (kind and key == "name"):
@@ -74,7 +74,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
             has = f"the preset {model.name} has {getattr(preset, key)}"
             raise ConfigError(f"{what}{has}; leave the key out, or set model.name to unet")
     if kind is None:
-        return ForeignNetwork.of(str(model.build), model.arguments, bands, classes, crop_grid(model))
+        return ForeignNetwork.of(str(model.build), model.arguments, bands, classes, crop_grid(model), model.series)
     options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO}
     if preset is not None:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}

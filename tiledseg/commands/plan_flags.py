@@ -251,7 +251,8 @@ def _model(flags: Namespace) -> ModelConfig:
     for key, value in given.items():
         if (fixed := getattr(preset, key, value)) != value:
             refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
-    model = ModelConfig(name=flags.model, build=flags.build, arguments=flags.arguments or {}, **given)
+    own = {"build": flags.build, "arguments": flags.arguments or {}, "series": flags.series}
+    model = ModelConfig(name=flags.model, **own, **given)
     model.check()
     return model
 

@@ -83,6 +83,8 @@ class ModelConfig(Group):
         build: a network of your own: package.module:function, which is imported, called with bands, classes and
             `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
         arguments: names and values that the function is called with besides
+        series: the module takes (batch, channels, times, height, width), of so many times; the first bands are those of
+            the first time (docs/how-to/own-network.md)
         verify: whether what was traced of it is compared with the module itself before the first step
         window: side in pixels of the one input size that `build` makes a module for, which is not traced then: trained
             on windows, mapped by blended crops (docs/how-to/maps.md)
@@ -107,6 +109,7 @@ class ModelConfig(Group):
     edge_band: bool = False
     build: str | None = None
     arguments: dict[str, Any] = conditional({}, Need("build", "a function", lambda model: model.build))
+    series: int | None = number(None, 2, 4096, need=Need("build", "a function", lambda model: model.build))
     verify: bool = True
     window: int | None = number(None, 1, LARGEST_HALO)
     overlap: float = number(0.5, 0.0, 1.0, below=True, need=_CROPS)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
@@ -19,7 +17,7 @@ from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.models.network import GraphNetwork
+from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
 
@@ -72,7 +70,7 @@ class ParallelRun:
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
             if not any(isinstance(layer, Crops) for layer in network.graph.layers):  # whose code may ask for its own
-                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                with_channels_last(network)
         else:
             from tiledseg.pipeline.executor import PipelineExecutor
             from tiledseg.pipeline.partition import split_network

@@ -268,6 +268,11 @@ class PooledBranchModule(BlockModule):
         return result
 
 
+def with_channels_last(module: nn.Module) -> Any:
+    """Lay the weights of images channels last, in place, as `Module.to` does, which refuses those of several times."""
+    return module._apply(lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t)
+
+
 def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNetwork:
     """Build the modules of a graph for an input of `bands` channels.
 

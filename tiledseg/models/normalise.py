@@ -42,22 +42,27 @@ class Ranks(Protocol):
 
 class MomentSets(NamedTuple):
     """The sets of channels and samples that have one mean and variance: each `groups`-th part of a sample's channels,
-    or, None, a channel of all samples."""
+    or, None, a channel of all samples. Channels of several `times`, one after the other, are in one set."""
 
     batch: int
     channels: int
     groups: int | None
+    times: int = 1
 
     def gathered(self, v_BC: torch.Tensor) -> torch.Tensor:
         """Return values of samples and channels, a row for each set."""
-        return v_BC.T if self.groups is None else v_BC.reshape(self.batch * self.groups, -1)
+        if self.groups is None:
+            return v_BC.reshape(self.batch * self.times, -1).T
+        sets = v_BC.reshape(self.batch, self.times, self.groups, -1)
+        return sets.transpose(1, 2).reshape(self.batch * self.groups, -1)
 
     def spread(self, v_G: torch.Tensor) -> torch.Tensor:
         """Return the value of each set for all its samples and channels: shape (B, C)."""
         if self.groups is None:
-            return v_G.expand(self.batch, -1)
-        each = self.channels // self.groups
-        return v_G.view(self.batch, self.groups, 1).expand(-1, -1, each).reshape(self.batch, self.channels)
+            return v_G.repeat(self.times).expand(self.batch, -1)
+        each = self.channels // (self.groups * self.times)
+        sets = v_G.view(self.batch, 1, self.groups, 1).expand(-1, self.times, -1, each)
+        return sets.reshape(self.batch, self.channels)
 
 
 @dataclass(frozen=True)
@@ -234,8 +239,15 @@ def normalise(
     """
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
-        made: tuple[torch.Tensor, ...] = _Normalised.apply(norm.weight, norm.bias, found, norm.eps, hows, *tensors_BCHW)
+        weights = (repeated(each, norm) for each in (norm.weight, norm.bias))
+        made: tuple[torch.Tensor, ...] = _Normalised.apply(*weights, found, norm.eps, hows, *tensors_BCHW)
     return made
+
+
+def repeated(weight_C: torch.Tensor | None, norm: Any) -> torch.Tensor | None:
+    """Return a norm's weight of each channel of all its times."""
+    times = getattr(norm, "times", 1)
+    return weight_C if times == 1 or weight_C is None else weight_C.repeat(times)
 
 
 def _gradient_sums(

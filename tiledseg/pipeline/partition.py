@@ -21,7 +21,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of
-from tiledseg.models.network import GraphNetwork
+from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
 
@@ -96,7 +96,7 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
         modules[index].to("meta", dtype).requires_grad_(False)
     for index in own:
         modules[index].to(device, dtype)
-        modules[index].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with_channels_last(modules[index])
 
 
 def _check_shared(network: GraphNetwork, cut: NetworkCut) -> None:

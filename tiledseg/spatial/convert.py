@@ -18,8 +18,9 @@ from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvoluti
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule, MaxPoolModule
 from tiledseg.models.layers.resampling import UpsampleModule
+from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
 from tiledseg.models.network import GraphNetwork
-from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, TimesBatchNorm, TimesGroupNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.spatial import twins
 from tiledseg.spatial.twins import POINTWISE, SpatialLayer
@@ -43,6 +44,8 @@ REASONS: dict[type[nn.Module], str] = {
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), twins.SpatialConvolution),
     **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), twins.transposed_twin),
+    **dict.fromkeys((TimesConvolution, COMPUTED[TimesConvolution]), twins.SpatialConvolution),
+    **dict.fromkeys((TimesTransposed, COMPUTED[TimesTransposed]), twins.transposed_twin),
     **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), twins.max_pool_twin),
     **dict.fromkeys((nn.AvgPool2d, AveragePoolModule), twins.average_pool_twin),
     nn.PixelShuffle: twins.shuffle_twin,
@@ -55,6 +58,8 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), twins.SpatialBatchNorm),
     **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), twins.SpatialNorm),
+    **dict.fromkeys((TimesBatchNorm, COMPUTED[TimesBatchNorm]), twins.SpatialBatchNorm),
+    **dict.fromkeys((TimesGroupNorm, COMPUTED[TimesGroupNorm]), twins.SpatialNorm),
     **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), twins.SpatialNorm),
 }
 

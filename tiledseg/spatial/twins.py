@@ -19,7 +19,7 @@ from torch.nn import functional
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.layers.convolutions import ONE_TIME, Convolution, TransposedConvolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZero
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
@@ -30,9 +30,12 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
 from tiledseg.models.layers.resampling import upsample
+from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,
+    TimesBatchNorm,
+    each_time,
     normed,
     sharing_of,
     takes_statistics,
@@ -192,8 +195,10 @@ class SpatialConvolution(SpatialLayer):
         return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
     def can_overlap(self, place: BlockPlace) -> bool:
-        """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
-        return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
+        """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut,
+        and knows no times."""
+        uneven = (place.row.whole and self._row.extra) or (place.col.whole and self._col.extra)
+        return not uneven and not isinstance(self._module, TimesConvolution)
 
     def overlapped(self, x_BCHW: torch.Tensor, place: BlockPlace, axes: Axes, exchange: BlockExchange) -> torch.Tensor:
         """Compute the layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior
@@ -217,7 +222,8 @@ def _convolution_along(module: nn.Conv2d, dim: int) -> Convolution:
     elif not isinstance(module.padding, str):
         before = after = module.padding[dim]
     sizes = module.out_channels, kernel, stride, before, dilation
-    return Convolution(*sizes, module.bias is not None, after - before, module.groups, _across(module, dim))
+    more = after - before, module.groups, _across(module, dim), getattr(module, "times", ONE_TIME)
+    return Convolution(*sizes, module.bias is not None, *more)
 
 
 def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:
@@ -230,6 +236,8 @@ def transposed_twin(name: str, module: nn.ConvTranspose2d) -> SpatialLayer:
     groups. Inputs beyond the tensor add nothing but keep the outputs beside them, which have a bias only."""
     m = module
     convolve = convolve_transposed if isinstance(m, OneDnnTransposed) else functional.conv_transpose2d
+    if isinstance(m, TimesTransposed):
+        convolve = m.compute
     padding = (int(m.padding[0]), int(m.padding[1]))
     dims = [
         TransposedConvolution(
@@ -242,6 +250,7 @@ def transposed_twin(name: str, module: nn.ConvTranspose2d) -> SpatialLayer:
             m.dilation[dim],
             m.groups,
             _across(m, dim),
+            getattr(m, "times", ONE_TIME),
         )
         for dim in (0, 1)
     ]
@@ -269,7 +278,8 @@ class SpatialNorm(SpatialLayer):
         self.ranks = ranks
         affine = module.weight is not None
         if isinstance(module, nn.GroupNorm):
-            described = Norm("group", module.num_groups, affine)
+            times = getattr(module, "times", 1)
+            described = Norm("group", module.num_groups * (times if each_time(module) else 1), affine, times=times)
         elif isinstance(module, nn.InstanceNorm2d):
             if module.track_running_stats:
                 raise ConfigError(
@@ -277,7 +287,8 @@ class SpatialNorm(SpatialLayer):
                 )
             described = Norm("instance", 1, affine)
         else:
-            described = Norm("batch", 1, affine, module.running_mean is not None, getattr(module, "still", False))
+            still, times = getattr(module, "still", False), getattr(module, "times", 1)
+            described = Norm("batch", 1, affine, module.running_mean is not None, still, times)
         super().__init__(self._normed, described)
 
     def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -325,6 +336,8 @@ class SpatialBatchNorm(SpatialNorm):
         m = self.module
         if takes_statistics(m):
             return super()._normed(place, x_BCHW)
+        if isinstance(m, TimesBatchNorm):
+            return m(x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
 
 

@@ -13,6 +13,7 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.tracing.state import drawn_from
 
@@ -72,7 +73,8 @@ def traced_module(module: nn.Module, bands: int, still: bool = False, whole: int
 
 def _built(network: ForeignNetwork, seed: int) -> nn.Module:
     function, build = _function(network.build), network.build
-    arguments = {"bands": network.bands, "classes": network.classes, **network.keywords}
+    times = network.times or 1
+    arguments = {"bands": network.bands // times, "classes": network.classes, **network.keywords}
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -88,7 +90,7 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
         raise ConfigError(f"{build} gives {kind}, no torch.nn.Module; return a module, built")
-    return module
+    return module if network.times is None else TimeSeries(module, times)
 
 
 def _function(build: str) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, wh
 WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
 STRANGE = "is given arguments that no tile is known to keep; write it simpler"
+PERMUTED = "needs (batch, channels, height, width), and the dims were permuted; permute them back before"
 SIZED = "is given numbers that depend on the size of the image, or of the batch; give it fixed ones"
 
 
@@ -139,15 +140,22 @@ class Step:
     def full(self, index: int = 0, name: str = "input") -> Value:
         """Return an argument that its author sees as (batch, channels, height, width)."""
         value = self.value(index, name)
-        other = value.layout not in (WHOLE, ONE_PIXEL)
-        refuse(other, "needs (batch, channels, height, width), and the dims were permuted; permute them back before")
+        refuse(value.layout not in (WHOLE, ONE_PIXEL), PERMUTED)
+        return value
+
+    def planes(self, index: int = 0, name: str = "input") -> Value:
+        """Return an argument whose last dims are rows and columns; images and channels may stand before them in any
+        order."""
+        value = self.value(index, name)
+        last = ((), ()) if value.layout.one_pixel else (("H",), ("W",))
+        refuse(value.layout.dims[-2:] != last, PERMUTED)
         return value
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
         """Return a part of the call's result, computed by a node."""
         shapes = self.call.shapes[part], self.other.shapes[part]
-        if node is not None and layout == WHOLE and len(shapes[0]) == 4:
-            self.lowering.pixels[node] = tuple((shape[2], shape[3]) for shape in shapes)
+        if node is not None and layout.dims[-2:] == WHOLE.dims[-2:] and not layout.one_pixel:
+            self.lowering.pixels[node] = tuple((shape[-2], shape[-1]) for shape in shapes)
         return Value(node, layout, *shapes)
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from tiledseg.errors import ConfigError
 from tiledseg.memory.torch_versions import is_own_read
 from tiledseg.models.layers.block import BlockModule
+from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.spatial.twins import POINTWISE
@@ -140,7 +141,8 @@ class Recorder(TorchFunctionMode):
         self.kernels = Kernels(x_BCHW, widest)
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
         self._watch = watch
-        self._paths = {module: name for name, module in root.named_modules()}
+        named = root.whole if isinstance(root, TimeSeries) else root
+        self._paths = {root: "", **{module: name for name, module in named.named_modules()}}
         self._modes = {module: module.training for module in root.modules()}
         self._owners = [""]
         self._inside = 0  # units

@@ -22,6 +22,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.exhausted import is_exhausted
 from tiledseg.models.layers.declared import DeclaredModule
+from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
@@ -213,7 +214,8 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
         raise ConfigError(f"{what}; switch that off, or trace module.eval() to map with it")
-    network = GraphNetwork(graph, source.bands, modules, module, untrained, one.form if indices is None else None)
+    whole = module.whole if isinstance(module, TimeSeries) else module  # whose names stay
+    network = GraphNetwork(graph, source.bands, modules, whole, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
     made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}

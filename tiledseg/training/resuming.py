@@ -31,7 +31,7 @@ _OTHER_RUN = {
     ),
     "model": (
         *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
-        *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments"),
+        *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments", "series"),
         *("window", "overlap", "blend", "ends"),
     ),
     "optimizer": ("name",),

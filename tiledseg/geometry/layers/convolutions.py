@@ -53,10 +53,23 @@ class _Weighted(Layer):
 
 
 @dataclass(frozen=True)
+class OverTimes:
+    """The times whose channels stand one after the other in a tensor: of the input, of the output, and those that an
+    output sees."""
+
+    read: int = 1
+    made: int = 1
+    taps: int = 1
+
+
+ONE_TIME = OverTimes()
+
+
+@dataclass(frozen=True)
 class Convolution(SlidingWindow, _Weighted):
     """A convolution; `padding` pixels of zeros on each side, and `extra` more after (even kernels, `same`).
 
-    `across`: the kernel along the other dim; a square unless given.
+    `across`: the kernel along the other dim; a square unless given. `times`: its channels are those of several times.
     """
 
     out_channels: int
@@ -68,6 +81,7 @@ class Convolution(SlidingWindow, _Weighted):
     extra: int = 0
     groups: int = 1
     across: int | None = None
+    times: OverTimes = ONE_TIME
 
     pads_with_zeros = True
 
@@ -82,10 +96,11 @@ class Convolution(SlidingWindow, _Weighted):
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
-        return self.multiply_adds(channels) + self.out_channels * self.bias
+        return (self.multiply_adds(channels) + self.out_channels * self.bias) // self.times.made
 
     def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
+        inner = (channels // (self.groups * self.times.read) or 1) * self.times.taps
+        return self.out_channels * inner * self.kernel * (self.across or self.kernel)
 
 
 @dataclass(frozen=True)
@@ -127,6 +142,7 @@ class TransposedConvolution(_Weighted):
     dilation: int = 1
     groups: int = 1
     across: int | None = None
+    times: OverTimes = ONE_TIME
 
     @property
     def step(self) -> int:
@@ -161,14 +177,15 @@ class TransposedConvolution(_Weighted):
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
-        return self._weights(channels) + self.out_channels * self.bias
+        return self._weights(channels) + self.out_channels * self.bias // self.times.made
 
     def multiply_adds(self, channels: int) -> int:
-        return self._weights(channels) // self.step**2
+        return self._weights(channels) * self.times.read // self.step**2
 
     def unfolded(self, work: int, shape: Shape) -> int:
         """Count the values of each input's block, before those of one place are added up."""
         return math.prod(shape) * self.kernel * (self.across or self.kernel) // (self.step**2 * self.groups)
 
     def _weights(self, channels: int) -> int:
-        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
+        inner = (channels // (self.groups * self.times.read) or 1) * self.times.taps
+        return self.out_channels // self.times.made * inner * self.kernel * (self.across or self.kernel)

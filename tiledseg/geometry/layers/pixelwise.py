@@ -203,7 +203,7 @@ class Norm(Layer):
     """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
 
     `affine`: True if it has weights. `running`: True for a batch norm with running statistics; `still`: True if these
-    are constants in training too.
+    are constants in training too. `times`: a weight is that of a channel of so many times.
     """
 
     kind: str = "none"
@@ -211,13 +211,14 @@ class Norm(Layer):
     affine: bool = True
     running: bool = True
     still: bool = False
+    times: int = 1
 
     @property
     def keeps_zero(self) -> bool:
         return self.hands_on
 
     def parameters(self, channels: int) -> int:
-        return 2 * channels if self.affine and not self.hands_on else 0
+        return 2 * channels // self.times if self.affine and not self.hands_on else 0
 
     @property
     def statistics(self) -> str | None:
@@ -243,7 +244,7 @@ class Norm(Layer):
         return f"model.norm is {self.kind}" if module is None else f"'{module}' is a norm of kind {self.kind}"
 
     def statistic_sets(self, channels: int) -> int:
-        return self.groups if self.kind == "group" else channels
+        return self.groups if self.kind == "group" else channels // self.times
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count a number, means and variances in a slot of each rank; backward gradients of mean and deviation."""

@@ -21,7 +21,8 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.convolution import TorchConvolution
-from tiledseg.models.norm import InstanceNorm
+from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
+from tiledseg.models.norm import InstanceNorm, TimesBatchNorm, TimesGroupNorm
 from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)
@@ -206,6 +207,7 @@ class Computed(nn.Module):
 
 _KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: TorchConvolution, InstanceNorm: InstanceNorm}
 _KINDS |= {nn.ConvTranspose2d: nn.ConvTranspose2d, nn.GroupNorm: nn.GroupNorm, nn.BatchNorm2d: nn.BatchNorm2d}
+_KINDS |= {kind: kind for kind in (TimesConvolution, TimesTransposed, TimesBatchNorm, TimesGroupNorm)}
 COMPUTED: dict[type[nn.Module], Any] = {
     kind: type(f"Computed{kind.__name__}", (Computed, base), {}) for kind, base in _KINDS.items()
 }

@@ -14,15 +14,17 @@ from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
+from tiledseg.tracing.calls import Given
 from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
-from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
-from tiledseg.tracing.functions.views import VIEWS
+from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise
+from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
+from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, mirroring, of_size, right
 from tiledseg.tracing.functions.windows import WINDOWS
-from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
+from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
 # Activations that take `inplace` by its place, and where.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
@@ -79,7 +81,7 @@ def _cat(step: Step) -> list[Value]:
         return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
     if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
         return step.passed(inputs[0]) if len(inputs) == 1 else _concatenated(step, "cat", inputs, WHOLE)
-    layout = without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
+    layout = resized_channels(inputs[0].layout, at := dim % len(inputs[0].shape), step.call.shapes[0][at])
     return pixelwise(step, "cat", (tuple(inputs),), {"dim": dim}, layout)
 
 
@@ -138,6 +140,8 @@ def _dropout(step: Step) -> list[Value]:
         return _same(step)
     refuse(not of_channels, "drops values other than whole channels; use Dropout2d")
     value, flag = step.value(), "train" if name == "feature_dropout" else "training"
+    whole = name != "dropout" and len(value.shape) > 4
+    refuse(whole and probability, "drops a channel of all times at once; use Dropout, which drops one of each time")
     refuse(step.argument(2, flag, True), "drops in evaluation too; pass training=self.training")
     if probability == 0:
         return step.passed(value)
@@ -155,7 +159,11 @@ def _unit(step: Step) -> list[Value]:
     refuse(hooks, "has hooks, which a tile would run too; remove them, or make them modules of their own")
     if found := declaration(module):
         return declared_leaf(step, found)
-    value = step.value() if type(module) in POINTWISE else step.full()
+    value = step.value()
+    if isinstance(module, nn.PReLU) and module.num_parameters > 1 and value.layout not in (WHOLE, ONE_PIXEL):
+        return pixelwise(step, "prelu", (value, Given(module.weight, "weight", True)), {}, broadcasts=False)
+    over = is_of_times(value)
+    value = value if over or type(module) in POINTWISE else step.full()
     if isinstance(module, nn.ConvTranspose2d):
         module = of_size(step, module, value)
     else:
@@ -163,6 +171,8 @@ def _unit(step: Step) -> list[Value]:
         refuse(more, "takes more than one tensor; give the rest to its constructor")
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
         module, value = mirroring(step, module, value)
+    if over and type(module) not in POINTWISE:
+        return of_one_time(step, right(module), value)
     return step.by(right(module), value, None, value.layout)
 
 
@@ -174,6 +184,7 @@ HANDLERS: dict[str, Handler] = {
     **WEIGHTED,
     **ATTENDING,
     **VIEWS,
+    **TIMES,
     "cat": _cat,
     "stack": _stack,
     **dict.fromkeys((*ALONG_CHANNELS, "layer_norm"), _along_channels),

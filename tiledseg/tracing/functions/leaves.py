@@ -48,7 +48,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     dims = [DeclaredLeaf(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
     module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords)
     sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
-    channels = sizes_of(layout, value.shape, pixels[0])["C0"]
+    channels = sizes_of(layout, value.shape, pixels[0], step.lowering.records[0].batch)["C0"]
     fault, costs = _checked(module, channels, False)
     refuse(fault, f"is declared as {stated}, but {fault}; declare what it sees (tiledseg.declare)")
     module.channels = channels

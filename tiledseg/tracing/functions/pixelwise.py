@@ -20,10 +20,10 @@ PIXELS = ("H", "W")
 TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
 
 
-def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int]) -> dict[str, int]:
+def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
     """Return the size of each name, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
     columns."""
-    sizes = dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))
+    sizes = {"B": batch, **dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))}
     sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
     for dim, size in zip(layout.dims, shape, strict=True):
         unnamed = size // prod(sizes.get(atom, 1) for atom in dim)
@@ -106,8 +106,8 @@ def pixelwise(
     before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
     for part, shape in enumerate(step.call.shapes):
         several = part if len(step.call.shapes) > 1 else None
-        channels = prod(size for dim, size in zip(after.dims, shape, strict=True) if is_channels(dim))
-        channels = prod(after.channels) if after.channels else channels
+        pixels = (1, 1) if after.one_pixel else step.lowering.pixels[str(inputs[0].node)][0]
+        channels = prod(shape) // (step.lowering.records[0].batch * prod(pixels))
         layer = Pixelwise(function, filled[0], channels, filled[1], before, after, shapes, several)
         node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
         if name in TRUTHS or (name, part) in PLACES or all(value.node in truths for value in inputs):

@@ -76,7 +76,7 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
         return value
     if is_channels(names) and every == 1 and one == again:
         shapes = (_with_size(shape, dim, count) for shape in (value.shape, value.other_shape))
-        narrow, layout = (value, dim, start, count), _with_channels(value.layout, dim, count)
+        narrow, layout = (value, dim, start, count), resized_channels(value.layout, dim, count)
         return pixelwise(step.giving(*shapes), "narrow", narrow, {}, layout)[0]
     if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
         rest = size - start - count * every, other - other_start - other_count * every
@@ -89,7 +89,7 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
     raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers")
 
 
-def _with_channels(layout: Layout, dim: int, count: int) -> Layout:
+def resized_channels(layout: Layout, dim: int, count: int) -> Layout:
     """Return the layout with so many channels along a dim."""
     (name,) = layout.dims[dim] if len(layout.dims[dim]) == 1 else ("",)
     if count == 1 or not layout.channels or not name:
@@ -137,9 +137,10 @@ def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Val
 def _reshape(step: Step) -> list[Value]:
     """Lower a reshape, flatten, unflatten, squeeze or unsqueeze by the shapes of its result."""
     value, (after, other) = step.value(0, "self"), (step.call.shapes[0], step.other.shapes[0])
-    pixels = step.lowering.pixels[str(value.node)]
-    layout = reshaped(value.layout, sizes_of(value.layout, value.shape, pixels[0]), after)
-    again = reshaped(value.layout, sizes_of(value.layout, value.other_shape, pixels[1]), other)
+    shapes, pixels = (value.shape, value.other_shape), step.lowering.pixels[str(value.node)]
+    runs = zip(shapes, pixels, (each.batch for each in step.lowering.records), strict=True)
+    sizes = [sizes_of(value.layout, *run) for run in runs]
+    layout, again = (reshaped(value.layout, *each) for each in zip(sizes, (after, other), strict=True))
     if layout is None or layout != again:
         what = f"reshapes {value.shape} to {after}, which takes pixels apart or mixes them with other dims"
         raise RefusalError(f"{what}; keep rows and columns")

@@ -16,6 +16,7 @@ from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
+from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
 from tiledseg.tracing.functions.windows import WHY_NOT, mirrored
 from tiledseg.tracing.lowering import Handler, Step, UnknownError, Value, refuse
 
@@ -99,12 +100,19 @@ def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     forward = kind is nn.Conv2d
     more = {"dilation": 1, "groups": 1} if forward else {"output_padding": 0, "groups": 1, "dilation": 1}
     options = step.options(3, stride=1, padding=0, **more)
-    value, weight, bias = step.full(), step.argument(1, "weight"), step.argument(2, "bias")
+    value, weight, bias = step.value(), step.argument(1, "weight"), step.argument(2, "bias")
     _check_learnt(weight, bias)
+    if weight.tensor.dim() == 5:
+        module, layout, value = over_times(step, kind, value, weight.tensor.shape, options)
+        return step.by(_with(module, weight=weight, bias=bias), value, "conv", layout)
     out, inner = weight.tensor.shape[:2]
     channels = (inner * options["groups"], out) if forward else (out, inner * options["groups"])
-    module = kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options)
-    return step.by(right(_with(module, weight=weight, bias=bias)), value, "conv", value.layout)
+    module = right(
+        _with(kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options), weight=weight, bias=bias)
+    )
+    if is_of_times(value):
+        return of_one_time(step, module, value, "conv")
+    return step.by(module, step.full(), "conv", value.layout)
 
 
 def _check_learnt(*tensors: Any) -> None:
@@ -147,7 +155,8 @@ def _batch_norm(step: Step) -> list[Value]:
     value = step.value()
     tensors = step.options(1, running_mean=None, running_var=None, weight=None, bias=None)
     mean, momentum = tensors["running_mean"], step.argument(6, "momentum", 0.1)
-    other = value.layout.channels or value.layout.dims[1:2] != (("C0",),)
+    over = is_of_times(value)
+    other = not over and (value.layout.channels or value.layout.dims[1:2] != (("C0",),))
     refuse(other, "norms another dim than that of channels; give it (batch, channels, height, width)")
     moves = mean is not None and step.argument(5, "training", False)
     refuse(moves, "moves running statistics in evaluation too; pass training=self.training")
@@ -160,12 +169,12 @@ def _batch_norm(step: Step) -> list[Value]:
     options = {"eps": step.argument(7, "eps", 1e-5), "momentum": momentum, "track_running_stats": mean is not None}
     module = _with(nn.BatchNorm2d(value.shape[1], affine=False, device="meta", **options), **tensors)
     module.still = step.lowering.still or not trains
-    return step.by(module, value, "norm", value.layout)
+    return of_one_time(step, module, value, "norm") if over else step.by(module, value, "norm", value.layout)
 
 
 def _group_norm(step: Step) -> list[Value]:
     """Lower a norm of groups of channels, or of each channel by itself."""
-    value, of_groups = step.full(), step.call.function == "group_norm"
+    value, of_groups = step.value(), step.call.function == "group_norm"
     first, eps = (2, step.argument(4, "eps", 1e-5)) if of_groups else (3, step.argument(7, "eps", 1e-5))
     weight, bias = step.argument(first, "weight"), step.argument(first + 1, "bias")
     if of_groups:
@@ -174,7 +183,12 @@ def _group_norm(step: Step) -> list[Value]:
         keeps = step.argument(1, "running_mean") is not None
         refuse(keeps, "keeps running statistics of instances; leave them away")
         module = InstanceNorm(value.shape[1], eps, device="meta")
-    return step.by(right(_with(module, weight=weight, bias=bias)), value, "norm", value.layout)
+    module = right(_with(module, weight=weight, bias=bias))
+    return (
+        of_one_time(step, module, value, "norm")
+        if is_of_times(value)
+        else step.by(module, step.full(), "norm", value.layout)
+    )
 
 
 WEIGHTED: dict[str, Handler] = {
@@ -182,7 +196,7 @@ WEIGHTED: dict[str, Handler] = {
     "einsum": _einsum,
     **dict.fromkeys(("conv1d", "channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
     "batch_norm": _batch_norm,
-    "conv2d": partial(_convolution, nn.Conv2d),
-    "conv_transpose2d": partial(_convolution, nn.ConvTranspose2d),
+    **dict.fromkeys(("conv2d", "conv3d"), partial(_convolution, nn.Conv2d)),
+    **dict.fromkeys(("conv_transpose2d", "conv_transpose3d"), partial(_convolution, nn.ConvTranspose2d)),
     **dict.fromkeys(("group_norm", "instance_norm"), _group_norm),
 }

@@ -22,7 +22,7 @@ from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleMod
 from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.views import add_border, add_borders
-from tiledseg.tracing.lowering import ONE_PIXEL, Handler, RefusalError, Step, Value, refuse, writing
+from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, refuse, writing
 
 Pair = tuple[int, int]
 LEAST = 1e-30  # a sum of squares
@@ -31,21 +31,22 @@ WHY_NOT = {"circular": "with the image's other end, which no tile has"}
 
 def _adaptive(step: Step) -> list[Value]:
     """Lower means or maxima of parts of the image, as many at every size."""
-    value, factors, after = step.full(), ratios(step, step.full()), step.call.shapes[0][2:]
+    value, factors, after = step.planes(), ratios(step, step.planes()), step.call.shapes[0][-2:]
     of_maxima = "max" in step.call.function
     if factors == (1.0, 1.0):
         return step.passed(value)
     if after == (1, 1):
-        return _image_max(step, value, ONE_PIXEL) if of_maxima else _image_mean(step, value, ONE_PIXEL)
+        layout = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
+        return _image_max(step, value, layout) if of_maxima else _image_mean(step, value, layout)
     refuse(
         of_maxima,
         f"makes {after[0]} x {after[1]} maxima of the whole image; take a single one, or pool by fixed windows",
     )
     if factors is not None and all(1 / ratio == int(1 / ratio) for ratio in factors):
-        return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool")
+        return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool", value.layout)
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
-    refuse(after != step.other.shapes[0][2:], f"{what}; take its single mean, or a pooling of fixed windows")
-    return pooled(step, value)
+    refuse(after != step.other.shapes[0][-2:], f"{what}; take its single mean, or a pooling of fixed windows")
+    return pooled(step, step.full())
 
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
@@ -78,6 +79,16 @@ def _reduce(step: Step) -> list[Value]:
         if name in ("amax", "max"):
             return _image_max(step, value, layout, even=name == "amax")
         return _summed(step, value, name, layout)
+    if len(names) > 2 and set(PIXELS) < set(names) and not value.layout.one_pixel and name in ("mean", "sum", "amax"):
+        dims_1 = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
+        one = step.giving(*((*shape[:-2], 1, 1) for shape in (value.shape, value.other_shape)))
+        (value,) = (
+            _image_max(one, value, dims_1, even=True)
+            if name == "amax"
+            else _image_mean(one, value, dims_1, name == "sum")
+        )
+        after = without(value.layout, sorted(numbers), keep)
+        return pixelwise(step, step.as_called(name), (value, dims, keep), {}, after)
     if value.layout.one_pixel and set(names) <= set(PIXELS):
         return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
     after = without(value.layout, channel_dims(value, sorted(numbers)), keep)
@@ -102,7 +113,7 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
 
 
 def _pad(step: Step) -> list[Value]:
-    value = step.full()
+    value = step.planes()
     (pads, others), mode = step.arguments(1, "pad"), step.argument(2, "mode", "constant")
     fill = float(step.argument(3, "value") or 0.0)
     if not any(pads) and not any(others):
@@ -110,13 +121,13 @@ def _pad(step: Step) -> list[Value]:
     differ = tuple(pads) != tuple(others)
     refuse(differ, f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
     if mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel:
-        return [step.made(mirrored(step, value, tuple(pads), mode).node)]
+        return [step.made(mirrored(step, value, tuple(pads), mode).node, value.layout)]
     why = f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros"
     refuse(mode != "constant" and max(pads) > 0, why)
     if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
         return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill})
     refuse(any(pads[4:]) or value.layout.one_pixel, "pads other dims than rows and columns; pad these alone")
-    return [step.made(mirrored(step, value, pads, "constant", fill).node)]
+    return [step.made(mirrored(step, value, pads, "constant", fill).node, value.layout)]
 
 
 def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: float = 0.0) -> Value:
@@ -127,7 +138,7 @@ def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: flo
 
 def _sees_all(step: Step, value: Value) -> bool:
     """Return True if a pooling's only window is the whole image, whatever its size."""
-    shapes = [value.shape[2:], value.other_shape[2:]]
+    shapes = [value.shape[-2:], value.other_shape[-2:]]
     kernels = [_pair(kernel) for kernel in step.arguments(1, "kernel_size")]
     paddings = (_pair(padding) for padding in step.arguments(3, "padding", 0))
     return kernels == shapes and shapes[0] != shapes[1] and not any(map(any, paddings))
@@ -147,11 +158,11 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def _max_pool(step: Step) -> list[Value]:
-    value = step.full()
+    value = step.planes()
     if _sees_all(step, value):
         return _image_max(step, value, ONE_PIXEL)
     options = _pool_options(step, dilation=1, ceil_mode=False)
-    made = step.only().by(pooling.MaxPoolModule(**options), value, "pool")
+    made = step.only().by(pooling.MaxPoolModule(**options), value, "pool", value.layout)
     if len(step.call.shapes) == 1:
         return made
     sizes = [_pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
@@ -172,11 +183,11 @@ def _max_unpool(step: Step) -> list[Value]:
 
 
 def _average_pool(step: Step) -> list[Value]:
-    value = step.full()
+    value = step.planes()
     if _sees_all(step, value) and step.argument(6, "divisor_override") is None:
         return _image_mean(step, value, ONE_PIXEL)
     options = _pool_options(step, ceil_mode=False, count_include_pad=True, divisor_override=None)
-    return step.by(pooling.AveragePoolModule(**options), value, "pool")
+    return step.by(pooling.AveragePoolModule(**options), value, "pool", value.layout)
 
 
 def pooled(step: Step, value: Value) -> list[Value]:
@@ -218,13 +229,15 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
 
 
 def _interpolate(step: Step) -> list[Value]:
-    value, factors = step.full(), ratios(step, step.full())
+    value, factors = step.planes(), ratios(step, step.planes())
     mode, align = step.argument(3, "mode", "nearest"), step.argument(4, "align_corners")
     if value.node in step.lowering.pooled and not value.layout.one_pixel:
         return _resized_branch(step, value, mode, bool(align))
     if value.layout.one_pixel or factors == (1.0, 1.0):
-        return [step.made(value.node)]
-    sizes = f"{value.shape[2]} x {value.shape[3]} to {step.call.shapes[0][2]} x {step.call.shapes[0][3]} pixels"
+        dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
+        return [step.made(value.node, replace(value.layout, dims=dims, one_pixel=False))]
+    (rows, cols), (height, width) = value.shape[-2:], step.call.shapes[0][-2:]
+    sizes = f"{rows} x {cols} to {height} x {width} pixels"
     why = f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
     refuse(factors is None, why)
     row, col = factors or (0.0, 0.0)
@@ -233,9 +246,10 @@ def _interpolate(step: Step) -> list[Value]:
         bicubic = align and mode == "bicubic"
         refuse(bicubic, "resizes by bicubic with align_corners=True; take bilinear, or align_corners=False")
         if align and mode == "bilinear":
-            module = AlignedUpsampleModule(whole)
-            return step.node("interpolate", module.rows, module, (value,), cols=module.cols)
-        return step.by(UpsampleModule(scale_factor=whole, mode=mode, align_corners=align), value, "interpolate")
+            aligned = AlignedUpsampleModule(whole)
+            return step.node("interpolate", aligned.rows, aligned, (value,), value.layout, aligned.cols)
+        module = UpsampleModule(scale_factor=whole, mode=mode, align_corners=align)
+        return step.by(module, value, "interpolate", value.layout)
     thin = max(row, col) <= 1 and (1 / row, 1 / col) == (int(1 / row), int(1 / col))
     refuse(not thin, f"resizes {sizes}; only whole factors fall on the edges of tiles: let the sizes be multiples")
     return _thinned(step, value, (int(1 / row), int(1 / col)), mode, align)
@@ -244,23 +258,23 @@ def _interpolate(step: Step) -> list[Value]:
 def ratios(step: Step, value: Value) -> tuple[float, float] | None:
     """Return how many times as large it becomes; None where that depends on the size."""
     runs = (value.shape, step.call.shapes[0]), (value.other_shape, step.other.shapes[0])
-    one, other = ((after[2] / before[2], after[3] / before[3]) for before, after in runs)
+    one, other = ((after[-2] / before[-2], after[-1] / before[-1]) for before, after in runs)
     return one if one == other else None
 
 
 def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | None) -> list[Value]:
     """Downsample by whole factors: means, or every so manyth pixel."""
     if mode == "area":
-        return step.by(nn.AvgPool2d(strides), value, "interpolate")
+        return step.by(nn.AvgPool2d(strides), value, "interpolate", value.layout)
     if mode == "nearest":
-        return step.by(pooling.MaxPoolModule(1, strides), value, "interpolate")
+        return step.by(pooling.MaxPoolModule(1, strides), value, "interpolate", value.layout)
     other = mode != "bilinear" or align or step.argument(6, "antialias", False)
     refuse(other, f"shrinks the image by '{mode}'; use nearest, area, or bilinear with align_corners=False")
-    for dim, stride in zip((2, 3), strides, strict=True):  # the one or two pixels about the middle of each window
+    for dim, stride in zip((-2, -1), strides, strict=True):  # the one or two pixels about the middle of each window
         before = (stride - 1) // 2
         value = add_border(step, value, dim, -before, -before) if before else value
     row, col = (1 if stride % 2 else 2 for stride in strides)
-    return step.by(nn.AvgPool2d((row, col), strides), value, "interpolate")
+    return step.by(nn.AvgPool2d((row, col), strides), value, "interpolate", value.layout)
 
 
 def _shuffle(step: Step) -> list[Value]:
