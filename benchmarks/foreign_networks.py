@@ -259,6 +259,7 @@ HF = "transformers"
 _ANY = "encoder_weights=None, classes=2, strict_img_size=False, drop_path_rate=0.0"
 _THIN = f"{_ANY}, embed_dim=24, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)"
 _SLIM = f"{_ANY}, img_size=64, patch_size=2, window_size=4, embed_dim=8, depths=(2, 1, 1, 1), num_heads=(1, 2, 2, 2)"
+_WIDE = _SLIM.replace("embed_dim=8", "embed_dim=16")  # scse divides channels by 16
 _THREE = "decoder_channels=(64, 32, 16, 8, 8)"
 _SWIN_T, _SWIN2_T = "'tu-swin_tiny_patch4_window7_224'", "'tu-swinv2_tiny_window8_256'"
 _SEGFORMER = "hf.SegformerConfig(num_labels=2, drop_path_rate=0.0, classifier_dropout_prob=0.0"
@@ -275,7 +276,7 @@ def shared(where: str, expression: str, height: int, width: int, **more: Any) ->
 REAL: dict[str, Foreign] = {
     "smp Unet, Swin, patches of 2": shared(
         SMP,
-        f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(8, 8), decoder_attention_type='scse', {_SLIM})",
+        f"Unet({_SWIN_T}, encoder_depth=2, decoder_channels=(16, 16), decoder_attention_type='scse', {_WIDE})",
         96,
         128,
     ),

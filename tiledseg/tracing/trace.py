@@ -179,7 +179,8 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
             source.run(1, sizes[0], fake=True, hangs=True)
         one = source.run(2, sizes[0])
     other = source.run(3, sizes[1])
-    if different := differing(first, one, "at its next call") or differing(one, other):
+    changed = differing(first, one, "at its next call") if one is not first else None
+    if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
     of_training, untrained = None, None
     try:
