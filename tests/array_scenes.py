@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,46 @@ def as_array(pixels: NDArray, name: str = "reflectance", nodata: float | None = 
     attributes = {"grid_mapping": "spatial_ref"} | ({} if nodata is None else {"_FillValue": pixels.dtype.type(nodata)})
     dims = ("band", "y", "x")[-pixels.ndim :]
     return xarray.DataArray(pixels, {"y": y, "x": x, "spatial_ref": mapping}, dims, name, attributes)
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "items": {"assets": ["red", "green", "nir"]},
+    "pieces": {"mosaic": True},
+    "items of pieces": {"assets": ["red", "green", "nir"], "mosaic": True},
+}
+"""Forms in several files, with the keys of `data` that each needs."""
+
+
+def write_parts(folder: Path, form: str, pixels_CHW: NDArray, labels_HW: NDArray, nodata: float) -> tuple[str, str]:
+    """Write a scene in a form of `PARTS`, and return image and labels: cut in four, or not, and a file a band."""
+    folder = folder / form
+    folder.mkdir()
+    rows, cols = ((0, size * 4 // 9, size) if PARTS[form].get("mosaic") else (0, size) for size in labels_HW.shape)
+    features = []
+    for row, bottom in pairwise(rows):
+        for col, right in pairwise(cols):
+            at, place = np.s_[..., row:bottom, col:right], TRANSFORM @ Affine.translation(col, row)
+
+            def raster(name: str, bands: NDArray, nodata: float | None, place: Affine = place) -> str:
+                profile = dict(zip(("count", "height", "width"), bands.shape, strict=True))
+                path = folder / f"{name}.tif"
+                with rasterio.open(
+                    path, "w", "GTiff", crs=CRS, transform=place, nodata=nodata, dtype=bands.dtype, **profile
+                ) as file:
+                    file.write(bands)
+                return path.name
+
+            name = f"tile-{row}-{col}"
+            raster(f"labels-{name}", labels_HW[at][None], None)
+            names = PARTS[form].get("assets", ["image"])
+            bands = np.split(pixels_CHW[at], len(names))
+            hrefs = {
+                band: {"href": raster(f"{band}-{name}", one, nodata)} for band, one in zip(names, bands, strict=True)
+            }
+            features.append({"type": "Feature", "stac_version": "1.0.0", "id": name, "assets": hrefs, "properties": {}})
+    (folder / "items.json").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    images = folder / ("items.json" if "assets" in PARTS[form] else "image-*.tif")
+    return str(images), str(folder / ("labels-{stem}.tif" if "assets" in PARTS[form] else "labels-*.tif"))
 
 
 def write(folder: Path, form: str, pixels: NDArray, name: str = "reflectance", nodata: float | None = None) -> Any:

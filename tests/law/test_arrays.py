@@ -1,5 +1,5 @@
-"""The law for the forms of a scene: the same losses and maps, to the bit, from a GeoTIFF, Zarr, netCDF and DataArrays,
-on any number of ranks, each of which reads a chunk once, and writes its own chunks of a map alone."""
+"""The law for the forms of a scene: the same losses and maps, to the bit, from a GeoTIFF, Zarr, netCDF, DataArrays,
+STAC items and mosaics, on any number of ranks, each of which reads a chunk once, and writes its own chunks alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
 import tiledseg
-from tests.array_scenes import FORMS, as_array, scene, write
+from tests.array_scenes import CRS, FORMS, PARTS, TRANSFORM, as_array, scene, write, write_parts
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
@@ -36,8 +36,12 @@ def forms(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> 
         image, truth = (write(folder, form, values, name, nodata) for name, values, nodata in pairs)
         return image, truth
 
-    files = mesh.on_root(lambda: {form: made(form) for form in FORMS if form not in ("memory", "dask")})
-    return folder, {form: files.get(form) or made(form) for form in FORMS}
+    def written() -> dict[str, tuple[Any, Any]]:
+        parts = {form: write_parts(folder, form, pixels, labels, 7) for form in PARTS}
+        return parts | {form: made(form) for form in FORMS if form not in ("memory", "dask")}
+
+    files = mesh.on_root(written)
+    return folder, {form: files.get(form) or made(form) for form in (*FORMS, *PARTS)}
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
@@ -45,10 +49,11 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if "loss" in key or "accuracy" in key} for row in rows]
 
 
-def train(folder: Path, form: str, image: Any, labels: Any) -> Path:
+def train(folder: Path, form: str, image: Any, labels: Any, **more: Any) -> Path:
+    data = {"images": image, "labels": labels, "val_images": [image], "val_labels": [labels], "classes": 3}
     return tiledseg.train_network(
         {
-            "data": {"images": image, "labels": labels, "val_images": [image], "val_labels": [labels], "classes": 3},
+            "data": {**data, **PARTS.get(form, {}), **more},
             "tiling": {"grid": [3, 2]},
             "model": {"levels": 2, "convs_per_level": 1, "base_channels": 3},
             "train": {"epochs": 2, "tiles_per_step": 4, "tiles_per_batch": 1, "seed": 3},
@@ -57,9 +62,9 @@ def train(folder: Path, form: str, image: Any, labels: Any) -> Path:
     )
 
 
-def mapped(run: Path, image: Any, path: Path) -> NDArray:
+def mapped(run: Path, image: Any, path: Path, **how: Any) -> NDArray:
     if isinstance(image, str):
-        tiledseg.predict_raster(run, image, path, grid=(3, 2))
+        tiledseg.predict_raster(run, image, path, grid=(3, 2), **how)
         with rasterio.open(path) as dataset:
             return dataset.read(1)
     found = tiledseg.predict_raster(run, image, grid=(3, 2))
@@ -86,7 +91,8 @@ def test_losses_and_maps_are_those_of_the_geotiff(
     for form, (image, labels) in sources.items():
         run = train(folder, form, image, labels)
         reads.clear()
-        classes_HW = mapped(run, image, folder / f"{form}.tif")
+        how = {"mosaic": True} if "mosaic" in PARTS.get(form, {}) else {}  # the assets are those of the training
+        classes_HW = mapped(run, image, folder / f"{form}.tif", **how)
         assert not reads or set(reads.values()) == {1}, form
         assert bool(reads) == (form in ("zarr2", "zarr3")), form
         if expected is None:
@@ -97,6 +103,48 @@ def test_losses_and_maps_are_those_of_the_geotiff(
     assert expected is not None
     assert len(expected[0]) > 2
     assert len(np.unique(expected[1])) > 1
+
+
+def test_pixels_under_clouds_are_those_without_data(
+    forms: tuple[Path, dict[str, Any]], meshes: dict[str, Mesh]
+) -> None:
+    """Losses, scores and maps are those of a file that has no data there, whatever the pixels under the clouds are."""
+    mesh, (folder, sources) = meshes["gloo"], forms
+    clouds_HW = scene(SHAPE, "int16", seed=2)
+    clear_HW = clouds_HW % 5 != 0
+
+    def raster(name: str, bands: NDArray) -> str:
+        profile = dict(zip(("count", "height", "width"), bands.shape, strict=True))
+        place = {"crs": CRS, "transform": TRANSFORM, "nodata": 7, "dtype": bands.dtype}
+        with rasterio.open(folder / name, "w", "GTiff", **place, **profile) as file:
+            file.write(bands)
+        return str(folder / name)
+
+    def written() -> tuple[str, ...]:
+        with rasterio.open(sources["tif"][0]) as file:
+            pixels_CHW = file.read()
+        classes_HW = np.where(clear_HW, 4, 9).astype(np.int16)
+        raster("clouds.tif", classes_HW[None])
+        bands_CHW = np.concatenate([pixels_CHW, classes_HW[None]])
+        return raster("burnt.tif", np.where(clear_HW, pixels_CHW, 7)), raster("banded.tif", bands_CHW)
+
+    burnt, banded = mesh.on_root(written)
+    by_raster = {"valid": f"{folder.parent}/{{parent}}/clouds.tif", "valid_values": [4]}
+    found = []
+    for name, image, how in (
+        ("burnt", burnt, {}),
+        ("by band", banded, {"valid": 4, "valid_values": [4]}),
+        ("by raster", sources["tif"][0], by_raster),
+    ):
+        run = train(folder, name, image, sources["tif"][1], **how)
+        found.append((losses(run), mapped(run, image, folder / f"{name}-map.tif", **how)))
+        mesh.communicator.barrier()
+    for one, classes_HW in found[1:]:
+        assert one == found[0][0]
+        np.testing.assert_array_equal(classes_HW, found[0][1])
+    assert (found[0][1][~clear_HW] == 255).all()
+    assert (found[0][1][clear_HW] != 255).mean() > 0.9
+    assert len(np.unique(found[0][1])) > 2
 
 
 def test_a_store_is_written_chunk_by_chunk(

@@ -125,4 +125,4 @@ def test_a_change_of_one_time_is_seen(tmp_path: Path) -> None:
         before = identify(path, reader.info.beside)
     assert written_since([before]) == ()
     write_raster(tmp_path / "a_0620.tif", pixels_CHW[:2] + 1)
-    assert written_since([before]) == (path,)
+    assert written_since([before]) == (label_of(path),)
