@@ -12,8 +12,9 @@ import pytest
 import shapely
 
 from tests.small_files import write_raster
+from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
-from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, label_of, parse_composed
+from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed
 from tiledseg.raster.finding import check_assets, expand_sources, find_sources, pair_sources
 from tiledseg.raster.joined import stem_of
 from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
@@ -192,6 +193,41 @@ def test_rasters_of_an_entry_are_a_mosaic() -> None:
     (found,) = find_sources([path], KEYS[0], composing=ASSETS._replace(mosaic=True))
     parts = stack("a", "a-nir.tif", "a-red.tif"), stack("b", "b-nir.tif", "b-red.tif")
     assert parse_composed(found.path) == Composed(path, MOSAIC, parts)
+
+
+def dated(tile: str, date: str, **more: Any) -> dict[str, Any]:
+    return item(f"{tile}-{date}", properties={"datetime": f"{date}T10:00:00Z", "grid:code": tile, **more})
+
+
+def test_items_of_one_place_are_times() -> None:
+    dates = ("2024-06-20", "2024-04-01", "2024-09-15")
+    path = write("items.json", *(dated(tile, date) for tile in ("T1", "T2") for date in dates))
+    timed = ASSETS._replace(times=("2024-04", "2024-06-20"))
+    wanted = [
+        Composed(
+            f"set/items.json#{tile}",
+            TIMES,
+            tuple(stack(f"{tile}-{date}", f"{tile}-{date}-nir.tif", f"{tile}-{date}-red.tif") for date in dates[1::-1]),
+        )
+        for tile in ("T1", "T2")
+    ]
+    found = expand_sources([path], KEYS[0], composing=timed)
+    assert [parse_composed(one) for one in found] == wanted
+    assert [stem_of(one) for one in found] == ["T1", "T2"]
+    data = DataConfig(path, times=["2024-04", "2024-06"], assets=["nir"])
+    assert data.joined(data.images, KEYS[0]) == [path]
+    write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T2", dates[0]))
+    with pytest.raises(RasterError, match=r"set/items.json: T2 has no item of data.times 2024-04"):
+        expand_sources([path], KEYS[0], composing=timed)
+    with pytest.raises(RasterError, match=r"feature 1 and set/items.json, feature 0 are both of data.times 2024;"):
+        expand_sources([path], KEYS[0], composing=ASSETS._replace(times=("2024", "2025")))
+    write("items.json", dated("T1", dates[0]), dated("T1", dates[1], datetime=None))
+    with pytest.raises(RasterError, match=r"feature 1 has no datetime, and data.times is given"):
+        expand_sources([path], KEYS[0], composing=timed)
+    touch("set/a.tif")
+    write("items.json", {"type": "Feature", "properties": {"image": "a.tif"}})
+    with pytest.raises(RasterError, match="feature 0 has no grid:code and bbox: it is no STAC item"):
+        expand_sources([path], KEYS[0], composing=timed)
 
 
 def test_validity_is_found_as_labels_are() -> None:

@@ -27,6 +27,8 @@ MOST = 2**31 - 1
 """Largest count of anything: an index of any width can hold it."""
 LIST_ENDINGS = (".txt", ".csv", ".geojson", ".json", ".gti.gpkg", ".gti.fgb", ".parquet")
 """Endings of files that hold a list of images."""
+ITEM_ENDINGS = (".geojson", ".json", ".parquet")
+"""Those that may hold STAC items."""
 TRANSPORTS = ("auto", "nccl", "xccl", "gloo", "mpi")
 _SHOWN = 60
 

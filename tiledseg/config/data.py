@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, word
+from tiledseg.config.checks import AUTO, ITEM_ENDINGS, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, word
 from tiledseg.errors import ConfigError
 from tiledseg.units import Length, parse_length
 
@@ -96,9 +96,9 @@ class DataConfig(Group):
     prefetch: int = number(2, 1, 4096)
 
     @property
-    def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...]]:
+    def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...], tuple[str, ...]]:
         """Return how images are made of rasters (`raster.lists.Composing`)."""
-        return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values)
+        return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values), tuple(self.times)
 
     def check_together(self) -> None:
         if not self.images:
@@ -139,7 +139,7 @@ class DataConfig(Group):
             remedy = "give two texts or more, different, without commas and braces"
             raise ConfigError(f"data.times is {shown(times)}; {remedy}")
         for pattern in patterns:
-            if (TIME in pattern) != bool(times):
+            if (TIME in pattern) != bool(times) and not (times and pattern.lower().endswith(ITEM_ENDINGS)):
                 wrong = f"no {TIME}, but data.times is given" if times else f"{TIME}, but data.times is empty"
                 raise ConfigError(f"{key} {pattern} has {wrong}; give both or neither, as s2/*_{TIME}.tif")
         return [pattern.replace(TIME, f"{{{','.join(times)}}}") for pattern in patterns]

@@ -45,6 +45,7 @@ def file_name(path: str) -> str:
 def stem_of(path: str) -> str:
     """Return the name of files that go with an image: its own without ending, the item's, the first part's."""
     composed = parse_composed(path)
-    if composed is None or composed.kind == TIMES:
+    if composed is None or (composed.kind == TIMES and isinstance(composed.parts[0], str)):
         return os.path.splitext(file_name(path))[0]
-    return composed.label.rpartition("#")[2] if composed.kind == BANDS else stem_of(str(composed.parts[0]))
+    of_items = composed.kind in (BANDS, TIMES)
+    return composed.label.rpartition("#")[2] if of_items else stem_of(str(composed.parts[0]))

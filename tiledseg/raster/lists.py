@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from tiledseg.config.checks import LIST_ENDINGS, shown
+from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, shown
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.raster.array_names import parse_array_name
-from tiledseg.raster.composed import BANDS, VALID, Composed, parse_composed
+from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
 from tiledseg.raster.joined import joined_paths
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named, is_remote
@@ -45,23 +45,27 @@ _TABLES = (".gpkg", ".fgb")
 
 class RasterSource(NamedTuple):
     """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards`, and the `place` in a
-    list that names it, with its `split` there."""
+    list that names it, with its `split` there. `tile` and `time`: where and when an item is of."""
 
     path: str
     labels: str | None = None
     wildcards: tuple[str, ...] = ()
     place: str = ""
     split: str | None = None
+    tile: str = ""
+    time: str = ""
 
 
 class Composing(NamedTuple):
     """How images are made of rasters, as the group `data` says: `assets` of an item are its bands, the rasters of an
-    entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its `values`."""
+    entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its `values`. Items of
+    `times`, the beginnings of their datetimes, are one image."""
 
     assets: tuple[str, ...] = ()
     mosaic: bool = False
     valid: int | str | None = None
     values: tuple[float, ...] = ()
+    times: tuple[str, ...] = ()
 
     @property
     def valid_asset(self) -> str | None:
@@ -119,7 +123,37 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             )
         for name in names:
             existing(name, entry.place)
-    return entries
+    return (
+        _of_times(path, entries, composing.times)
+        if composing.times and path.lower().endswith(ITEM_ENDINGS)
+        else entries
+    )
+
+
+def _of_times(path: str, entries: Sequence[RasterSource], times: Sequence[str]) -> list[RasterSource]:
+    """Join the items of one place, in the order of the times; items of other times are left out. Raises RasterError
+    where one is missing, or cannot be told from another."""
+    tiles: dict[str, dict[str, RasterSource]] = {}
+    for entry in entries:
+        if not (entry.tile and entry.time):
+            what = "datetime" if entry.tile else "grid:code and bbox: it is no STAC item"
+            raise RasterError(f"{entry.place} has no {what}, and data.times is given; mend it, or leave it out")
+        tile = tiles.setdefault(entry.tile, {})
+        for time in filter(entry.time.startswith, times):
+            if time in tile:
+                raise RasterError(
+                    f"{entry.place} and {tile[time].place} are both of data.times {time}; give longer ones"
+                )
+            tile[time] = entry
+    for name, tile in tiles.items():
+        missing = next((time for time in times if time not in tile), None)
+        if missing is not None:
+            raise RasterError(f"{path}: {name} has no item of data.times {missing}; add it, or leave its others out")
+    images = ((name, [tile[time] for time in times]) for name, tile in tiles.items())
+    return [
+        each[0]._replace(path=str(Composed.of(f"{path}#{name}", TIMES, [one.path for one in each])))
+        for name, each in images
+    ]
 
 
 def existing(path: str, key: str) -> str:
@@ -175,7 +209,11 @@ def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composin
         image = _item(path, fields, place, composing)
     if not image:
         raise RasterError(f"{path}, {place} names no image; give each its path")
-    return RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
+    source = RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
+    if not item or not isinstance(properties, Mapping):
+        return source
+    tile = properties.get("grid:code") or ",".join(map(str, fields.get("bbox") or ()))
+    return source._replace(tile=str(tile), time=str(properties.get("datetime") or ""))
 
 
 def _located(folder: str, name: str) -> str:
