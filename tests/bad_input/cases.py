@@ -54,6 +54,29 @@ RASTERS = (
     train("no-valid-pixel", "--data.images ROOT/blank.tif", "no valid pixel", "data.nodata"),
 )
 
+ASSETS = "--data.assets [red,nir]"
+ITEMS = (
+    train("items-without-assets", "--data.images ROOT/good.json", "good.json, feature 0", "red, nir", "data.assets"),
+    train("assets-without-items", ASSETS, "data.assets", "no image is a STAC item"),
+    train("items-no-json", f"--data.images ROOT/broken.json {ASSETS}", "broken.json, line 1 is no JSON"),
+    train(
+        "items-of-two-grids", f"--data.images ROOT/grids.json {ASSETS}", "band.tif", "half.tif", "48 x 48", "24 x 24"
+    ),
+    train("items-asset-gone", f"--data.images ROOT/gone.json {ASSETS}", "gone.json, feature 0", "nowhere.tif does not"),
+    train("items-asset-unnamed", f"--data.images ROOT/fewer.json {ASSETS}", "(fewer) has no asset nir", "red"),
+    train("items-of-elsewhere", f"--data.images ROOT/outside.json {ASSETS}", "image.tif", "outside", "data.references"),
+    train("items-of-a-server", f"--data.images ROOT/remote.json {ASSETS}", "/vsicurl/", "data.references"),
+    train(
+        "items-without-date", f"--data.images ROOT/good.json {ASSETS} --data.times [a,b]", "feature 0 has no datetime"
+    ),
+    train("mosaic-of-two-grids", "--data.images ROOT/[hb]a[ln][fd].tif --data.mosaic true", "half.tif", "band.tif"),
+    train("valid-of-no-image", "--data.valid ROOT/{stem}-clouds.tif", "image-clouds.tif", "data.valid"),
+    train("valid-of-three-bands", "--data.valid ROOT/second.tif", "second.tif with 3 bands", "data.valid"),
+    train("valid-band-outside", "--data.valid 4", "band 4", "bands 1 to 3"),
+    train("valid-values-of-nothing", "--data.valid_values [1]", "data.valid_values", "data.valid"),
+    predict("items-of-other-assets", "--image ROOT/fewer.json --assets [nir]", "has no asset nir"),
+)
+
 OUTPUTS = (
     train("output-empty", "--run.output ''", "run.output", "empty"),
     train("output-is-a-file", "--run.output ROOT/file", "run.output", "file"),
@@ -324,6 +347,19 @@ EXPORTS = (
 
 CASES = (
     *SETTINGS,
-    *(*RASTERS, *INPUTS, *EDITED_STORES, *OUTPUTS, *RESUMES, *DAMAGES, *MAPS, *SCORES, *PLANS, *SCENES, *STORES),
+    *(
+        *RASTERS,
+        *ITEMS,
+        *INPUTS,
+        *EDITED_STORES,
+        *OUTPUTS,
+        *RESUMES,
+        *DAMAGES,
+        *MAPS,
+        *SCORES,
+        *PLANS,
+        *SCENES,
+        *STORES,
+    ),
     *(*REPLACED_MAPS, *REPLACED_OTHERS, *REPLACED_FOLDERS, *DOCTORS, *EXPORTS),
 )

@@ -50,6 +50,7 @@ def make_materials(root: Path) -> None:
     _make_broken_configs(root)
     (root / "folder").mkdir()
     _make_inputs(root)
+    _make_items(root)
     _make_outputs(root)
 
 
@@ -82,6 +83,25 @@ def _make_odd_rasters(root: Path) -> None:
     write_raster(root / "void-labels.tif", np.full_like(labels_CHW, 255))
     labels_CHW[0, 5, 7] = 9
     write_raster(root / "outside-labels.tif", labels_CHW)
+
+
+def _make_items(root: Path) -> None:
+    """STAC items, whose assets are on one grid or not, in place or not, of a date or not."""
+    with rasterio.open(root / "image.tif") as image:
+        write_raster(root / "half.tif", image.read()[:1, ::2, ::2], transform=image.transform @ Affine.scale(2))
+        write_raster(root / "band.tif", image.read()[:1])
+    for name, assets in (
+        ("good", {"red": "band.tif", "nir": "image.tif"}),
+        ("grids", {"red": "band.tif", "nir": "half.tif"}),
+        ("gone", {"red": "band.tif", "nir": "nowhere.tif"}),
+        ("fewer", {"red": "band.tif"}),
+        ("outside", {"red": "band.tif", "nir": "../image.tif"}),
+        ("remote", {"red": "band.tif", "nir": "/vsicurl/http://127.0.0.1:9/a.tif"}),
+    ):
+        hrefs = {band: {"href": href} for band, href in assets.items()}
+        item = {"type": "Feature", "id": name, "bbox": [0, 0, 1, 1], "properties": {"datetime": None}, "assets": hrefs}
+        (root / f"{name}.json").write_text(json.dumps({"type": "FeatureCollection", "features": [item]}))
+    (root / "broken.json").write_text('{"type": "FeatureCollection", "features": [{"id": "a"')
 
 
 def _make_broken_files(root: Path) -> None:
