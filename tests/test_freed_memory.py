@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.comm.launching import ROOT, clean_environment
 from tiledseg.errors import ConfigError
-from tiledseg.system.freed_memory import SWITCH, why_not_kept
+from tiledseg.system.freed_memory import SWITCH, available_bytes, why_not_kept
 
 # A block of 100 MB is written and freed, twice; then what the system had to do for the second time, in pages.
 PAGES = """
@@ -98,3 +100,48 @@ def test_the_users_word_is_the_last(environ: dict[str, str], reason: str | None)
 def test_a_switch_that_is_neither_is_bad_input() -> None:
     with pytest.raises(ConfigError, match=f"{SWITCH}=yes is neither 0 nor 1"):
         why_not_kept({SWITCH: "yes"})
+
+
+def _host(root: Path, groups: str, files: dict[str, str]) -> Path:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     800 kB\n",
+        "proc/self/cgroup": groups,
+        **files,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+GROUP_1, GROUP_2 = "4:memory:/slurm/job/step\n2:cpu:/\n0::/\n", "0::/slurm/job/step\n"
+
+
+def job(version: int, limit: str, used: int, of_files: int) -> dict[str, str]:
+    """Return the files of a job's control group."""
+    folder, names, counted = "sys/fs/cgroup/slurm/job/memory", ("max", "current"), "inactive_file"
+    if version == 1:
+        folder = "sys/fs/cgroup/memory/slurm/job/memory"
+        names, counted = ("limit_in_bytes", "usage_in_bytes"), "inactive_file 5\ntotal_inactive_file"
+    values = {names[0]: limit, names[1]: used, "stat": f"anon 9\n{counted} {of_files}"}
+    return {f"{folder}.{name}": f"{value}\n" for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "kilobytes"),
+    [
+        (GROUP_2, {}, 800),  # pages of files count as free
+        (GROUP_2, job(2, "max", 7, 0), 800),
+        (GROUP_2, job(2, "409600", 204800, 1024), 201),
+        (GROUP_1, job(1, str(2**63 - 4096), 7, 0), 800),
+        (GROUP_1, job(1, "409600", 204800, 1024), 201),
+        (GROUP_1, job(1, "7", 8, 0), 0),
+    ],
+)
+def test_memory_is_free_within_a_job_s_limits(
+    tmp_path: Path, groups: str, files: dict[str, str], kilobytes: int
+) -> None:
+    assert available_bytes(_host(tmp_path, groups, files)) == 1024 * kilobytes
+
+
+def test_this_host_has_memory() -> None:
+    assert 1 << 20 < available_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

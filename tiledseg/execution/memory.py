@@ -12,7 +12,7 @@ from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.memory.device import CPU, api, free_bytes, is_gpu
-from tiledseg.system.freed_memory import why_not_kept
+from tiledseg.system.freed_memory import available_bytes, why_not_kept
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 
 _SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
@@ -50,7 +50,7 @@ def _free_memory(device: torch.device) -> int:
     too."""
     if is_gpu(device):
         return free_bytes(device)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = available_bytes()
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,3 +79,30 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
 def resident_bytes() -> int:
     """Return the resident bytes of this process, as the system counts them."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),  # version 2
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that this process may fill: those that the system has or can free, pages of files among them,
+    and at most those that the limits of its control groups leave, by which Slurm and containers hold a job."""
+    meminfo = (root / "proc/meminfo").read_text()
+    left = [1024 * int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0])]
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        limit, used, of_files = _GROUP_FILES[controllers]
+        folder = mount / path.lstrip("/")
+        for group in (folder, *folder.parents) if folder.is_relative_to(mount) else ():
+            bytes_of = {name: group / name for name in (limit, used, "memory.stat")}
+            if all(file.is_file() for file in bytes_of.values()) and bytes_of[limit].read_text().strip() != "max":
+                most, taken = (int(bytes_of[name].read_text()) for name in (limit, used))
+                freed = re.findall(rf"^{of_files} (\d+)$", bytes_of["memory.stat"].read_text(), re.MULTILINE)
+                left.append(most - taken + sum(map(int, freed)))
+    return max(0, min(left))
