@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from tiledseg.errors import ConfigError
+from tiledseg.system.console import keep_descriptors
 
 OLDEST = 2, 8
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
@@ -36,6 +37,7 @@ def gloo_connects() -> Iterator[None]:
     if _VERSION >= _QUIET_GLOO:
         yield
         return
+    keep_descriptors()
     output = os.dup(1)
     os.dup2(2, 1)
     try:
