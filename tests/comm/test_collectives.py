@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from tiledseg.comm import transport_torch
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transport_torch import peer_errors
@@ -135,29 +136,16 @@ def test_other_dtypes_are_refused(mesh: Mesh) -> None:
     mesh.communicator.barrier()
 
 
-class SaysCuda(torch.Tensor):
-    """A tensor of the CPU that says to this project that it lies on a GPU; what torch makes of it is a plain one."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda")
-
-
-def on_a_gpu(*values: float) -> torch.Tensor:
-    return torch.tensor(values).as_subclass(SaysCuda)
-
-
 @pytest.mark.mpi(min_size=4)
-def test_gpu_tensors_over_gloo_are_summed_over_their_part_alone(mesh: Mesh) -> None:
+def test_gpu_tensors_over_gloo_are_summed_over_their_part_alone(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is None stands for the whole job in torch: a part of two ranks of four summed ones to four."""
+    monkeypatch.setattr(transport_torch, "is_gpu", lambda device: True)  # tensors of the CPU go the way of a GPU's
     part = mesh.communicator.split([[0, 1], [2, 3]])
     if mesh.rank < 4:
-        x = on_a_gpu(1.0, float(mesh.rank))
+        x = torch.tensor([1.0, float(mesh.rank)])
         part.all_reduce_sum(x).wait()
         assert x.tolist() == [2.0, 1.0 if mesh.rank < 2 else 5.0]
-        y = on_a_gpu(float(mesh.rank))
+        y = torch.tensor([float(mesh.rank)])
         part.broadcast(y, 1)
         assert y.tolist() == [1.0 if mesh.rank < 2 else 3.0]
     part.close()
