@@ -72,7 +72,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "fewer times": lambda: resized(scale_factor=(1 / 3, 1, 1), mode="nearest"),
     "corners": lambda: resized(scale_factor=(1, 2, 2), mode="trilinear", align_corners=True),
     "padded": lambda: Layered(lambda x: functional.pad(x, (1, 2, 0, 1, 2, 0), value=0.5)),
-    "reversed": lambda: Layered(lambda x: torch.cat([x.flip(2)[:, :, :2], x[:, :, 2:]], 2) - x),
+    "reversed": lambda: Layered(lambda x: torch.cat([x.flip(2)[:, :, :2], x[:, :, 1:]], 2)),
     "a series of one channel": lambda: Layered(same, nn.Conv3d(4, 1, 3, padding=1), nn.Conv3d(1, 2, (3, 1, 1))),
 }
 
@@ -92,7 +92,7 @@ def test_a_function_of_time_series(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (lambda: Layered(same, nn.Dropout3d(0.5)), "drops a channel of all times at once"),
+        (lambda: Layered(same, nn.Dropout3d(0.5)), "drops values other than whole channels"),
         (lambda: Layered(same, nn.Conv3d(4, 4, 3, padding=1, padding_mode="circular")), "with the image's other end"),
         (lambda: folded(nn.PixelShuffle(2), True), "moves channels of several times at once"),
         (lambda: Layered(lambda x: x.softmax(3)), "works along pixels"),
