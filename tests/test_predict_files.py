@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -23,8 +24,10 @@ from tests.crash.runs import Material
 from tests.raster.referring import category_names
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError, install
+from tiledseg.geometry.box import Box
 from tiledseg.inference import mapping, trained
 from tiledseg.predict import main
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.train import main as train
 
@@ -67,6 +70,38 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
         assert probabilities.descriptions[2] == "probability of roof"
     assert category_names(tmp_path / "map.tif") == list(CLASSES)
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
+
+
+def test_a_store_has_the_pixels_and_the_classes(
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """By any compression; another name or a full disk is one line, and leaves nothing."""
+    for compress in ("auto", "deflate", "none"):
+        store = tmp_path / f"{compress}.zarr"
+        assert predict(folder, store, "--format", "zarr", "--compress", compress) == 0
+        with open_raster(store) as reader:
+            assert np.array_equal(reader.read(Box.of_shape(SHAPE))[0][0], plain)
+            assert [name for _, name in reader.info.class_names] == list(CLASSES)
+            assert reader.info.nodata == 255
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"auto.zarr", "deflate.zarr", "none.zarr"}
+    capsys.readouterr()
+    for output, options, words in (
+        ("m.tif", ["--format", "zarr"], "give a file name that ends in .zarr"),
+        ("m.zarr", [], "but a GeoTIFF is written there"),
+        ("m.zarr", ["--format", "zarr", "--compress", "lzw"], "--compress is lzw, which Zarr does not have"),
+        ("auto.zarr", ["--format", "zarr"], "is there; remove it"),
+    ):
+        assert predict(folder, tmp_path / output, *options) == 2
+        assert words in capsys.readouterr().err
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tiledseg.raster.map_writer.write_chunks", full)
+    assert predict(folder, tmp_path / "m.zarr", "--format", "zarr") == 1
+    assert "make room" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> None:

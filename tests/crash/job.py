@@ -80,6 +80,20 @@ def _in_publication(meet: Callable[[], None]) -> None:
     _before("tiledseg.inference.predictor", "publish", meet)
 
 
+def _in_chunk(meet: Callable[[], None]) -> None:
+    """Before a chunk of a Zarr store is written."""
+    from zarr.storage import LocalStore
+
+    put = LocalStore.set
+
+    async def counted(store: Any, key: str, *more: Any) -> None:
+        if key[-1].isdigit():
+            meet()
+        await put(store, key, *more)
+
+    LocalStore.set = counted  # type: ignore[method-assign]
+
+
 def _before(module: str, name: str, meet: Callable[[], None]) -> None:
     """Meets before each call of a function; torch is imported by then, which is after MPI only where MPI is up."""
     import mpi4py.MPI  # noqa: F401  (before torch)
@@ -94,6 +108,7 @@ MOMENTS = {
     "step": _in_step,
     "save": _in_save,
     "map": _in_map,
+    "chunk": _in_chunk,
     "publication": _in_publication,
 }
 

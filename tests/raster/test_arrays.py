@@ -30,8 +30,9 @@ from tiledseg.foreign.tile_dataset import TileDataset
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import array_names
 from tiledseg.raster.array_names import ArrayName, parse_array_name, takes_arrays
-from tiledseg.raster.finding import expand_sources
-from tiledseg.raster.reader import identify, open_raster
+from tiledseg.raster.composed import BANDS, Composed
+from tiledseg.raster.finding import expand_sources, pair_sources
+from tiledseg.raster.reader import identify, open_raster, written_since
 
 SHAPE = (3, 101, 120)
 WHOLE = Box.of_shape(SHAPE[1:])
@@ -167,13 +168,30 @@ def test_workers_of_other_processes_have_the_arrays(tmp_path: Path) -> None:
     assert not array_names._arrays
 
 
-def test_an_edited_chunk_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path, "zarr3", scene((101, 120)))
-    before = identify(path)
-    assert not identify(path).changed_since(before)
-    chunk = chunks(tmp_path)[-1]
-    os.utime(chunk, (0, chunk.stat().st_mtime + 5))
-    assert identify(path).changed_since(before)
+@pytest.mark.parametrize("form", STORES)
+def test_an_edited_file_is_noticed(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(Path(), form, scene((101, 120)))
+    before = identify(path, read(path, Box.of_shape((101, 120)))[2].beside)
+    assert written_since([before]) == ()
+    file = Path(path.partition(":/")[0]) if form.startswith("nc") else chunks(tmp_path)[-1]
+    os.utime(file, (0, file.stat().st_mtime + 5))
+    assert written_since([before]) == (path,)
+
+
+def test_labels_and_maps_are_named_by_stores(tmp_path: Path) -> None:
+    (tmp_path / "gt").mkdir()
+    for folder, name in ((tmp_path, "a"), (tmp_path, "b"), (tmp_path / "gt", "a"), (tmp_path / "gt", "b")):
+        write(folder, "zarr3", scene((20, 30)), name)
+    images, labels = (
+        [f"{folder}/{name}-zarr3.zarr:/{name}" for name in "ab"] for folder in (tmp_path, tmp_path / "gt")
+    )
+    assert pair_sources(images, labels, ("i", "l")) == (tuple(images), tuple(labels))
+    pattern = f"{tmp_path}/gt/{{stem}}.zarr"
+    assert pair_sources(images, [pattern], ("i", "l"))[1] == tuple(each.partition(":/")[0] for each in labels)
+    with pytest.raises(RasterError, match=r"has no labels .*none.zarr:/x"):
+        pair_sources(images, [f"{tmp_path}/{{stem}}none.zarr:/x"], ("i", "l"))
+    assert ArrayName("/d/a.zarr", "g/r").stem == "a-g/r"
 
 
 def chunks(folder: Path) -> list[Path]:
@@ -312,6 +330,18 @@ def test_groups_and_several_variables(tmp_path: Path) -> None:
     assert np.array_equal(read(other, Box.of_shape((50, 60)))[0][0], scene((50, 60), seed=1))
 
 
+@pytest.mark.parametrize("form", ["zarr3", "nc4"])
+def test_bands_of_several_stores_are_those_of_one(tmp_path: Path, form: str) -> None:
+    """Without data is what all bands of unsigned pixels hold, whichever store they are in."""
+    pixels = scene(SHAPE) % 3
+    parts = tuple(write(tmp_path, form, band, f"b{at}", nodata=0) for at, band in enumerate(pixels))
+    whole = write(tmp_path, "tif", pixels, nodata=0)
+    (ours, valid, _), (theirs, others, _) = read(str(Composed("all", BANDS, parts))), read(whole)
+    assert np.array_equal(ours, theirs)
+    assert np.array_equal(valid, others)
+    assert not valid.all()
+
+
 def test_places_as_others_write_them() -> None:
     plain = as_array(scene((3, 20, 30)))
     corner = plain.assign_coords(x=plain.x - 5, y=plain.y + 5).drop_vars("spatial_ref").assign_coords(epsg=32633)
@@ -344,7 +374,7 @@ def test_places_as_others_write_them() -> None:
         (xarray.DataArray(np.zeros((2, 3, 4)), dims=("a", "b", "c")), "has the dims a, b, c, without rows and columns"),
         (as_array(scene((3, 20, 30))).expand_dims(time=2), "has the dims time 2, band 3 beside y and x"),
         (as_array(scene((20, 30)) > 3), "holds bool pixels"),
-        (as_array(scene((3, 0, 30))), "is 0 x 30 px"),
+        (as_array(scene((3, 0, 30))), "has no pixel: "),
         (as_array(scene((20, 30))).assign_coords(spatial_ref=((), 0, {"crs_wkt": "/etc/passwd"})), "has the CRS"),
     ],
 )

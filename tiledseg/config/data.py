@@ -26,8 +26,9 @@ class DataConfig(Group):
     """Rasters to learn from.
 
     Args:
-        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson, .gti.gpkg),
-            STAC items (.json, .parquet), or one HDF5 tile store (docs/how-to/own-data.md)
+        images: paths, folders, globs or URLs of the training images, variables of Zarr stores and netCDF files
+            (store.zarr:/variable), a list of them (.txt, .csv, .geojson, .gti.gpkg), STAC items (.json, .parquet), or
+            one HDF5 tile store (docs/how-to/own-data.md)
         labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on

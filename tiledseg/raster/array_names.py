@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-ZARR, NETCDF, MEMORY = ".zarr", (".nc", ".nc4", ".cdf"), "dataarray:"
+NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
 STORE_FILES = ("zarr.json", ".zgroup", ".zmetadata", ".zarray")
 """Names of the files, one of which a Zarr store has."""
 
@@ -33,6 +33,12 @@ class ArrayName(NamedTuple):
         return f"{self.store}:/{self.variable}" if self.variable else self.store
 
     @property
+    def stem(self) -> str:
+        """Return a name for what is made of the variable."""
+        stem = os.path.splitext(os.path.basename(self.store))[0]
+        return f"{stem}-{self.variable}" if self.variable else stem
+
+    @property
     def is_netcdf(self) -> bool:
         """Return True for a netCDF file, by its ending."""
         return self.store.lower().endswith(NETCDF)
@@ -47,6 +53,12 @@ def parse_array_name(path: str) -> ArrayName | None:
         return ArrayName(path.rstrip("/"))
     match = _OF_FOLDER.fullmatch(path)
     return ArrayName(match[1], match[2].strip("/")) if match is not None and is_zarr(match[1]) else None
+
+
+def file_of(path: str) -> str:
+    """Return the store, or the file, in which a raster lies."""
+    name = parse_array_name(path)
+    return path if name is None else name.store
 
 
 def is_zarr(path: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +31,7 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
         raise RasterError(f"{path} needs xarray, zarr and h5netcdf: {install('zarr')}") from None
     group, _, variable = name.variable.rpartition("/")
     how: dict[str, Any] = {"mask_and_scale": False, "decode_times": False, "decode_coords": "all", "cache": False}
-    with warnings.catch_warnings(), reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
-        warnings.simplefilter("ignore")
+    with reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
         if name.is_netcdf:
             store, engine = None, _netcdf_engine(name.store)
         else:
@@ -67,9 +65,8 @@ def open_memory(path: str, bands: Sequence[int] | None, nodata: float | None) ->
 def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: str) -> Any:
     """Return the variable that is named, or the only one with rows and columns."""
     images = sorted(str(each) for each in dataset.data_vars if dims_of(dataset[each]) is not None)
-    named = (
-        ", ".join(f"{name.store}:/{f'{group}/' if group else ''}{each}" for each in images[:8]) or "none has x and y"
-    )
+    prefix = f"{name.store}:/{group}/" if group else f"{name.store}:/"
+    named = ", ".join(prefix + each for each in images[:8]) or "none has x and y"
     if variable and variable not in dataset.variables:
         raise RasterError(f"{name.store} has no variable {variable}; give one of: {named}")
     if not variable and len(images) != 1:

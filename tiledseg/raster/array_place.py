@@ -37,6 +37,8 @@ def check_dims(path: str, array: Any) -> Any:
     if dims is None:
         have = ", ".join(map(str, array.dims)) or "none"
         raise RasterError(f"{path} has the dims {have}, without rows and columns; give an array with the dims y and x")
+    if not array.size:
+        raise RasterError(f"{path} has no pixel: {dict(array.sizes)}; give an array with some")
     others = [dim for dim in array.dims if dim not in dims]
     long = [dim for dim in others if array.sizes[dim] > 1]
     if len(long) > 1:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError
-from tiledseg.raster.array_names import ArrayName, parse_array_name
+from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
 from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, has_kind, label_of
 from tiledseg.raster.joined import joined, joined_paths, stem_of
-from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, listed
+from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
 from tiledseg.raster.remote import (
     check_obstore,
     is_bucket_folder,
@@ -199,8 +199,8 @@ def _presence(pattern: str, key: str) -> Callable[[str], bool]:
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
     """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
-    fields = {"stem": stem_of(source.path)}
-    fields["parent"] = os.path.basename(os.path.dirname(label_of(source.path)))
+    file = file_of(source.path)
+    fields = {"stem": stem_of(file), "parent": os.path.basename(os.path.dirname(label_of(file)))}
     fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
     for field in _FIELD.findall(pattern):
         if field not in fields:
@@ -213,7 +213,7 @@ def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_
             count = "no labels" if not paths else f"several labels ({', '.join(paths)})"
             raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
         return paths[0]
-    if not is_named(labels) and not os.path.isfile(labels):
+    if not is_present(labels):
         raise RasterError(
             f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
         )

@@ -55,20 +55,20 @@ class GdalReader(RasterReader):
         self._handles = HandlePool(path, lambda: open_dataset(path, references))
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
-            _check_header(path, dataset)
+            check_header(path, dataset)
             check_complete(path, dataset)
-            selected = _select_bands(path, dataset, bands)
+            selected = select_bands(path, dataset, bands)
             alpha = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
             # Unless it is selected: many 4-band files mark near-infrared as alpha by mistake.
             self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
             flags = dataset.mask_flag_enums[0]
             self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
-            self.nodata = _nodata_values(path, dataset, selected, nodata)
+            self.nodata = nodata_values(path, dataset, selected, nodata)
             self.info = self._describe(path, dataset, selected)
         self.release()  # a run may open more rasters than the system allows files
 
     def _describe(self, path: str, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
-        dtype = _dtype(path, dataset, selected)
+        dtype = dtype_of(path, dataset, selected)
         has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self.nodata)
         palette, class_names = None, []
         notes: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class GdalReader(RasterReader):
             yield dataset
 
 
-def _check_header(path: str, dataset: Any) -> None:
+def check_header(path: str, dataset: Any) -> None:
     """Raise RasterError for a size or a place on the ground that no raster has, and for blocks that no memory holds."""
     if dataset.width * dataset.height > MOST_PIXELS:
         raise RasterError(
@@ -152,7 +152,8 @@ def _check_header(path: str, dataset: Any) -> None:
         )
 
 
-def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
+def select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the numbers of the bands that are read. Raises RasterError for others than the raster has."""
     if dataset.count == 0:
         names = ", ".join(dataset.subdatasets[:3]) or "none found"
         raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {names}")
@@ -176,9 +177,8 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
     return tuple(bands)
 
 
-def _nodata_values(
-    path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None
-) -> tuple[float | None, ...]:
+def nodata_values(path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None) -> tuple[float | None, ...]:
+    """Return the value of pixels without data of each selected band, which the user's `nodata` replaces."""
     if nodata is None:
         values = dataset.nodatavals
         return tuple(values[band - 1] for band in selected)
@@ -188,7 +188,8 @@ def _nodata_values(
     return (nodata,) * len(selected)
 
 
-def _dtype(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
+def dtype_of(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
+    """Return the dtype of the selected bands. Raises RasterError for several, and for what are no real numbers."""
     every = dataset.dtypes
     names = [every[band - 1] for band in selected]
     if any(np.dtype(name) != np.dtype(names[0]) for name in names):

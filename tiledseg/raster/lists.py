@@ -20,11 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, shown
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.raster.array_names import parse_array_name
+from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
 from tiledseg.raster.joined import joined_paths
 from tiledseg.raster.mirrored_reader import reading
-from tiledseg.raster.remote import REFERENCES, is_named, is_remote
+from tiledseg.raster.remote import REFERENCES, is_named
 from tiledseg.raster.text_files import csv_rows, parse_features, read_list
 from tiledseg.system.console import counted
 
@@ -157,11 +157,15 @@ def _of_times(path: str, entries: Sequence[RasterSource], times: Sequence[str]) 
 
 
 def existing(path: str, key: str) -> str:
-    name = parse_array_name(path)
-    is_there = os.path.isfile(path) if name is None else is_remote(name.store) or os.path.exists(name.store)
-    if not is_named(path) and not is_there:
+    if not is_present(path):
         raise RasterError(f"{key}: {path} does not exist; {MISSING}")
     return path
+
+
+def is_present(path: str) -> bool:
+    """Return True unless a path is of this machine, and has no file, or store."""
+    array = parse_array_name(path)
+    return is_named(file_of(path)) or (os.path.isfile(path) if array is None else os.path.exists(array.store))
 
 
 def _read_list(path: str, composing: Composing | None = None) -> list[RasterSource]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import MEMORY, parse_array_name
+from tiledseg.raster.array_names import MEMORY, file_of, is_zarr, parse_array_name
 from tiledseg.raster.array_open import open_memory, open_named
 from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.composed import label_of, open_composed, parse_composed
@@ -173,9 +173,8 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     if composed := parse_composed(path):
         return _identify_parts(path, list(composed.files()), beside)
     name = parse_store_name(path)
-    array = parse_array_name(path)
-    file = array.store if array is not None else path if name is None else name.store
-    if os.path.isdir(file) and array is not None:
+    file = file_of(path) if name is None else name.store
+    if is_zarr(file):
         return _identify_store(path, file)
     if irregular_kind(file) is not None or not os.path.isfile(file):
         return Identity(path)
@@ -198,7 +197,7 @@ def _identify_parts(path: str, names: Sequence[str], beside: Iterable[str]) -> I
 
 def _folder(path: str) -> str:
     """Return the folder from which the files beside a raster are named."""
-    return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(path))
+    return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(file_of(path)))
 
 
 def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
@@ -37,6 +38,9 @@ CODECS = (
     *("gzip", "zlib", "lz4", "lzma", "bz2", "shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "astype"),
 )
 """Codecs that decode bytes. Not pickle, which runs a stranger's code, nor what other packages register."""
+
+# xarray and zarr about metadata that are consolidated or not. Not catch_warnings, which is not safe with threads.
+warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated|Consolidated metadata is")
 
 _DAMAGED = "the store may be truncated or damaged: copy it again"
 

@@ -22,6 +22,7 @@ from tiledseg.system.outputs import check_ending
 
 CLASSES, SHARES = "classes", "probabilities"
 """Names of the variables."""
+_WHOLE = {"array.write_empty_chunks": True}  # a chunk that is not there is damage
 
 
 def check_zarr(key: str, path: str | Path) -> None:
@@ -41,8 +42,7 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
     from zarr.codecs import GzipCodec, ZstdCodec
 
     codecs = {"auto": [ZstdCodec()], "zstd": [ZstdCodec()], "deflate": [GzipCodec()], "none": None}
-    with warnings.catch_warnings(), rasterio.open(plain, driver="GTiff") as dataset:
-        warnings.simplefilter("ignore")  # consolidated metadata, which Zarr 3 does not yet name
+    with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         place: dict[str, Any] = {}
         transform, wkt = dataset.transform, dataset.crs.to_wkt() if dataset.crs else None
         mapping = {"crs_wkt": wkt, "spatial_ref": wkt} if wkt else {}
@@ -68,18 +68,21 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
         )
         sides = (("y", dataset.height, transform.f, transform.e), ("x", dataset.width, transform.c, transform.a))
         for name, count, start, step in sides if place and transform.is_rectilinear else ():
-            words = {"axis": name.upper(), "standard_name": f"projection_{name}_coordinate"}
+            degrees = {"y": "latitude", "x": "longitude"} if dataset.crs and dataset.crs.is_geographic else {}
+            words = {"axis": name.upper(), "standard_name": degrees.get(name, f"projection_{name}_coordinate")}
             data = start + step * (np.arange(count) + 0.5)
             root.create_array(name, data=data, dimension_names=(name,), attributes=words)
         root.create_array("spatial_ref", data=np.array(0), attributes=mapping)
-        zarr.consolidate_metadata(store, zarr_format=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Zarr 3 does not name it yet; web servers list no folder
+            zarr.consolidate_metadata(store, zarr_format=3)
 
 
 def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[[], None]) -> None:
     """Write this rank's chunks of a begun store: every `size`-th one."""
     import zarr
 
-    with zarr.config.set({"array.write_empty_chunks": True}), rasterio.open(plain, driver="GTiff") as dataset:
+    with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         group = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         array: Any = group[CLASSES if CLASSES in group else SHARES]
         rows, cols = (-(-side // BLOCK) for side in dataset.shape)
