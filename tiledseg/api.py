@@ -139,8 +139,8 @@ def predict_raster(
     ends: str = "inside",
 ) -> DataArray | None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
-    `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target`. It is made in
-    TMPDIR, which all nodes must see.
+    `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target` (made in
+    TMPDIR, which all nodes must see).
 
     `network`: a module or a result of `load`, with the weights that it has now, or a run's folder or checkpoint. A
     folder maps with its best checkpoint, where one is kept. A module maps in evaluation mode, a channel of its (first)
