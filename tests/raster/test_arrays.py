@@ -158,7 +158,6 @@ def test_workers_of_other_processes_have_the_arrays(tmp_path: Path) -> None:
     dataset = TileDataset(image, labels, halo=4, grid=2, classes=2)
     words = pickle.dumps(dataset)
     names, first = dict(array_names._arrays), dataset[0]
-    assert len(names) == 2
     array_names._arrays.clear()
     other = pickle.loads(words)
     assert all(torch.equal(other[0][key], first[key]) for key in ("image", "mask", "bounds"))
@@ -340,6 +339,15 @@ def test_bands_of_several_stores_are_those_of_one(tmp_path: Path, form: str) -> 
     assert np.array_equal(ours, theirs)
     assert np.array_equal(valid, others)
     assert not valid.all()
+
+
+def test_stores_of_several_times_are_joined(tmp_path: Path) -> None:
+    pixels = scene((2, 20, 30)), scene((2, 20, 30), seed=1)
+    for at, each in enumerate(pixels):
+        write(tmp_path, "zarr3", each, "r")
+        (tmp_path / "r-zarr3.zarr").rename(tmp_path / f"t{at}.zarr")
+    (path,) = expand_sources([f"{tmp_path}/t{{0,1}}.zarr:/r"], "data.images")
+    assert np.array_equal(read(path, Box.of_shape((20, 30)))[0], np.concatenate(pixels))
 
 
 def test_places_as_others_write_them() -> None:

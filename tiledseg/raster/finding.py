@@ -237,11 +237,11 @@ def _store_labels(path: str) -> str | None:
 
 
 def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
+    if several := joined_paths(pattern):
+        return _joined([_expand(each, key, parts, references, composing) for each in several], several, key)
     array = parse_array_name(pattern)
     if array is not None:
         return _arrays(pattern, array, key)
-    if several := joined_paths(pattern):
-        return _joined([_expand(each, key, parts, references, composing) for each in several], several, key)
     if is_bucket_folder(pattern):
         return _rasters(pattern, _objects_in(pattern, key), key)
     if parse_s3(pattern) and glob.has_magic(pattern):
