@@ -81,7 +81,8 @@ def _reduce(step: Step) -> list[Value]:
         if name in ("amax", "max"):
             return _image_max(step, value, layout, even=name == "amax")
         return _summed(step, value, name, layout)
-    if set(PIXELS) < set(names) and "B" not in names and not value.layout.one_pixel and name in ("mean", "sum", "amax"):
+    apart = value.layout.dims[-2:] == WHOLE.dims[-2:] and set(PIXELS) < set(names) and "B" not in names
+    if apart and name in ("mean", "sum", "amax"):  # first of pixels, then of channels and times
         dims_1 = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
         one = step.giving(*((*shape[:-2], 1, 1) for shape in (value.shape, value.other_shape)))
         (value,) = (
