@@ -88,6 +88,9 @@ def _parser() -> Parser:
         help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
     )
     raster.add_argument("--window", type=int, metavar="N", help="side of random windows (px), of train.window")
+    raster.add_argument(
+        "--overlap", type=float, metavar="PART", help="of crops of --window, by which --build is mapped, not traced"
+    )
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 5000, 10000, 20000])
     parser.add_argument("--window", type=int, default=224)
+    parser.add_argument("--width", type=int, default=192, help="channels of the module (default 192)")
     parser.add_argument("--overlap", type=float, default=0.5)
     parser.add_argument("--batch", type=int, default=4, help="MONAI's crops at once (default 4)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
@@ -73,9 +75,11 @@ def _in_a_process(folder: str, way: str) -> dict[str, float]:
 def _mapped(options: argparse.Namespace, folder: str, way: str) -> dict[str, float]:
     """Map the scene in this process; return seconds, by the clock and of the processor, and MiB of memory."""
     torch.manual_seed(0)
-    module, image = PatchMixer(options.window).eval(), Path(folder) / "scene.tif"
+    module, image = PatchMixer(options.window, options.width).eval(), Path(folder) / "scene.tif"
     if way == "monai":
         from monai.inferers import sliding_window_inference
+    else:
+        import_module("tiledseg.inference.predictor")
     before, begun, worked = _peak(), time.perf_counter(), time.process_time()
     output = Path(folder) / f"{way}.tif"
     if way == "tiledseg":
@@ -87,7 +91,7 @@ def _mapped(options: argparse.Namespace, folder: str, way: str) -> dict[str, flo
             side, overlap = (options.window,) * 2, options.overlap
             scores_BKHW = sliding_window_inference(x_BCHW, side, options.batch, module, overlap, mode="gaussian")
             with rasterio.open(output, "w", **file.profile | {"count": 1, "dtype": "uint8"}) as out:
-                out.write(scores_BKHW[0].argmax(0).to(torch.uint8).numpy(), 1)
+                out.write(scores_BKHW[0].max(0).indices.to(torch.uint8).numpy(), 1)
     seconds, processor = time.perf_counter() - begun, time.process_time() - worked
     return {"seconds": round(seconds, 1), "processor_seconds": round(processor, 1), "MiB": round(_peak() - before)}
 

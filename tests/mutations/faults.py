@@ -21,10 +21,12 @@ class Fault(NamedTuple):
 # Below each file with the tests of its faults, and their number of ranks if not 1: names of faults, each with its diff.
 TEXT = r"""
 == tracing/crops.py | law/test_crops.py
-crops of a strip are added from the last to the first
--        for row, following in zip(rows, [*rows[1:], None], strict=True):
-+        cols = cols[::-1] if place.col.read.start else cols
-+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+crops of a tile are added from the last to the first
+-        crops = [*product(rows, cols)]
++        crops = [*product(rows, cols[::-1] if place.col.read.start else cols)]
+a tile takes kept rows that lack its first ones
+-rows_KHW.shape[1] + missing[each] >= 0
++rows_KHW.shape[1] > 0
 a last batch of crops is smaller
 -[group[-1]] * (size - len(group))
 +[]
@@ -36,8 +38,8 @@ a tile lacks a pixel of its crops
 -more = self.grid.window - 1 if self.grid else 0
 +more = self.grid.window - 2 if self.grid else 0
 a crop that ends with the core is left out
--crop.used.start < stop
-+crop.used.stop < stop
+-crop.used.start < core.stop
++crop.used.stop < core.stop
 == models/layers/attention.py | spatial/test_attention.py | 2 ranks
 all ranks take the gradient of the first one's keys
 -if source == own:

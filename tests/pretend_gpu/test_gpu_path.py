@@ -8,10 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import rasterio
+
+import tiledseg
 from tests.conftest import NIGHTLY
 from tests.crash.runs import Material
+from tests.law.fixed_size import fixed_size
 from tests.pretend_gpu.harness import ROOT, PretendGpu
-from tests.small_files import write_yaml
+from tests.small_files import write_raster, write_yaml
 
 
 def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_gpu: PretendGpu) -> None:
@@ -144,3 +149,32 @@ for failure, words in {runs!r}:
     assert [line.partition(", ")[0] for line in ran.errors.splitlines()] == ["error: memory has run out"] * 2
     assert "memory.budget" in ran.errors, ran.errors
     assert "Traceback" not in ran.errors, ran.errors
+
+
+CROPS = """
+import sys, torch, tiledseg
+from tests.law.fixed_size import FixedSize, fixed_size
+sizes, forward = set(), FixedSize.forward
+def counted(self, x_BCHW):
+    if not torch.is_grad_enabled():
+        sizes.add(len(x_BCHW))
+    return forward(self, x_BCHW)
+FixedSize.forward = counted
+files = {"image": sys.argv[1], "output": sys.argv[2], "probabilities": sys.argv[3]}
+tiledseg.predict_raster(fixed_size(), window=12, grid=(2, 3), **files)
+print(sorted(sizes))
+"""
+
+
+def test_crops_go_in_batches_of_one_size(pretend_gpu: PretendGpu, tmp_path: Path) -> None:
+    """And give the map of a CPU, but for rounding: its batches are others."""
+    image, shares = tmp_path / "image.tif", list[Any]()
+    write_raster(image, np.random.default_rng(2).integers(1, 256, (3, 45, 67), np.uint8))
+    files = {name: [str(tmp_path / f"{name}{end}.tif") for end in ("", "-shares")] for name in ("gpu", "cpu")}
+    ran = pretend_gpu.run(["-c", CROPS, str(image), *files["gpu"]]).sound()
+    assert ran.output.splitlines()[-1] == "[1, 16]"  # alone where the module is looked at
+    tiledseg.predict_raster(fixed_size(), image, files["cpu"][0], probabilities=files["cpu"][1], window=12)
+    for _, path in files.values():
+        with rasterio.open(path) as file:
+            shares.append(file.read())
+    np.testing.assert_allclose(*shares, rtol=0, atol=1e-5)

@@ -10,6 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
@@ -19,6 +20,7 @@ from tiledseg.config.memory import RECOMPUTE as NODES
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
+from tiledseg.geometry.layers.crops import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.answer.table import heading, parse_sections, table
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
@@ -31,10 +33,10 @@ from tiledseg.system.writing import replacing
 from tiledseg.units import MOST_BYTES, parse_bytes
 
 _SEARCHED = (
-    "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",
+    "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window", "overlap",
 )  # fmt: skip
 _EXACT = (
-    *("memory_budget", "recompute", "mesh", "window", "stages", "plot", "emit", "search", "scaling"),
+    *("memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling"),
     *("machine", "flops", "bandwidth", "latency"),
 )
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
@@ -148,11 +150,17 @@ def _plotter() -> ModuleType:
 
 def _network(flags: Namespace) -> Network:
     network = build_network(_model(flags), flags.bands, flags.classes)
-    if flags.build is None:
+    if not isinstance(network, ForeignNetwork):
         return network
     from tiledseg.tracing.build import known  # torch, and the code of the network's author
 
-    return known(network)
+    try:
+        return known(network)
+    except ConfigError as error:
+        if flags.window is None or network.crops is not None:
+            raise
+        say(f"warning: not traced: {error}; planned as with model.window {flags.window}, and --overlap")
+    return known(replace(network, crops=CropGrid(flags.window)))
 
 
 def _question(flags: Namespace) -> RunQuestion:
@@ -252,6 +260,10 @@ def _model(flags: Namespace) -> ModelConfig:
         if (fixed := getattr(preset, key, value)) != value:
             refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
     own = {"build": flags.build, "arguments": flags.arguments or {}, "series": flags.series}
+    if flags.overlap is not None:
+        if flags.build is None or flags.window is None:
+            refuse_given(flags, ("overlap",), "--build and --window are not given")
+        own |= {"window": flags.window, "overlap": flags.overlap}
     model = ModelConfig(name=flags.model, **own, **given)
     model.check()
     return model

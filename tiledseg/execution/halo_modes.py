@@ -24,6 +24,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
@@ -32,7 +33,7 @@ from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import TileReference, deal
+from tiledseg.raster.samples.sampling import TileReference, deal, deal_runs
 
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork
@@ -114,7 +115,11 @@ class ReadMode:
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         batches = _batches(tiles, self.batch, lambda part: part.tile.context.shape)
         owners = self.mesh.size if self.axes is None else self.axes.shape.replicas
-        each = deal(batches, owners, lambda batch: sum(part.tile.context.area for part in batch))
+        keeps = any(
+            isinstance(layer, Crops) for layer in self.network.graph.layers
+        )  # `tracing.crops.kept_between_tiles`
+        dealt = deal_runs if keeps else deal
+        each = dealt(batches, owners, lambda batch: sum(part.tile.context.area for part in batch))
         return tuple(tuple(part for batch in own for part in batch) for own in each)
 
     def _tile(self, reference: TileReference) -> Tile:

@@ -8,7 +8,7 @@ last bit. Sums are float64, in the order of the views.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper
@@ -40,6 +41,7 @@ from tiledseg.raster.reader import KnownReader, RasterReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.tracing.crops import kept_between_tiles
 
 Window = tuple[Box, torch.Tensor, NDArray]
 """A place of the raster, each class's score or probability there (K, H, W), and which pixels have data."""
@@ -82,15 +84,16 @@ def windows_of(
 ) -> Iterator[Window]:
     """Yield each window's scores, or, of several `views`, the mean of its probabilities (`parts_of_views`)."""
     outputs = passes.outputs(samples, parts)
-    for sample, piece in outputs:
-        scores_KHW = piece.logits_BKHW[0]
-        if len(views) > 1:
-            scores_KHW = shares_of(scores_KHW).double()
-            for view in views[1:]:
-                scores_KHW += _back(view, shares_of(next(outputs)[1].logits_BKHW[0]))
-            scores_KHW /= len(views)
-        yield piece.core, scores_KHW, sample.valid_HW[piece.in_part.slices]
-        del piece, scores_KHW  # the GPU needs the memory for the next window
+    with kept_between_tiles(passes.mode.network) if len(views) == 1 else nullcontext():
+        for sample, piece in outputs:
+            scores_KHW = piece.logits_BKHW[0]
+            if len(views) > 1:
+                scores_KHW = shares_of(scores_KHW).double()
+                for view in views[1:]:
+                    scores_KHW += _back(view, shares_of(next(outputs)[1].logits_BKHW[0]))
+                scores_KHW /= len(views)
+            yield piece.core, scores_KHW, sample.valid_HW[piece.in_part.slices]
+            del piece, scores_KHW  # the GPU needs the memory for the next window
 
 
 def _core_in(view: View, core: Box) -> Box:
@@ -186,7 +189,10 @@ def map_windows(
                 layout = writer.layout
                 fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
-        samples = read_ahead(passes, dataset, share.parts, request.threads, request.prefetch)
+        ahead = request.threads, request.prefetch
+        if any(isinstance(layer, Crops) for layer in passes.mode.network.graph.layers):
+            ahead = 1, 1  # crops take so much longer than a tile's pixels
+        samples = read_ahead(passes, dataset, share.parts, *ahead)
         waiting: list[HostWindow] = []
         for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
             tick()
@@ -237,9 +243,10 @@ def to_host(
     core: Box, scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_], probabilities: bool, are_shares: bool
 ) -> HostWindow:
     """Send a window's classes, and its `probabilities` if wanted, to the host. `are_shares`: the scores are these."""
-    finite_HW = scores_KHW.amax(0).isfinite()  # the largest is not a number where any is none
+    best_HW, number_HW = scores_KHW.max(0)  # the first of the largest, as `argmax`, which is slower on a CPU
+    finite_HW = best_HW.isfinite()  # the largest is not a number where any is none
     shares = [(scores_KHW if are_shares else shares_of(scores_KHW)).float()] if probabilities else []
-    return HostWindow(core, valid_HW, asked_back(scores_KHW.argmax(0).to(torch.uint8), finite_HW, *shares))
+    return HostWindow(core, valid_HW, asked_back(number_HW.to(torch.uint8), finite_HW, *shares))
 
 
 def in_bytes(shares_KHW: NDArray[np.float32]) -> NDArray[np.uint8]:

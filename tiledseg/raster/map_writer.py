@@ -227,17 +227,17 @@ class RasterWriter:
         item = self._dtype.itemsize
         start = int(self.layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
         pixels = np.ascontiguousarray(pixels_HW, self._dtype)
-        if part.width == BLOCK:  # whole rows follow each other in the file
-            self._put(pixels.reshape(-1), start)
-            return
-        for line in range(part.height):
-            self._put(pixels[line], start + line * BLOCK * item)
+        with writing(self.layout.path):
+            if part.width == BLOCK:  # whole rows follow each other in the file
+                self._put(pixels.reshape(-1), start)
+                return
+            for line in range(part.height):
+                self._put(pixels[line], start + line * BLOCK * item)
 
     def _put(self, pixels: NDArray, offset: int) -> None:
         data = pixels.data.cast("B")
         while data:
-            with writing(self.layout.path):
-                written = os.pwrite(self._descriptor, data, offset)
+            written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
 
     def close(self) -> None:

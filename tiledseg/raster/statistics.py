@@ -186,8 +186,9 @@ class Normalizer:
         overflows: list[str] = []
         x_CHW = pixels_CHW.astype(self._working)
         with np.errstate(over="call", invalid="ignore", call=lambda kind, flag: overflows.append(kind)):
-            x_CHW -= self._mean_C11
-            x_CHW /= self._std_C11
+            if self._mean_C11.any() or (self._std_C11 != 1).any():
+                x_CHW -= self._mean_C11
+                x_CHW /= self._std_C11
             if not valid_HW.all():
                 x_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 too
             x_CHW = x_CHW.astype(self._dtype, copy=False)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, product
 from queue import SimpleQueue
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from tiledseg.comm.doing import tick
 from tiledseg.errors import ConfigError, first_line
-from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.crops import Crop, CropGrid, Crops
 from tiledseg.memory.exhausted import is_exhausted
@@ -30,12 +31,14 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whol
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
 from tiledseg.tracing.record import generators
-from tiledseg.tracing.state import in_mode, kept_state
+from tiledseg.tracing.state import class_state, drawn_from, in_mode, is_same, kept_state
+from tiledseg.units import SINGLE_BYTES
 
-AT_ONCE = {"cpu": 1}
+AT_ONCE = {"cpu": 4}
 """Most crops of a batch by the kind of device; 16 on others."""
+Place = tuple[Crop, Crop]  # rows and columns of one crop
 _PIXELS = 2**20  # of a batch of crops
-_TINY = 1e-300
+_KEPT_BYTES = 2**26  # of the scores of crops that the next tiles need
 
 
 def whole_network(module: nn.Module, bands: int, classes: int) -> GraphNetwork:
@@ -62,6 +65,7 @@ def crops_network(
     with in_mode(module, False), kept_state(module) as changes, torch.no_grad():
         before = generators()
         one, _ = (scores_of(module, crop_BCHW.to(weight.device, weight.dtype)) for crop_BCHW in crops)
+        before_again = class_state(module)
         with kept_state(module) as later:
             again = scores_of(module, crops[0].to(weight.device, weight.dtype, copy=True))
         if generators() != before or not torch.equal(one, again):
@@ -72,13 +76,38 @@ def crops_network(
         raise ConfigError(
             f"{name} changes its buffer '{next(iter(changes.buffers))}' in evaluation; leave it to training"
         )
-    if later.attributes:
-        what = f"{name} changes its attribute '{later.attributes[0]}' at every call in evaluation"
+    if later.attributes or not is_same(before_again, class_state(module)):
+        where = f"its attribute '{later.attributes[0]}'" if later.attributes else "a class of it, or a global name,"
+        what = f"{name} changes {where} at every call in evaluation"
         raise ConfigError(f"{what}, which may change its scores; leave it to training")
     channels = one.shape[1]
     if channels != (classes or channels) or not 2 <= channels <= 255:
         raise ConfigError(f"{name} gives {channels} channels for {classes or '2 to 255'} classes; give each class one")
-    return _network(module, bands, Crops(grid, channels, _count(module)))
+    cost = _step_cost(module, crops[0].to(weight.device, weight.dtype)) if trains else (0, 0)
+    return _network(module, bands, Crops(grid, channels, _count(module), *cost))
+
+
+def _step_cost(module: nn.Module, x_BCHW: torch.Tensor) -> tuple[int, int]:
+    """Return the bytes that autograd keeps of a crop besides weights, and the multiply-adds of a pixel."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    counter = FlopCounterMode(display=False)
+    training = in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad()
+    with ExitStack() as stack:
+        for each in (*training, counter, saved_tensors_hooks(pack, lambda tensor: tensor)):
+            stack.enter_context(each)
+        scores_BKHW = scores_of(module, x_BCHW)  # holds the tensors: none has the memory of another
+    own = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())}
+    bytes_kept = sum(size for place, size in kept.items() if place not in own)
+    return bytes_kept * SINGLE_BYTES // x_BCHW.element_size(), counter.get_total_flops() // (
+        2 * scores_BKHW[0, 0].numel()
+    )
 
 
 def _count(module: nn.Module) -> int:
@@ -118,6 +147,7 @@ class CropModule(BlockModule):
         super().__init__(layer)
         self.module = module
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
+        self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`
         self._batch: int | None = None
         if layer.grid is not None:
             line = torch.tensor(layer.grid.weights, dtype=torch.float64)
@@ -148,48 +178,65 @@ class CropModule(BlockModule):
     def _blended(
         self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor, copies: Sequence[nn.Module]
     ) -> torch.Tensor:
-        """Return the scores of a tile (K, H, W): strip by strip of crops, whose weighted sums are float64."""
-        side, width, device = grid.window, x_CHW.shape[2], x_CHW.device
-        rows, cols = (grid.needed(dim.read, dim.sizes[0]) for dim in (place.row, place.col))
-        weights_HW = self._weights_HW.to(device)
-        sums_KHW = torch.zeros(self.rows.classes, side, width, dtype=torch.float64, device=device)
-        total_HW = torch.zeros(side, width, dtype=torch.float64, device=device)
+        """Return the scores of a tile (K, H, W), of any value beyond its core: weighted sums, row by row of crops."""
+        dims, device, side = (place.row, place.col), x_CHW.device, grid.window
+        context, core = Box(*(d.read for d in dims)), Box(*(grid.core(d.read, d.sizes[0]) for d in dims))
+        rows, cols = (grid.needed(dim.read, dim.sizes[0]) for dim in dims)
+        crops = [*product(rows, cols)]
+        kept = self._kept_before(crops, core)
+        made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
-        weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=torch.float64, device=device)
-        scores_KHW = torch.zeros(self.rows.classes, x_CHW.shape[1], width, dtype=wide, device=device)
-        for row, following in zip(rows, [*rows[1:], None], strict=True):
-            strip_CHW = _taken(x_CHW, 1, row, place.row).contiguous()
-            for col, crop_KHW in zip(cols, self._each(strip_CHW, cols, place.col, copies), strict=True):
-                tick()
-                part = Box(row.used, col.used).relative_to(Box(row.read, col.read)).slices
-                to = part[0], col.used.shift(-place.col.read.start).slice
-                total_HW[to] += weights_HW[part]
-                sums_KHW[:, *to] += torch.mul(crop_KHW, weights_HW, out=weighted_KHW)[:, *part]
-            done = Interval(row.read.start, following.read.start if following else row.read.stop)
-            own, at = done.clip(place.row.read), place.row.read.start
-            lines = own.shift(-row.read.start).slice
-            scores_KHW[:, own.shift(-at).slice] = sums_KHW[:, lines] / total_HW[lines].clamp_min(_TINY)
-            left = side - done.size
-            sums_KHW[:, :left], sums_KHW[:, left:] = sums_KHW[:, done.size :].clone(), 0
-            total_HW[:left], total_HW[left:] = total_HW[done.size :].clone(), 0
+        weights_HW = self._weights_HW.to(device, wide)
+        weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=wide, device=device)
+        scores_KHW = torch.empty(self.rows.classes, *context.shape, dtype=wide, device=device)
+        sums_KHW = scores_KHW[:, *core.relative_to(context).slices].zero_()
+        total_HW = torch.zeros(core.shape, dtype=wide, device=device)
+        for row, col in crops:
+            tick()
+            crop_KHW = kept.pop((row, col)) if (row, col) in kept else next(made)
+            if crop_KHW.shape[1] < side:
+                crop_KHW = nn.functional.pad(crop_KHW, (0, 0, side - crop_KHW.shape[1], 0))
+            used = Box(row.used, col.used).clip(core)
+            part, to = used.relative_to(Box(row.read, col.read)).slices, used.relative_to(core).slices
+            total_HW[to] += weights_HW[part]
+            sums_KHW[:, *to] += torch.mul(crop_KHW, weights_HW, out=weighted_KHW)[:, *part]
+            if self.kept is not None:
+                self._keep(row, col, core, crop_KHW)
+        sums_KHW /= total_HW
         return scores_KHW
 
+    def _kept_before(self, crops: Sequence[Place], core: Box) -> dict[Place, torch.Tensor]:
+        """Take out the scores that tiles before have kept, and that have all rows of the core."""
+        kept = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
+        missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in kept}
+        return {each: rows_KHW for each, rows_KHW in kept.items() if rows_KHW.shape[1] + missing[each] >= 0}
+
+    def _keep(self, row: Crop, col: Crop, core: Box, scores_KHW: torch.Tensor) -> None:
+        """Keep a crop's last rows for tiles to the right and below. The oldest go where there are too many."""
+        assert self.kept is not None, "within `kept_between_tiles`"
+        if row.used.stop > core.row.stop or col.used.stop > core.col.stop:
+            first = 0 if col.used.stop > core.col.stop else core.row.stop - row.read.start
+            self.kept[row, col] = scores_KHW[:, first:].clone()
+        while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
+            del self.kept[next(iter(self.kept))]
+
     def _each(
-        self, strip_CHW: torch.Tensor, cols: Sequence[Crop], dim: DimPlace, copies: Sequence[nn.Module]
+        self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
     ) -> Iterator[torch.Tensor]:
-        """Yield the scores of each crop of a strip, in order."""
-        kind = strip_CHW.device.type
+        """Yield the scores of each crop of a tile, in order."""
+        kind = x_CHW.device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        size = self._batch = self._batch or self._crops_at_once(strip_CHW)
+        size = self._batch = self._batch or self._crops_at_once(x_CHW)
 
         idle = SimpleQueue[nn.Module]()
         for each in copies:
             idle.put(each)
 
-        def load(group: Sequence[Crop]) -> Sequence[torch.Tensor]:
+        def load(group: Sequence[Place]) -> Sequence[torch.Tensor]:
             torch.set_num_threads(1)  # of this thread's kernels
             same = [*group, *[group[-1]] * (size - len(group))]  # always as many
-            x_BCHW = torch.stack([_taken(strip_CHW, 2, col, dim) for col in same]).contiguous()
+            each = (_taken(_taken(x_CHW, 2, col, place.col), 1, row, place.row) for row, col in same)
+            x_BCHW = torch.stack([crop_CHW.contiguous() for crop_CHW in each])
             module = idle.get()
             try:
                 with torch.no_grad(), torch.autocast(kind, cast[1], cast[0]):
@@ -198,7 +245,7 @@ class CropModule(BlockModule):
                 idle.put(module)
 
         several = len(copies) if len(copies) > 1 else 0
-        groups = (cols[first : first + size] for first in range(0, len(cols), size))
+        groups = (crops[first : first + size] for first in range(0, len(crops), size))
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
 
     def _copies(self, number: int) -> list[nn.Module]:
@@ -208,16 +255,35 @@ class CropModule(BlockModule):
             return [self.module, *(copy.deepcopy(self.module, {id(t): t for t in weights}) for _ in range(number - 1))]
         return [self.module]
 
-    def _crops_at_once(self, strip_CHW: torch.Tensor) -> int:
-        """Return the crops of a batch: as many as make about a megapixel, if each has the same bits at every place and
-        beside any others, else 1."""
-        channels, side = strip_CHW.shape[:2]
-        most = max(1, min(AT_ONCE.get(strip_CHW.device.type, 16), _PIXELS // side**2))
-        noise_BCHW = torch.randn(most, channels, side, side, generator=torch.Generator().manual_seed(0)).to(strip_CHW)
-        orders = range(most) if most > 1 else ()
+    def _crops_at_once(self, x_CHW: torch.Tensor) -> int:
+        """Return the crops of a batch: 4 on a CPU, else as many as make about a megapixel, if a crop has the same bits
+        at each place of it, and beside others, far brighter ones; else 1."""
+        assert self.rows.grid is not None, "of crops"
+        side = self.rows.grid.window
+        most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // side**2))
+        noise_BCHW = (
+            torch.randn(most, len(x_CHW), side, side, generator=torch.Generator().manual_seed(0)).to(x_CHW) / 10
+        )
+        beside_BCHW = noise_BCHW.clone()
+        beside_BCHW[1::2] *= -1e4
         with torch.no_grad():
-            runs = [scores_of(self.module, noise_BCHW.roll(by, 0)).roll(-by, 0) for by in orders]
-        return most if all(torch.equal(run, runs[0]) for run in runs) else 1
+            runs = [scores_of(self.module, each) for each in (noise_BCHW, noise_BCHW.roll(1, 0), beside_BCHW)]
+        same = torch.equal(runs[0], runs[1].roll(-1, 0)) and torch.equal(runs[0][::2], runs[2][::2])
+        return most if same else 1
+
+
+@contextmanager
+def kept_between_tiles(network: nn.Module) -> Iterator[None]:
+    """Compute a crop that two tiles need once, where the tiles of one image are all that `network` runs on here, row by
+    row, with the same weights."""
+    modules = [module for module in network.modules() if isinstance(module, CropModule)]
+    for module in modules:
+        module.kept = {}
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.kept = None
 
 
 def _taken(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:

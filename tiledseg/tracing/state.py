@@ -183,10 +183,15 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
         attributes |= dict.fromkeys(("training", *module._buffers))
         hooks = [_picture(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
         pictures[path] = [module, attributes, hooks]
+    pictures["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
+    return pictures | {"a class of it": class_state(root)}
+
+
+def class_state(root: nn.Module) -> dict[type, Any]:
+    """Return pictures of the classes of a module's parts, with what their functions hold, for `is_same`."""
     classes = {each for module in root.modules() for each in type(module).__mro__}
     own = [each for each in classes if not each.__module__.startswith(("torch.", "builtins"))]
-    pictures["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
-    return pictures | {"a class of it": {each: _picture(dict(vars(each)), DEPTH) for each in own}}
+    return {each: _picture(dict(vars(each)), DEPTH) for each in own}
 
 
 def _picture(value: Any, depth: int) -> Any:

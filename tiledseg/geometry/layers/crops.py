@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.units import SINGLE_BYTES
 
 
 class Crop(NamedTuple):
@@ -63,13 +64,15 @@ class CropGrid:
         edges = [0, *((one + other + window - 1) // 2 + 1 for one, other in pairwise(starts)), size]
         return [Crop(read, Interval(*edge)) for read, edge in zip(reads, pairwise(edges), strict=True)]
 
-    def needed(self, part: Interval, size: int) -> list[Crop]:
-        """Return the crops that count for the core of a tile, whose context `part` reaches a crop beyond it, or to the
-        image's ends."""
+    def core(self, part: Interval, size: int) -> Interval:
+        """Return the core of a tile, whose context `part` reaches a crop beyond it, or to the image's ends."""
         more = self.window - 1
-        first = part.start + (more if part.start > 0 else 0)
-        stop = part.stop - (more if part.stop < size else 0)
-        return [crop for crop in self.crops(size) if crop.used.start < stop and crop.used.stop > first]
+        return Interval(part.start + (more if part.start > 0 else 0), part.stop - (more if part.stop < size else 0))
+
+    def needed(self, part: Interval, size: int) -> list[Crop]:
+        """Return the crops that count for the core of a tile of context `part`."""
+        core = self.core(part, size)
+        return [crop for crop in self.crops(size) if crop.used.start < core.stop and crop.used.stop > core.start]
 
     @cached_property
     def weights(self) -> list[float]:
@@ -89,11 +92,14 @@ class CropGrid:
 @dataclass(frozen=True)
 class Crops(Layer):
     """A module that is not looked into, with `weights` parameters, and scores of `classes`: run on the crops of `grid`,
-    or (None) on whole images alone."""
+    or (None) on whole images alone. `kept`, `work`: bytes that autograd keeps of a crop, in float32, and multiply-adds
+    of a pixel, as measured; 0 where nobody trains it."""
 
     grid: CropGrid | None
     classes: int
     weights: int = 0
+    kept: int = 0
+    work: int = 0
 
     asks_place = True
     can_rebuild = False
@@ -108,3 +114,9 @@ class Crops(Layer):
 
     def parameters(self, channels: int) -> int:
         return self.weights
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.work
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return self.kept * width // SINGLE_BYTES

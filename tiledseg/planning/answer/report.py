@@ -20,6 +20,7 @@ from tiledseg.geometry.halo import (
     paper_halo,
     paper_shrink,
 )
+from tiledseg.geometry.layers.crops import CropGrid, Crops
 from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.modes import mode_plans, modes_part, summary_part
 from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
@@ -64,7 +65,7 @@ def plan(
     if stages is not None and staged is not None:
         answer["stages"] = stages_part(question, tiling, stages, staged)
     if window is not None:
-        answer["windows"] = _windows_part(question, window)
+        answer["windows"] = _windows_part(question, tiling, window)
     if budget is not None:
         answer["rebuilding"] = rebuilding_part(question, tiling, budget)
     answer["cluster"] = cluster_part(question, tiling.grid)
@@ -172,14 +173,24 @@ def _memory_part(question: RunQuestion, tiling: Tiling) -> Answer:
     return answer
 
 
-def _windows_part(question: RunQuestion, side: int) -> Answer:
+def _crops_part(grid: CropGrid, tiling: Tiling) -> Answer:
+    """Return the crops of a map, and of the tiles where each is another rank's, which both compute what two need."""
+    (height, width), contexts = tiling.raster, [tile.context for tile in tiling.tiles]
+    computed = sum(len(grid.needed(at.row, height)) * len(grid.needed(at.col, width)) for at in contexts)
+    every = len(grid.crops(height)) * len(grid.crops(width))
+    return {"overlap": grid.overlap, "number": every, "computed": computed, "twice": round(computed / every - 1, 4)}
+
+
+def _windows_part(question: RunQuestion, tiling: Tiling, side: int) -> Answer:
     """Return the cost of a random window with its exact halo, and as a small image of its own. The cost is the largest
     context, its pixels over those of the window, and bytes of a training step on it. `epoch`: as many windows as cover
     the raster's pixels once."""
     graph, size = question.graph, question.shape
     footprint = network_footprint(graph)
-    kinds: Answer = {}
-    for kind, raster in (("exact", largest_window(size, side, footprint)), ("none", (side, side))):
+    grid = next((layer.grid for layer in graph.layers if isinstance(layer, Crops)), None)
+    kinds: Answer = {} if grid is None else {"crops": _crops_part(grid, tiling)}  # which have no halo
+    contexts = {"exact": largest_window(size, side, footprint)} if grid is None else {}
+    for kind, raster in (contexts | {"none": (side, side)}).items():
         context = make_tiling(raster, (1, 1), footprint).context_max
         kinds[kind] = {
             "context": list(context),

@@ -86,6 +86,8 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
         ("exact_context", "context, with its halo", "", "px at most"),
         ("exact_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
         ("exact_bytes", "a training step", "B", ""),
+        ("crops_number", "crops of a map", ",", "that share {crops_overlap} of a side"),
+        ("crops_computed", "computed", ",", "on a rank a tile: {crops_twice:.1%} more; on one rank none"),
         ("none_context", "context, as an image of its own", "", "px at most"),
         ("none_efficiency", "efficiency E", ".4f", "context pixels / window pixels"),
         ("none_bytes", "a training step", "B", ""),

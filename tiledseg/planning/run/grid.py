@@ -19,6 +19,7 @@ from tiledseg.units import size
 USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
 ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
 MAP_SIDE, MAP_HALOS = 2048, 16  # of a tile of a map on a CPU, at most: a larger one clears more memory than it saves
+CROPS_SIDE, CROPS_BATCHED = 1024, 2048  # of a tile of crops: on a CPU, and on a GPU, where batches of crops are larger
 MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
 LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
@@ -84,8 +85,9 @@ def choose_grid(
         )
     wanted, most = min(least_tiles, math.prod(finest)), math.prod(finest)
     best, grid = (most + 1, 0, 0), finest
+    longest = longest_tile(raster) * raster[1] / max(1, raster[0])
     for rows in range(1, finest[0] + 1):
-        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows) + 1):
+        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows, int(longest * rows) + 1) + 1):
             computed = pixels(rows, cols)
             if computed is not None:
                 if (rows * cols, computed, cols) < best:
@@ -97,7 +99,12 @@ def choose_grid(
 def is_compact(shape: tuple[int, int], grid: Grid) -> bool:
     """Return True if no tile is longer than twice its width, or than the raster is in proportion."""
     sides = shape[0] / grid[0], shape[1] / grid[1]
-    return max(sides) <= max(LONGEST_TILE, max(shape) / max(1, min(shape))) * min(sides)
+    return max(sides) <= longest_tile(shape) * min(sides)
+
+
+def longest_tile(shape: tuple[int, int]) -> float:
+    """Return the most that a tile's length may be times its width."""
+    return max(LONGEST_TILE, max(shape) / max(1, min(shape)))
 
 
 def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) -> list[Grid]:
@@ -130,6 +137,12 @@ def usual_grids(rasters: Sequence[Grid], footprint: Footprint) -> list[Grid]:
 def map_tiles(raster: Grid, footprint: Footprint) -> int:
     """Return the fewest tiles of a map on a CPU."""
     side = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
+    return math.ceil(raster[0] / side) * math.ceil(raster[1] / side)
+
+
+def crop_tiles(raster: Grid, window: int, on_cpu: bool) -> int:
+    """Return the fewest tiles of a map of crops. Tiles compute no crop twice on a rank, so small ones cost no more."""
+    side = max(CROPS_SIDE if on_cpu else CROPS_BATCHED, 2 * window)
     return math.ceil(raster[0] / side) * math.ceil(raster[1] / side)
 
 

@@ -17,7 +17,7 @@ from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.prices import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
-from tiledseg.planning.run.grid import choose_grid, map_tiles
+from tiledseg.planning.run.grid import choose_grid, crop_tiles, map_tiles
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import (
@@ -291,13 +291,12 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if question.blocks is not None and halo != "layer":
         return 1, 1
     tiles = max(1, question.ranks // parallel.stages)
-    untraced = any(isinstance(layer, Crops) for layer in graph.layers)
+    untraced = [layer.grid for layer in graph.layers if isinstance(layer, Crops)]
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
     if on_cpu and not untraced:
         tiles = max(tiles, map_tiles(extent.shape, footprint))
-    for crops in (layer.grid for layer in graph.layers if isinstance(layer, Crops) and layer.grid):
-        shared = (crops.window - crops.step) // 2  # what two tiles both compute; a tile's memory is not that of crops
-        tiles = max(tiles, map_tiles(extent.shape, replace(footprint, before=shared, after=shared)))
+    for crops in filter(None, untraced):
+        tiles = max(tiles, crop_tiles(extent.shape, crops.window, on_cpu))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 

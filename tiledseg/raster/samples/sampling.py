@@ -158,6 +158,15 @@ def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T
     return [tuple(step[i] for i in sorted(share)) for share in shares]
 
 
+def deal_runs(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
+    """Deal the tiles of a map to `size` ranks in runs of neighbours, of about equal cost."""
+    ends = list(itertools.accumulate(map(cost, step)))
+    runs = [list[T]() for _ in range(size)]
+    for tile, end in zip(step, ends, strict=True):
+        runs[(2 * end - cost(tile)) * size // (2 * ends[-1])].append(tile)  # by its middle
+    return [tuple(run) for run in runs]
+
+
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
     """Return the items shuffled by Fisher-Yates, with `Random.random()` alone."""
     result = list(items)

@@ -1,0 +1,172 @@
+"""Modules that run on crops: trained on windows, run whole, planned, or refused in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from torch import nn
+
+import tiledseg
+from tests.law.cases import one_rank
+from tests.law.fixed_size import BANDS, CLASSES, SIDE, Fickle, FixedSize, Spectral, fixed_size
+from tests.law.runs import configuration, losses, run
+from tests.planning.allocated import measured, planned
+from tests.small_files import write_raster
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config.run import ModelConfig
+from tiledseg.errors import ConfigError, InputError
+from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.tracing.crops import crops_network
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("image") / "image.tif"
+    write_raster(path, np.random.default_rng(2).integers(1, 256, (BANDS, 45, 67), np.uint8))
+    return path
+
+
+def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, Any]:
+    """Return keys that train a module of one input size on windows, validated by crops."""
+    windows = {"sampling": "windows", "window": SIDE, "windows_per_step": 3, "window_halo": "none", "epochs": 2}
+    return {
+        "model": ModelConfig(build=f"tests.law.fixed_size:{module}", window=SIDE, overlap=0.4, blend="cosine"),
+        "tiling.grid": "auto",
+        **{f"train.{key}": value for key, value in windows.items()},
+        "train.validate_every": 1,
+        **more,
+    }
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2, 3)
+def test_a_run_of_windows_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh], without_plots: None) -> None:
+    """Dropout draws by key, and the validation is that of the map."""
+    mesh = meshes["gloo"]
+    ours = run(configuration(shared, "windows", keys_of(shared)), mesh)
+    mesh.on_root(lambda: run(configuration(shared, "windows alone", keys_of(shared)), one_rank()))
+    theirs = [json.loads(line) for line in (shared / "windows alone" / "metrics.jsonl").read_text().splitlines()]
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-9)
+    assert len(set(losses(theirs))) > 2
+    found, wanted = ([line["val"]["iou"] for line in lines if "val" in line] for lines in (ours, theirs))
+    assert found == wanted
+
+
+def test_the_whole_image_needs_no_tracing(image: Path, tmp_path: Path) -> None:
+    module = Spectral(BANDS, CLASSES, 3, padding=1).eval()
+    tiledseg.predict_raster(module, image, tmp_path / "map.tif", grid=1, classes=CLASSES)
+    with rasterio.open(image) as file, rasterio.open(tmp_path / "map.tif") as found, torch.no_grad():
+        pixels_CHW, valid_HW = torch.from_numpy(file.read()).float(), file.dataset_mask() > 0
+        wanted_HW = module(pixels_CHW[None])[0].argmax(0).numpy()
+        np.testing.assert_array_equal(found.read(1), np.where(valid_HW, wanted_HW, 255))
+    message = r"fft.*in crops of one size \(window\), or mapped whole on one rank \(grid 1, and classes\)"
+    with pytest.raises(ConfigError, match=message):
+        tiledseg.predict_raster(module, image, tmp_path / "other.tif", grid=2, classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "message"),
+    [
+        (FixedSize(), {"window": 0}, "window is 0; give a whole number, at least 1"),
+        (FixedSize(), {"window": SIDE, "overlap": 1.0}, r"overlap is 1.0; give a number in \[0, 1\)"),
+        (FixedSize(), {"window": SIDE, "overlap": -0.1}, "overlap is -0.1"),
+        (FixedSize(), {"window": SIDE, "blend": "hann"}, "blend is 'hann'; give one of gaussian, cosine, mean, centre"),
+        (FixedSize(), {"window": SIDE, "ends": "cut"}, "ends is 'cut'; give one of inside, mirrored"),
+        (
+            FixedSize(),
+            {"blend": "mean"},
+            "blend is mean, but --window is null; leave it out, or give --window the size of a crop",
+        ),
+        (FixedSize(), {"window": 16}, "does not run on 3 bands of 16 x 16 pixels: RuntimeError: .*; give the window"),
+        (FixedSize(), {"window": SIDE, "classes": 7}, "gives 4 channels for 7 classes"),
+        (FixedSize(classes=1), {"window": SIDE}, "gives 1 channels for 2 to 255 classes"),
+        (nn.Conv2d(3, 4, 3), {"window": SIDE}, r"gives a tensor of \(1, 4, 10, 10\) for an input of"),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), {"window": SIDE}, r"gives a tensor of \(1, 576\)"),
+        (Fickle("coarse"), {"window": SIDE}, r"gives a tensor of \(1, 4, 3, 3\) for an input of \(1, 3, 12, 12\)"),
+        (Fickle("draws"), {"window": SIDE}, "gives other scores when it is run again"),
+        (Fickle("moves"), {"window": SIDE}, "changes its buffer 'moved' in eval"),
+        (Fickle("counts"), {"window": SIDE}, "changes its attribute 'calls' at every call"),
+        (Fickle("lists"), {"window": SIDE}, "changes its attribute 'seen' at every call"),
+        (Fickle("counts for all"), {"window": SIDE}, "changes a class of it, or a global name, at every call"),
+        (Fickle("remembers"), {"window": SIDE}, "let it draw and keep nothing"),
+        (Fickle("seeds"), {"window": SIDE}, "let it draw and keep nothing"),
+    ],
+)
+def test_what_has_no_such_map_is_refused_in_a_line(
+    module: nn.Module, asked: dict[str, Any], message: str, image: Path, tmp_path: Path
+) -> None:
+    """Before anything is written."""
+    with pytest.raises(InputError, match=message):
+        tiledseg.predict_raster(module, image, tmp_path / "map.tif", **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_draw_for_some_crops_ends_the_map(image: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="draws random numbers in eval"):
+        tiledseg.predict_raster(Fickle("seldom"), image, tmp_path / "map.tif", window=SIDE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train.window": 10}, "model.window is 12, but .* give train.sampling windows, train.window 12"),
+        ({"train.window_halo": "exact"}, "model.window is 12, but .* train.window_halo none"),
+        ({"model.freeze_norm": True}, "model.freeze_norm is true, but model.window is 12"),
+        ({"model.window": None}, "model.overlap is 0.4, but model.window is null"),
+        ({"model.build": "tests.law.fixed_size:Normed"}, "'bn' of Normed takes statistics over windows"),
+        ({"parallel.halo": "layer"}, "parallel.halo is layer, but the module is not traced"),
+        ({"memory.blocks": 2}, "memory.blocks is given, but the module is not traced"),
+    ],
+)
+def test_a_run_of_windows_refuses_in_a_line(
+    keys: dict[str, Any], message: str, shared: Path, without_plots: None
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(configuration(shared, "refused", keys_of(shared, **keys)), one_rank())
+
+
+def test_a_run_maps_by_its_crops_or_by_others(
+    shared: Path, tmp_path: Path, without_plots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says so; exports no file without them; a network of ours is exact, and takes none."""
+    folder = shared / "to map"
+    run(configuration(shared, folder.name, keys_of(shared)), one_rank())
+    build = "tests.law.fixed_size:FixedSize"
+    trained = tiledseg.load(folder, build)
+    tiledseg.predict_raster(trained, shared / "image.tif", tmp_path / "map.tif")
+    tiledseg.predict_raster(
+        trained, shared / "image.tif", tmp_path / "same.tif", window=SIDE, overlap=0.4, blend="cosine"
+    )
+    tiledseg.predict_raster(trained, shared / "image.tif", tmp_path / "other.tif", window=SIDE, overlap=0.1)
+    own, same, other = ((tmp_path / f"{name}.tif").read_bytes() for name in ("map", "same", "other"))
+    assert own == same != other
+    assert "blended of crops of 12 px, overlap 0.1" in "".join(capsys.readouterr())
+    with pytest.raises(ConfigError, match="runs on crops of one size"):
+        tiledseg.export(str(folder), str(tmp_path / "net.pt2"), build=build)
+    run(configuration(shared, "unet"), one_rank())
+    with pytest.raises(ConfigError, match="window is 12, but the network is one of this program's"):
+        tiledseg.predict_raster(shared / "unet", shared / "image.tif", tmp_path / "unet.tif", window=SIDE)
+
+
+def test_a_plan_counts_crops_and_those_computed_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a module that cannot be traced, which the plan says."""
+    build = {"build": "tests.law.fixed_size:FixedSize", "bands": BANDS, "classes": CLASSES, "grid": (3, 1)}
+    part = tiledseg.plan((45, 67), window=SIDE, **build)["windows"]
+    assert "warning: not traced: the module does not run on" in capsys.readouterr().err
+    assert part["crops"] == {"overlap": 0.5, "number": 7 * 11, "computed": (3 + 4 + 3) * 11, "twice": 0.4286}
+    assert part == tiledseg.plan((45, 67), window=SIDE, overlap=0.5, **build)["windows"]
+    with pytest.raises(ConfigError, match=r"--overlap is 0\.5, but --build and --window are not given"):
+        tiledseg.plan(45, overlap=0.5)
+
+
+def test_a_step_on_a_crop_is_planned_by_what_autograd_keeps_of_it() -> None:
+    network = crops_network(fixed_size(width=40), BANDS, CropGrid(SIDE), trains=True)
+    (kept, peak), known = measured(network, (SIDE, SIDE)), planned(network.graph, BANDS, (SIDE, SIDE))
+    assert known[0] == kept
+    assert known[1] >= peak
