@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tiledseg.architecture.presets import crop_grid
 from tiledseg.comm.diagnosis import report_rank
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.shapes import count_parameters
@@ -58,9 +59,9 @@ def facts_of(
 def run_title(preparation: Preparation, weights: int, ranks: int) -> str:
     """Return one line: the run's name, its network, its data, and how it was spread."""
     plan, model, name = preparation.plan, preparation.config.model, Path(preparation.config.run.output).name
-    stages = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else ""
+    stages, crops = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else "", crop_grid(model)
     return (
-        f"{name}: {model.build or model.name}, {weights:,} weights, "
+        f"{name}: {model.build or model.name}{f', {crops.in_words}' if crops else ''}, {weights:,} weights, "
         f"{counted(len(preparation.training.images), 'image')}, {counted(ranks, 'rank')}, "
         f"{preparation.config.train.precision}, halo: {plan.spread.mode}{stages}"
     )
