@@ -160,8 +160,8 @@ def counted(self, x_BCHW):
         sizes.add(len(x_BCHW))
     return forward(self, x_BCHW)
 FixedSize.forward = counted
-files = {"image": sys.argv[1], "output": sys.argv[2], "probabilities": sys.argv[3]}
-tiledseg.predict_raster(fixed_size(), window=12, grid=(2, 3), **files)
+image, output, shares = sys.argv[1:]
+tiledseg.predict_raster(fixed_size(), image, output, probabilities=shares, window=12, grid=(2, 3))
 print(sorted(sizes))
 """
 
