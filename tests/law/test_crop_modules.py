@@ -138,7 +138,7 @@ def test_a_run_maps_by_its_crops_or_by_others(
     folder = shared / "to map"
     run(configuration(shared, folder.name, keys_of(shared)), one_rank())
     build = "tests.law.fixed_size:FixedSize"
-    assert f"{build}, crops of 12 px, overlap 0.4, blend cosine, ends inside" in (folder / "report.html").read_text()
+    assert f"{build}, crops of 12 px, overlap 0.4, blend cosine, ends inside" in (folder / "summary.json").read_text()
     trained = tiledseg.load(folder, build)
     tiledseg.predict_raster(trained, shared / "image.tif", tmp_path / "map.tif")
     tiledseg.predict_raster(
