@@ -171,7 +171,7 @@ UNBUILT |= {(decoder, "tu-densenet121") for decoder in ("PAN", "DeepLabV3", "Dee
 def smp(decoder: str, encoder: str) -> Foreign:
     """A decoder on an encoder. Its own encoders ResNet, MobileNet and DenseNet are torchvision's: timm's stand here."""
     refused = "numbers that depend on the size of the image" if decoder == "MAnet" else None
-    maps = decoder in OF_FEW_MEANS or encoder in ("efficientnet-b0", "mit_b0")  # which drop whole layers in training
+    maps = decoder in OF_FEW_MEANS or encoder == "efficientnet-b0"  # which drops whole layers, by a function
     return made(SMP, f"{decoder}('{encoder}', encoder_weights=None, classes=2)", refused=refused, maps=maps)
 
 

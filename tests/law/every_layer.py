@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, ImageProducts, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import (
     Activation,
@@ -108,6 +108,7 @@ class ForeignLayers(_Described):
     def graph(self) -> Graph:
         x, mean = FormulaSlot(0), ImageMean() if self.whole else Mark()
         most = ImageMax(even=True) if self.whole else Mark()
+        products: Layer = ImageProducts(heads=6, out_channels=6) if self.whole else Mark()
         none = Border(0, 0)
         gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
         return Graph(
@@ -131,7 +132,9 @@ class ForeignLayers(_Described):
                 Node("cropped", Border(-2, -2), cols=Border(-1, -1)),
                 Node("mean", mean),
                 Node("most", most, ("cropped",)),
-                Node("either", Add(), ("mean", "most")),
+                Node("products", products, ("cropped",) * products.arity),
+                Node("fewer", Pixelwise("mul", (x, 0.01), 6)),
+                Node("either", Add((0, 0, 0)), ("mean", "most", "fewer")),
                 Node("gate", gate),
                 Node(
                     "gated",

@@ -22,7 +22,7 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
-from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, ImageProducts, Multiply
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
 from tiledseg.geometry.layers.resampling import AlignedUpsample, Border, PixelUnshuffle, Upsample
@@ -151,7 +151,7 @@ def gated_by(layer: Layer) -> Graph:
     return Graph(
         (
             Node("first", Convolution(8, 3, padding=1)),
-            Node("it", layer),
+            Node("it", layer, ("first",) * layer.arity),
             Node("gate", Sigmoid()),
             Node("gated", Multiply(), ("first", "gate")),
             Node("last", Convolution(2, 1)),
@@ -180,6 +180,7 @@ GRAPHS = {
     "maximum": gated_by(ImageMax()),
     "maximum, shared": gated_by(ImageMax(even=True)),
     "sum": gated_by(ImageMean(total=True)),
+    "products": gated_by(ImageProducts(heads=8, out_channels=8)),
     "attention": attending(),
 }
 

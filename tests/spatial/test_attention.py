@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 from tests.spatial.drawn import Case, image, with_weights
 from tests.spatial.test_layers import check
 from tests.spatial.twins import OpenAxes, forward, refusal
-from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.joins import ImageAttention
+from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.shapes import scales, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
@@ -97,11 +98,39 @@ def test_the_output_lies_on_the_queries(opened_mpi: OpenAxes) -> None:
     assert total_stride(network.graph) == 4
 
 
+def of_products(heads: int) -> GraphNetwork:
+    """Return a network of a convolution, sums of products over the image, and a convolution of these."""
+    layer = ImageProducts(heads=heads, out_channels=12 * heads)
+    nodes = (
+        Node("first", Convolution(4 * heads, 3, 1, 1)),
+        Node("second", Convolution(3 * heads, 3, 1, 1), (INPUT,)),
+        Node("products", layer, ("first", "second")),
+        Node("last", Convolution(2, 1, 1, 0)),
+    )
+    modules = [nn.Conv2d(2, 4 * heads, 3, padding=1), nn.Conv2d(2, 3 * heads, 3, padding=1)]
+    modules += [attention.WholeImageProducts(layer), nn.Conv2d(12 * heads, 2, 1)]
+    return with_weights(GraphNetwork(Graph(nodes), 2, modules), 3)
+
+
+@pytest.mark.nine
+@pytest.mark.parametrize(("heads", "fusion"), [(1, 1), (2, 1), (2, WHOLE)])
+def test_products_over_ranks(opened_mpi: OpenAxes, heads: int, fusion: int) -> None:
+    for dtype in (torch.float64, torch.float32):
+        for rows, cols in opened_mpi.shapes():
+            height, width = 8 * rows + 4, 8 * cols + 1
+            axes, x_BCHW = opened_mpi.of(rows, cols), image((2, 2, height, width), 5, "normal").to(dtype)
+            for cuts in (even(height, rows), even(width, cols)), (uneven(height, rows), uneven(width, cols)):
+                assert check(Case(of_products(heads).to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
+
+
 @pytest.mark.mpi(min_size=2)
-def test_calls_and_bytes_are_those_of_the_plan(opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("build", [lambda: attending(2, (2, 2)), lambda: of_products(2)])
+def test_calls_and_bytes_are_those_of_the_plan(
+    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork]
+) -> None:
     """A rank holds keys and values of one other at a time."""
     rows, cols = opened_mpi.shapes()[0]
-    axes, network = opened_mpi.of(rows, cols), attending(2, (2, 2)).float()
+    axes, network = opened_mpi.of(rows, cols), build().float()
     found: list[int] = []
     for name in ("broadcast", "all_reduce_sum"):
         original = getattr(type(axes.image), name)
@@ -117,6 +146,6 @@ def test_calls_and_bytes_are_those_of_the_plan(opened_mpi: OpenAxes, monkeypatch
     planned = statistic_sums(network.graph, 2, rows * cols, size, 4)
     if run is not None:
         assert SentBytes(len(found), sum(found)) == planned.forward
-        assert max(found) == sum(found) // (rows * cols)
+        assert max(found) == sum(found) // len(found)
         run.backward(torch.Size((1, 2, *size)))
         assert SentBytes(len(found), sum(found)) == planned.step

@@ -292,10 +292,38 @@ class OverImage(nn.Module):
         return fine + functional.interpolate(y + z, scale_factor=4)
 
 
+class OfProducts(nn.Module):
+    """Attention over the image by torch's module, of its pixels and of fewer; between channels, as EdgeNeXt's; linear,
+    as EfficientViT's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.own, self.across = (nn.MultiheadAttention(channels, 2, batch_first=first) for first in (True, False))
+        self.reduced, self.linear = nn.Conv2d(channels, channels, 2, 2), nn.Conv2d(channels, 3 * channels, 1)
+        self.three, self.heat = nn.Linear(channels, 3 * channels), nn.Parameter(torch.rand(2, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine, x = x, functional.avg_pool2d(x, 4)
+        batch, channels, height, width = x.shape
+        tokens = x.flatten(2).transpose(1, 2)
+        tokens = tokens + self.own(tokens, tokens, tokens)[0]
+        few = self.reduced(x).flatten(2).permute(2, 0, 1)
+        tokens = tokens + self.across(tokens.transpose(0, 1), few, few, need_weights=False)[0].transpose(0, 1)
+        q, k, v = self.three(tokens).reshape(batch, -1, 3, 2, channels // 2).permute(2, 0, 3, 4, 1).unbind(0)
+        weights = functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).transpose(-2, -1)
+        found = (weights * self.heat).softmax(dim=-1) @ v
+        y = (tokens + found.permute(0, 3, 1, 2).reshape(tokens.shape)).transpose(1, 2).reshape(x.shape)
+        lines = self.linear(y).reshape(batch, 2, -1, height * width).transpose(-1, -2)
+        q, k, v = lines.chunk(3, dim=-1)
+        found = q.relu() @ (k.relu().transpose(-1, -2) @ functional.pad(v, (0, 1), value=1.0))
+        found = found[..., :-1] / (found[..., -1:] + 1e-3)
+        return fine + functional.interpolate(y + found.transpose(-1, -2).reshape(x.shape), scale_factor=4)
+
+
 STYLES = {
     style.__name__: style
     for style in (
         *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
-        *(Parsing, Attending, Spacious, Functions, OverImage),
+        *(Parsing, Attending, Spacious, Functions, OverImage, OfProducts),
     )
 }

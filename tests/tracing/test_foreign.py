@@ -33,6 +33,7 @@ EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None a
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
 BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet", "TemporalUNet"}
+BY_DAY |= {"SmallSwin", "OfProducts"}
 SHARED = [
     name
     for name in EXACT
@@ -164,5 +165,5 @@ def _first(value: object, wanted: tuple[int, ...] | None) -> torch.Tensor:
 
 def _without_dropout(module: torch.nn.Module) -> None:
     for each in module.modules():
-        if "Dropout" in type(each).__name__:
+        if "Drop" in type(each).__name__ or "Depth" in type(each).__name__:
             each.eval()

@@ -105,6 +105,14 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: functional.unfold(x, 3, padding=1).mean(1),
         "puts the neighbours of a pixel into one dim",
     ),
+    "a mean of fewer pixels": (
+        lambda x: x * functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True),
+        "a tensor of other pixels",
+    ),
+    "a mean of fewer pixels, resized": (
+        lambda x: x / functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True).expand_as(x),
+        "a tensor of other pixels",
+    ),
     "rows by their means": (lambda x: x * x.mean(3, keepdim=True), "work along channels"),
     "places of maxima": (_only_places, "take the maxima alone"),
     "one number": (lambda x: x - x.mean(), "reduces all dims, images too"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,13 +16,14 @@ import tiledseg
 from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Result, difference, forward, undivided
-from tests.tracing.windows import Block, Neighbours
+from tests.tracing.windows import Block, DropPath, Neighbours
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.memory_policy import compaction, recomputation
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.step.cost import rank_walk
 from tiledseg.planning.step.rank_steps import rank_steps
@@ -112,8 +114,76 @@ def test_what_is_no_declaration() -> None:
         _traced(Block(6, 0))
 
 
-def test_random_depth_is_mapped_and_not_trained() -> None:
-    with pytest.raises(ConfigError, match=r"'parts.0' .*drops at random \(stochastic depth"):
+class Depths(nn.Module):
+    """Stochastic depth twice: 1 and 3 times an image."""
+
+    def __init__(self, depth: nn.Module) -> None:
+        super().__init__()
+        self.depth = depth
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        return self.depth(x_BHWC) + 3 * self.depth(x_BHWC)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_each_image_and_call_has_a_draw_of_its_own(declares: bool) -> None:
+    """Whatever images are beside it, inside of a leaf too; another one at the next step; all of it in evaluation."""
+    if declares:
+        tiledseg.declare(Depths, PIXEL())
+    first = nn.Conv2d(2, 2, 1)
+    nn.init.zeros_(first.weight), nn.init.ones_(first.bias)
+    network = tiledseg.trace(nn.Sequential(first, Depths(DropPath(0.5))), bands=2)
+    assert (len(network.graph) == 2) == declares
+    x_BCHW, keys = torch.zeros(32, 2, 4, 4), [DropoutKey(1, 2, image) for image in range(32)]
+    set_dropout_key(network, *keys)
+    y_BCHW = network(x_BCHW)
+    assert set(y_BCHW.unique().tolist()) == {0.0, 2.0, 6.0, 8.0}
+    assert bool((y_BCHW == y_BCHW[:, :1, :1, :1]).all())
+    set_dropout_key(network, *keys[5:9])
+    assert torch.equal(network(x_BCHW[5:9]), y_BCHW[5:9])
+    set_dropout_key(network, *(replace(key, step=3) for key in keys))
+    assert not torch.equal(network(x_BCHW), y_BCHW)
+    assert network.eval()(x_BCHW).unique().tolist() == [4.0]
+
+
+class Batch(DropPath):
+    """All images have one draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[None])[0]
+
+
+class Kept(DropPath):
+    """Images are not scaled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 - self.drop_prob if self.training else 1)
+
+
+class OfParts(nn.Module):
+    """Stochastic depth of each row of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = DropPath(0.5)
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        return self.depth(x_BHWC.flatten(0, 1)).unflatten(0, x_BHWC.shape[:2])
+
+
+@pytest.mark.parametrize(("kind", "stated"), [(Batch, None), (Kept, None), (OfParts, None), (OfParts, PIXEL())])
+def test_other_draws_are_mapped_and_not_trained(kind: type[nn.Module], stated: object) -> None:
+    if stated:
+        tiledseg.declare(kind, stated)  # type: ignore[arg-type]
+    kind.__name__ = "DropPath" if issubclass(kind, DropPath) else kind.__name__
+    module = kind(0.5) if issubclass(kind, DropPath) else kind()  # type: ignore[arg-type]
+    assert _traced(module, trains=False).untrained
+    with pytest.raises(ConfigError, match="in training"):
+        _traced(module)
+
+
+def test_dropout_in_a_leaf_is_mapped_and_not_trained() -> None:
+    with pytest.raises(ConfigError, match=r"'parts.0' .*drops at random; set the rate"):
         _traced(Block(6, 2, drop=0.1), trains=False).train()
     with pytest.raises(ConfigError, match="drops at random"):
         _traced(Block(6, 2, drop=0.1))

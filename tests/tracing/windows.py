@@ -11,11 +11,28 @@ import tiledseg
 WINDOW = 4
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: in training an image as it is, scaled, or zeros."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.drop_prob == 0:
+            return x
+        keep = 1 - self.drop_prob
+        return x * x.new_empty(len(x), *(1,) * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+
+
 class Block(nn.Module):
     """A block of Swin: attention in windows, moved by `shift` by rolling and a mask, and a hidden layer."""
 
-    def __init__(self, channels: int, shift: int, window: int = WINDOW, masks: bool = True, drop: float = 0.0) -> None:
+    def __init__(
+        self, channels: int, shift: int, window: int = WINDOW, masks: bool = True, drop: float = 0.0, depth: float = 0.0
+    ) -> None:
         super().__init__()
+        self.depth = DropPath(depth)
         self.window, self.shift, self.masks = window, shift, masks
         self.norm, self.drop = nn.LayerNorm(channels), nn.Dropout(drop)
         self.qkv, self.bias = nn.Linear(channels, 3 * channels), nn.Parameter(torch.randn(window**2, window**2))
@@ -31,8 +48,8 @@ class Block(nn.Module):
         y = scores.softmax(-1) @ v
         y = y.view(batch, height // self.window, width // self.window, self.window, self.window, channels)
         y_BHWC = y.transpose(2, 3).reshape(x_BHWC.shape).roll((self.shift, self.shift), (1, 2))
-        x_BHWC = x_BHWC + self.drop(y_BHWC)
-        return x_BHWC + self.hidden(x_BHWC)
+        x_BHWC = x_BHWC + self.drop(self.depth(y_BHWC))
+        return x_BHWC + self.depth(self.hidden(x_BHWC))
 
     def _windows(self, x_BHWC: torch.Tensor) -> torch.Tensor:
         batch, height, width, channels = x_BHWC.shape
@@ -89,11 +106,12 @@ class Neighbours(nn.Module):
 class SmallSwin(nn.Module):
     """Two levels of two blocks each, 12 channels, windows of 4 x 4, and a decoder with a skip."""
 
-    def __init__(self, bands: int = 3, classes: int = 2, drop: float = 0.0) -> None:
+    def __init__(self, bands: int = 3, classes: int = 2, drop: float = 0.0, depth: float = 0.3) -> None:
         super().__init__()
         self.patches, self.merge = nn.Conv2d(bands, 12, 2, stride=2), Merging(12)
-        self.high = nn.Sequential(Block(12, 0), Block(12, 2, drop=drop))
+        self.high = nn.Sequential(Block(12, 0), Block(12, 2, drop=drop, depth=depth))
         self.low, self.tokens = nn.Sequential(Block(24, 0), Block(24, 1)), Tokens(24)
+        self.depth = DropPath(depth)
         self.up, self.near = nn.ConvTranspose2d(24, 12, 2, stride=2), Neighbours(12)
         self.head = nn.ConvTranspose2d(24, classes, 2, stride=2)
 
@@ -103,7 +121,7 @@ class SmallSwin(nn.Module):
         batch, height, width, channels = low.shape
         (tokens,) = self.tokens(low.flatten(1, 2), (height, width))
         low = tokens.view(batch, height, width, channels).permute(0, 3, 1, 2)
-        skip = self.near(high.permute(0, 3, 1, 2))
+        skip = self.depth(self.near(high.permute(0, 3, 1, 2)))
         return self.head(torch.cat([self.up(low), skip], 1))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
-from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean
+from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, ImageProducts
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm, OfOnePixel, Pixelwise, Sigmoid
 from tiledseg.geometry.layers.resampling import (
@@ -28,7 +28,7 @@ from tiledseg.geometry.layers.resampling import (
 )
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import pooling, resampling
-from tiledseg.models.layers.attention import AttentionOverImage
+from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.layers.joins import JOINS, JoinModule, WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
@@ -96,13 +96,14 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
-    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
+    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability, at.layer.of_images),
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
     Sigmoid: lambda at: nn.Sigmoid(),
     Mark: lambda at: nn.Identity(),
     **dict.fromkeys(JOINS, lambda at: JoinModule(at.layer)),
     ImageMean: lambda at: WholeImageMean(at.layer.total),
     ImageAttention: lambda at: AttentionOverImage(at.layer, at.cols),
+    ImageProducts: lambda at: WholeImageProducts(at.layer),
     ImageMax: lambda at: WholeImageMax(at.layer.even),
     Border: lambda at: resampling.BorderModule(at.layer, at.cols),
     Pixelwise: lambda at: PixelFunction(at.layer),

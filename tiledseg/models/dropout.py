@@ -2,7 +2,8 @@
 
 The channels dropped are drawn from a counter keyed by (seed, step, image, layer), never by rank or tile. So every tile
 of an image, on whatever rank, drops the same channels as the whole image would. A network that is called by itself,
-without keys, draws as torch's Dropout2d: from torch's generator, other channels at each call.
+without keys, draws as torch's Dropout2d: from torch's generator, other channels at each call. Stochastic depth is one
+draw an image, for all channels.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.errors import ConfigError
 from tiledseg.memory.device import sent
 from tiledseg.models.notes import noted
 
@@ -32,32 +34,46 @@ class ChannelDropout(nn.Module):
     """A dropout of whole channels with `probability` while training; it scales the others by 1 / (1 - probability).
 
     `keys`: the seed, step and image of the next draw, one for a whole batch or one an image; none for torch's
-    generator.
+    generator. `of_images`: all channels of an image have one draw.
     """
 
-    def __init__(self, name: str, probability: float) -> None:
+    def __init__(self, name: str, probability: float, of_images: bool = False) -> None:
         super().__init__()
-        self.name = name
-        self.probability = probability
+        self.name, self.probability, self.of_images = name, probability, of_images
         self.keys: tuple[DropoutKey, ...] = (DropoutKey(0, 0, 0),)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
             return x_BCHW
         if not self.keys:
-            return x_BCHW * noted(
-                lambda: functional.dropout2d(x_BCHW.new_ones(*x_BCHW.shape[:2], 1, 1), self.probability)
-            )
+            shape = len(x_BCHW), 1 if self.of_images else x_BCHW.shape[1]
+            ones_BC11 = x_BCHW.new_ones(*shape, 1, 1)
+            return x_BCHW * noted(lambda: functional.dropout2d(ones_BC11, self.probability))
         return self.dropped(x_BCHW, noted(lambda: self.kept(x_BCHW.shape[1], x_BCHW.device)))
 
     def dropped(self, x_BCHW: torch.Tensor, kept_BC: torch.Tensor) -> torch.Tensor:
         """Return x with the channels that are `kept`, a row an image, or one for the whole batch."""
-        return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
+        return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability or 1.0))[:, :, None, None]
 
     def kept(self, channels: int, device: torch.device) -> torch.Tensor:
         """Draw the channels that are kept by the keys: kept_BC, bool. The host does not wait for the device."""
-        drawn = torch.stack([_draw(key, self.name, channels) for key in self.keys])
+        drawn = torch.stack([_draw(key, self.name, 1 if self.of_images else channels) for key in self.keys])
         return sent(drawn >= self.probability, device)
+
+
+class LeafDepth(ChannelDropout):
+    """Stochastic depth at `path` in a module that is one node, in the layout of its author. Each call in a forward pass
+    has a draw of its own, for each of `images`."""
+
+    def __init__(self, path: str, probability: float) -> None:
+        super().__init__("", probability, of_images=True)
+        self.path, self.node, self.images, self.calls = path, "", 0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) != self.images:
+            raise ConfigError(f"'{self.path}' drops {len(x)} parts of {self.images} images; let it drop whole images")
+        self.name, self.calls = f"{self.node}.{self.path}#{self.calls}", self.calls + 1
+        return super().forward(x.flatten(1)[:, :, None, None]).view_as(x)
 
 
 def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZer
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
 from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.memory.device import sent
-from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.dropout import ChannelDropout, LeafDepth
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
@@ -46,7 +46,7 @@ from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
 # torch differentiates them by their output, so they can write it over their input.
 IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)
-ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout)
+ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout, LeafDepth)
 POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
 
 

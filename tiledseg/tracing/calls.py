@@ -19,6 +19,7 @@ _HERE = __file__.rsplit("/", 1)[0]
 _FIRST = ("input", "self", "tensor", "x", "a", "x1")
 NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)  # torch takes NumPy's too
 NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
+MODES = "batch_norm", "multi_head_attention_forward"  # functions that are given a mode, which their handlers look at
 PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 
@@ -171,7 +172,7 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         longer, words = max((one, mine), (again, others), key=lambda pair: len(pair[0].calls))
         return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
     for k, (call, second) in enumerate(zip(one.calls, again.calls, strict=True)):
-        excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
+        excused = "dropout" in call.function or (call.function in MODES and how == "in training")
         fixed = same_arguments(call, other.calls[k]) if other else how is not None and not excused
         if fixed and not same_arguments(call, second):
             return f"{where(call)} is given other numbers {others}"

@@ -123,7 +123,7 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
     """Set the same draws for all, and no cast in float64; kernels without a deterministic form may run."""
     mode = torch.get_deterministic_debug_mode()
     cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
-    with drawn_from(0), _KeepAll(), cast:
+    with drawn_from(0), _KeepAll(precise), cast:
         torch.set_deterministic_debug_mode("default")
         try:
             yield
@@ -132,12 +132,21 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
 
 
 class _KeepAll(TorchFunctionMode):
-    """Dropout that scales what it keeps, which is all; and average pooling without torch's fault on a GPU."""
+    """Dropout that scales what it keeps, which is all; and average pooling without torch's fault on a GPU. `precise`:
+    numbers stay float64 where the module takes float32, as some do in attention."""
+
+    def __init__(self, precise: bool) -> None:
+        super().__init__()
+        self._precise = precise
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function_name(func) == "avg_pool2d":
             return average_pool(*args, **kwargs)
+        if self._precise and function_name(func) == "float" and args[0].dtype == torch.float64:
+            return args[0]
+        if function_name(func) in ("bernoulli_", "rand"):  # of stochastic depth
+            return args[0].fill_(1) if function_name(func) == "bernoulli_" else torch.ones(*args, **kwargs)
         if function_name(func).rstrip("_") not in ("dropout", "dropout2d", "feature_dropout"):
             return func(*args, **kwargs)
         p, training = (*args, *(0.5, True)[len(args) - 1 :])[1:3]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import lcm, sqrt
 from typing import Any
 
+import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
+from tiledseg.tracing.state import drawn_from
 
 Numbers = int | Sequence[int]  # of rows and columns, or of each
+DEPTHS = ("DropPath", "StochasticDepth")  # ends of the names of classes
+IMAGES = 1 << 16  # by which such a module is known
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,33 @@ def _checked(stated: Stated, holds: bool, **fields: int) -> dict[str, int]:
             f"the footprint {stated} is none; give a size above its shift, a reach from 0, a stride from 1"
         )
     return fields
+
+
+def depth_rate(module: nn.Module) -> float | None:
+    """Return the rate at which a module drops whole images in training (stochastic depth of timm, MONAI, torchvision,
+    transformers), by its class's name, its attribute, and what it does with many images; None for any other module."""
+    rate = getattr(module, "drop_prob", getattr(module, "p", None))
+    named = type(module).__name__.endswith(DEPTHS) and not module._forward_hooks and not module._forward_pre_hooks
+    if not named or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        return None
+    x_BCHW, mode = torch.ones(IMAGES, 2, 1, 1), module.training
+    try:
+        with drawn_from(0), torch.no_grad():
+            still_BCHW, y_BCHW = module.train(False)(x_BCHW.clone()), module.train(True)(x_BCHW.clone())
+    except Exception:  # whatever the module raises
+        return None
+    finally:
+        module.train(mode)
+    dropped, expected = (y_BCHW == 0).all(1), IMAGES * rate
+    scaled_BCHW = torch.where(dropped[:, None], 0.0, x_BCHW / (1 - rate or 1.0))
+    near = abs(int(dropped.sum()) - expected) <= 6 * sqrt(expected * (1 - rate)) and (expected > 40 or rate == 0)
+    return float(rate) if near and torch.equal(still_BCHW, x_BCHW) and torch.allclose(y_BCHW, scaled_BCHW) else None
+
+
+def depths_of(module: nn.Module) -> dict[str, float]:
+    """Return the rate of each stochastic depth inside a module, if it is not 0, by its path."""
+    found = ((path, depth_rate(each)) for path, each in module.named_modules() if path)
+    return {path: rate for path, rate in found if rate}
 
 
 Arguments = Callable[[Any, int, int], tuple[Any, ...]]

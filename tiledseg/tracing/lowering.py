@@ -18,7 +18,7 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel
+from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.norm import StillBatchNorm
 from tiledseg.spatial.convert import convert_layer
@@ -28,6 +28,7 @@ WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
 STRANGE = "is given arguments that no tile is known to keep; write it simpler"
 PERMUTED = "needs (batch, channels, height, width), and the dims were permuted; permute them back before"
+OTHER_PIXELS = "joins a mean or a sum of an image with a tensor of other pixels; take it of one as large"
 SIZED = "is given numbers that depend on the size of the image, or of the batch; give it fixed ones"
 
 
@@ -151,6 +152,13 @@ class Step:
         refuse(value.layout.dims[-2:] != last, PERMUTED)
         return value
 
+    def enlarged(self, value: Value) -> list[Value]:
+        """Return one pixel in each of an image as large as that which it is of."""
+        pixels = tuple(call.shapes[0][-2:] for call in (self.call, self.other))
+        refuse(value.node is not None and self.lowering.pixels[value.node] != pixels, OTHER_PIXELS)
+        dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
+        return self.passed(value, replace(value.layout, dims=dims, one_pixel=False))
+
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
         """Return a part of the call's result, computed by a node."""
         shapes = self.call.shapes[part], self.other.shapes[part]
@@ -212,6 +220,8 @@ class Lowering:
         names = (f"{name or what}#{number}" if number > 1 else name or what for number in count(1))
         name = next(each for each in names if each not in self.pixels)
         sources = tuple(value.node for value in inputs if value.node is not None)
+        sizes = {self.pixels[source] for source in sources} if isinstance(layer, Pixelwise) else set()
+        refuse(len(sizes) > 1 and any(value.layout.one_pixel for value in inputs), OTHER_PIXELS)
         roots = {self.pooled.get(source) for source in sources}
         refuse(len(roots) > 1, "joins means of parts of the image with other tensors; resize them before")
         if (root := roots.pop()) is not None:

@@ -30,8 +30,8 @@ from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
-from tiledseg.tracing.declared import declaration
-from tiledseg.tracing.functions.names import ALL_PIXELS
+from tiledseg.tracing.declared import declaration, depths_of
+from tiledseg.tracing.functions.names import ALL_PIXELS, MULTI_HEAD
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, kept_state
 
 WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
@@ -143,6 +143,7 @@ class Recorder(TorchFunctionMode):
         self._watch = watch
         named = root.whole if isinstance(root, TimeSeries) else root
         self._paths = {root: "", **{module: name for name, module in named.named_modules()}}
+        self._depths = {root.get_submodule(path) for path in depths_of(root)}
         self._modes = {module: module.training for module in root.modules()}
         self._owners = [""]
         self._inside = 0  # units
@@ -199,7 +200,7 @@ class Recorder(TorchFunctionMode):
 
     def call_module(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module in place of nn.Module.__call__."""
-        whole = not self._inside and module in self._paths and is_unit(module, self._opened)
+        whole = not self._inside and module in self._paths and (module in self._depths or is_unit(module, self._opened))
         self._owners.append(self._paths.get(module, f"{self._owners[-1]}.{type(module).__name__}".lstrip(".")))
         self._inside += whole
         try:
@@ -215,7 +216,11 @@ class Recorder(TorchFunctionMode):
         self._settle()
         if self._fake and name in READS_VALUES - NUMBERS:
             raise NotImplementedError(f"{name} of a tensor without values")
-        result = function(*args, **kwargs)
+        weights = name == MULTI_HEAD and kwargs.get("need_weights", True)
+        result = function(*args, **kwargs | ({"need_weights": False} if weights else {}))
+        result = (result[0], self._unseen(result[0], args, kwargs)) if weights else result
+        if module in self._depths and any(result is each for each in args):  # in evaluation, as if it were a new one
+            result = args[0].view_as(args[0])
         self._settle(module is not None)
         if isinstance(result, torch.Tensor) and not result.numel():  # of no channels: nothing of the input in it
             self._note(result, Given(result))
@@ -254,6 +259,11 @@ class Recorder(TorchFunctionMode):
             self._check_dtype(name if module is None else "", args, parts, not depends)
         return result
 
+    def _unseen(self, y: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+        """Return what stands for the weights of all pairs of pixels: a graph does not make them."""
+        heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
+        return y.detach().new_zeros(()).expand(y.shape[1], *heads, len(args[0]), len(args[1]))
+
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
         """Note what a function does besides computing a tensor."""
         in_checkpoint = name == "_set_grad_enabled" and any(f.endswith("utils/checkpoint.py") for f, _ in frames())
@@ -261,7 +271,7 @@ class Recorder(TorchFunctionMode):
             self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
-        if self.kernels.draws and "dropout" not in name and name != "scaled_dot_product_attention":
+        if self.kernels.draws and "dropout" not in name and name not in ("scaled_dot_product_attention", MULTI_HEAD):
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False

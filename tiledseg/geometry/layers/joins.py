@@ -125,6 +125,37 @@ class ImageMean(Layer):
 
 
 @dataclass(frozen=True)
+class ImageProducts(Join):
+    """The sum over the image of each pixel's outer product of two tensors, in `heads` parts of their channels, in every
+    pixel: what linear attention, and attention between channels, share."""
+
+    heads: int = 1
+    out_channels: int = 1
+
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+    protects_output = True
+    is_flat = True
+    kept_inputs = (0, 1)
+    is_cheap = False
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.out_channels
+
+    def in_words(self, module: str | None) -> str:
+        return sees_image(module, "a sum of products over an image")
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        return self.out_channels, self.out_channels
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        return max(inputs) if self.out_channels > self.heads else 0  # to bring the heads' channels together
+
+
+@dataclass(frozen=True)
 class ImageMax(Layer):
     """The maximum of each channel over the whole image, in every pixel. Its gradient goes to the first of equal ones,
     or with `even` to all of them."""

@@ -159,9 +159,11 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout of whole channels of a sample with `probability`, the same channels over the whole image."""
+    """Dropout of whole channels of a sample with `probability`, the same channels over the whole image; `of_images`: of
+    all channels at once."""
 
     probability: float = 0.0
+    of_images: bool = False
 
     keeps_zero = True
 
@@ -174,7 +176,7 @@ class Dropout(Layer):
         return "same" if self.hands_on else "new"
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        return width * shape[0]  # a factor a channel
+        return width * (1 if self.of_images else shape[0])  # factors
 
     def output_width(self, at_hand: int, width: int) -> int:
         return width

@@ -18,9 +18,17 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.joins import WEIGHTS_AT_ONCE, ImageAttention
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
-from tiledseg.models.normalise import Ranks, summed
+from tiledseg.geometry.layers.joins import WEIGHTS_AT_ONCE, ImageAttention, ImageProducts
+from tiledseg.models.layers.block import (
+    BlockModule,
+    BlockPlace,
+    DimPlace,
+    cropped,
+    gradient_of_part,
+    part_of,
+    whole_place,
+)
+from tiledseg.models.normalise import Ranks, Slices, summed
 
 
 class PassingRanks(Ranks, Protocol):
@@ -65,8 +73,12 @@ class AttentionOverImage(BlockModule):
         return layer.required_input(at.owned, 1).relative_to(first.start).slice
 
     def _tokens(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return a view of shape (batch, heads, pixels, channels of one head)."""
-        return x_BCHW.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return _tokens(x_BCHW, self.heads)
+
+
+def _tokens(x_BCHW: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return a view of shape (batch, heads, pixels, channels of one head)."""
+    return x_BCHW.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
 def _image(y_BAND: torch.Tensor, like_BCHW: torch.Tensor) -> torch.Tensor:
@@ -152,3 +164,60 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Iterator[slice]:
     batch, heads, count, _ = queries.shape
     step = max(1, WEIGHTS_AT_ONCE // (batch * heads * max(1, keys.shape[2])))
     yield from (slice(first, first + step) for first in range(0, count, step))
+
+
+class WholeImageProducts(BlockModule):
+    """The sum over the image of the outer products of each pixel's channels, in `heads` parts."""
+
+    def __init__(self, layer: ImageProducts) -> None:
+        super().__init__(layer)
+        self.heads = layer.heads
+
+    def forward(self, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.on_block(whole_place(a_BCHW), None, a_BCHW, b_BCHW)
+
+    def on_block(
+        self, place: BlockPlace, ranks: Ranks | None, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor
+    ) -> torch.Tensor:
+        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
+        so it cannot deadlock."""
+        among = None if place.is_whole else ranks
+        made: torch.Tensor = _Products.apply(a_BCHW, b_BCHW, place.owned(a_BCHW), self.heads, among)
+        return made
+
+
+class _Products(torch.autograd.Function):
+    """Sums of outer products over ranks. Dims: images, heads (A), pixels (N), channels of a head (D, E)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a_BCHW: torch.Tensor,
+        b_BCHW: torch.Tensor,
+        owned: Slices | None,
+        heads: int,
+        ranks: Ranks | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a_BCHW, b_BCHW)
+        ctx.owned, ctx.heads, ctx.ranks = owned, heads, ranks
+        with torch.autocast(a_BCHW.device.type, enabled=False):
+            a_BAND, b_BANE = (_wide(part_of(x_BCHW, owned), heads) for x_BCHW in (a_BCHW, b_BCHW))
+            sums = summed((a_BAND.mT @ b_BANE).double(), ranks).to(a_BCHW.dtype)
+        return sums.flatten(1)[:, :, None, None].expand(-1, -1, *a_BCHW.shape[2:])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        own = [part_of(x_BCHW, ctx.owned) for x_BCHW in ctx.saved_tensors]
+        with torch.autocast(g_BCHW.device.type, enabled=False):
+            a_BAND, b_BANE = (_wide(own_BCHW, ctx.heads) for own_BCHW in own)
+            sums = summed(g_BCHW.sum((2, 3), dtype=torch.float64), ctx.ranks).to(a_BAND.dtype)
+            gradient = sums.view(*a_BAND.shape[:2], a_BAND.shape[3], b_BANE.shape[3])
+            da_BCHW = _image(b_BANE @ gradient.mT, own[0]).to(own[0].dtype)
+            db_BCHW = _image(a_BAND @ gradient, own[1]).to(own[1].dtype)
+        made = zip((da_BCHW, db_BCHW), ctx.saved_tensors, strict=True)
+        return *(gradient_of_part(dx_BCHW, ctx.owned, x.shape) for dx_BCHW, x in made), None, None, None
+
+
+def _wide(x_BCHW: torch.Tensor, heads: int) -> torch.Tensor:
+    return _tokens(x_BCHW, heads).to(torch.promote_types(x_BCHW.dtype, torch.float32))

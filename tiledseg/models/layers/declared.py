@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
 from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.models.dropout import LeafDepth
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import from_layout, to_layout
 from tiledseg.models.normalise import Ranks
@@ -21,7 +23,7 @@ class DeclaredModule(BlockModule):
     """A module `leaf` of which `describe` states what it sees.
 
     It takes a tensor in `layout`, `more` arguments for an input of so many rows and columns, and `keywords`. It gives a
-    tensor in that layout, or a tuple that begins with one.
+    tensor in that layout, or a tuple that begins with one. `depths`: the rates of its stochastic depth, by path.
     """
 
     rows: DeclaredLeaf
@@ -36,21 +38,39 @@ class DeclaredModule(BlockModule):
         describe: Callable[[nn.Module], object],
         more: Callable[..., tuple[Any, ...]] | None,
         keywords: Mapping[str, Any],
+        depths: Mapping[str, float],
     ) -> None:
         super().__init__(*layers)
         self.leaf, self.layout, self.more, self.keywords = leaf, layout, more, dict(keywords)
         self.describe, self.described = describe, describe(leaf)
+        self.depths = [LeafDepth(path, rate) for path, rate in depths.items()]
+        self.drawn = nn.ModuleList(self.depths)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         batch, _, *size = x_BCHW.shape
         more = () if self.more is None else self.more(self.leaf, *size)
-        given = self.leaf(to_layout(x_BCHW, self.layout), *more, **self.keywords)
+        with self._drawing(batch) if self.depths and self.training else nullcontext():
+            given = self.leaf(to_layout(x_BCHW, self.layout), *more, **self.keywords)
         y = given[0] if isinstance(given, tuple | list) else given
         if self.describe(self.leaf) != self.described:
             what = f"for {size[0]} x {size[1]} pixels {type(self.leaf).__name__} has {self.describe(self.leaf)}"
             raise ConfigError(f"{what}, for others {self.described}; give it images of more than a window a side")
         height, width = (side // layer.stride for side, layer in zip(size, (self.rows, self.cols), strict=True))
         return from_layout(y, self.layout, (batch, 0, height, width))
+
+    @contextmanager
+    def _drawing(self, images: int) -> Iterator[None]:
+        """Put draws by keys in the places of the leaf's stochastic depth, which draws by the order of calls."""
+        paths = [depth.path.rpartition(".") for depth in self.depths]
+        places = [(self.leaf.get_submodule(owner)._modules, name) for owner, _, name in paths]
+        theirs = [modules[name] for modules, name in places]
+        try:
+            for (modules, name), depth in zip(places, self.depths, strict=True):
+                modules[name], depth.images, depth.calls = depth, images, 0
+            yield
+        finally:
+            for (modules, name), depth, module in zip(places, self.depths, theirs, strict=True):
+                modules[name], depth.name, depth.images, depth.calls = module, "", 0, 0
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute the windows of `place.given`. The module's own windows begin at its input's first pixel, so zeros

@@ -12,19 +12,28 @@ from typing import Any, TypeVar
 
 import torch
 
-from tiledseg.geometry.layers.joins import ImageAttention
-from tiledseg.models.layers.attention import AttentionOverImage
-from tiledseg.tracing.calls import Given, where
+from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
+from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
+from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
+from tiledseg.models.layers.pixelwise import PixelFunction
+from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.names import plain
+from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise
 from tiledseg.tracing.functions.views import views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, UnknownError, Value, refuse
 
 T = TypeVar("T")
+# Arguments of multi_head_attention_forward after query, key and value.
+_MULTI_HEAD = """embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
+out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight q_proj_weight
+k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal"""
+MULTI_HEAD = _MULTI_HEAD.split()
+MASKS = "attn_mask", "key_padding_mask", "is_causal"
 TOKENS = ("H", "W")
 OTHERWISE = (
     "does with weights of attention what no tile can; scale them by a number, take softmax(dim=-1), times values"
 )
-POSITIONS = "adds to attention, or masks in it, what has one size of image; leave it away, or map by fixed crops"
+POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
 
 
 def heads_of(value: Value, pixels: int = -2) -> int | None:
@@ -48,6 +57,55 @@ def _attention(step: Step) -> list[Value]:
     refuse(options["dropout_p"] or options["enable_gqa"], OTHERWISE)
     scale = options["scale"]
     return _attend(step, query, key, value, 1 / sqrt(query.shape[-1]) if scale is None else float(scale))
+
+
+def _multi_head(step: Step) -> list[Value]:
+    """Lower the function of nn.MultiheadAttention: maps of channels, attention, another map. Its weights are none."""
+    call = step.call
+    query, key, value = (step.value(index, name) for index, name in enumerate(("query", "key", "value")))
+    runs = call, step.other, step.trained or call
+    masks = [given_to(each, 3 + MULTI_HEAD.index(name), name, None) for each in runs for name in MASKS]
+    refuse(any(masks), POSITIONS)
+    options = step.options(3, **dict.fromkeys(MULTI_HEAD))
+    refuse(any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v")), OTHERWISE)
+    tokens = {each.layout for each in (query, key, value)} == {Layout((TOKENS, ("B",), ("C0",)))}
+    refuse(not tokens, "attends in tensors of other dims; give (pixels, batch, channels), or set batch_first")
+    if options["dropout_p"]:
+        step.lowering.untrained = step.lowering.untrained or f"{where(call)} drops weights of attention in training"
+    heads, width = int(options["num_heads"]), query.shape[2]
+    own = [options[f"{name}_proj_weight"] for name in "qkv"]
+    weights = own if own[0] else [_rows(options["in_proj_weight"], k, width) for k in range(3)]
+    biases = [_rows(options["in_proj_bias"], k, width) for k in range(3)]
+    made = [_mapped(step, *each) for each in zip((query, key, value), weights, biases, strict=True)]
+    queries, keys, values = (_of_heads(each, heads) for each in made)
+    (attended,) = _attend(step, queries, keys, values, 1 / sqrt(width // heads))
+    result = _mapped(step, replace(attended, layout=query.layout), options["out_proj_weight"], options["out_proj_bias"])
+    unseen = Pairs(query, key, softmaxed=True)
+    return [result, *(replace(step.made(None, part=1), pairs=unseen) for _ in call.shapes[1:])]
+
+
+def _rows(weight: Given | None, part: int, count: int) -> Given | None:
+    """Return one of several parts of a weight, `count` rows each."""
+    if weight is None:
+        return None
+    recipe: Any = "Tensor.narrow", (weight, 0, part * count, count), {}, None
+    return Given(weight.tensor.narrow(0, part * count, count), None, True, recipe=recipe)
+
+
+def _mapped(step: Step, value: Value, weight: Given, bias: Given | None) -> Value:
+    """Map channels, which come last."""
+    shapes = ((*shape[:-1], weight.tensor.shape[0]) for shape in (value.shape, value.other_shape))
+    return pixelwise(step.giving(*shapes), "linear", (value, weight, bias), {}, value.layout, broadcasts=False)[0]
+
+
+def _of_heads(value: Value, heads: int) -> Value:
+    """Return (pixels, batch, channels) as (batch, heads, pixels, channels of a head), or without a dim for one head."""
+    layout = Layout((("B",), TOKENS, ("C0",)))
+    each = value.shape[2] // heads
+    if heads > 1:
+        layout = Layout((("B",), ("C0",), TOKENS, ("C1",)), (heads, each))
+    shapes = ((shape[1], *(heads,) * (heads > 1), shape[0], each) for shape in (value.shape, value.other_shape))
+    return Value(value.node, layout, *shapes)
 
 
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
@@ -75,6 +133,34 @@ def _product(step: Step) -> list[Value]:
     return [replace(step.made(None), pairs=Pairs(query, _turned(key)))]
 
 
+def _products(step: Step) -> list[Value]:
+    """Lower a product over all pixels: for each head of the image a matrix, the same for every pixel."""
+    one, other = (step.value(index, name) for index, name in enumerate(("input", "other")))
+    refuse(step.lowering.pixels[str(one.node)] != step.lowering.pixels[str(other.node)], OTHERWISE)
+    sizes = one.shape[-2], other.shape[-1]
+    heads = heads_of(other) or 1
+    of_heads = (("C0",),) * (len(one.shape) == 4)
+    split = (heads, *sizes)[-2 - len(of_heads) :]
+    last = [(f"C{len(of_heads) + k}",) for k in range(2)]
+    layer = ImageProducts(heads=heads, out_channels=heads * sizes[0] * sizes[1])
+    layout = Layout((("B",), *of_heads, *last), split, one_pixel=True)
+    return step.node("products", layer, WholeImageProducts(layer), (one, other), layout)
+
+
+def _applied(step: Step) -> list[Value]:
+    """Lower a product of the channels of each pixel, in heads, with a matrix of the image's."""
+    inputs = [step.value(index, name) for index, name in enumerate(("input", "other"))]
+    full, matrix = sorted(inputs, key=lambda value: value.layout.one_pixel)
+    heads = heads_of(full, -1 if full is inputs[1] else -2) or 1
+    channels = step.call.shapes[0][-2 if full is inputs[1] else -1]
+    after = replace(full.layout, channels=(heads, channels) if len(full.shape) == 4 else ())
+    alike = matrix.layout.dims[:-2] == full.layout.dims[:-2] and matrix.shape[:-2] == full.shape[:-2]
+    refuse(not alike or not all(map(is_channels, matrix.layout.dims[-2:])), OTHERWISE)
+    slots, layouts = tuple(map(FormulaSlot, range(2))), tuple(value.layout for value in inputs)
+    layer = Pixelwise("matmul", slots, heads * channels, (), layouts, after)
+    return step.node("matmul", layer, PixelFunction(layer), inputs, after)
+
+
 def _turned(value: Value) -> Value:
     """Return the tensor as its author would see it with the last two dims exchanged."""
     layout = replace(value.layout, dims=_exchanged(value.layout.dims))
@@ -92,8 +178,16 @@ def with_pairs(step: Step) -> Handler | None:
     if any(isinstance(each, Value) and each.pairs for each in given):
         return _weigh
     values = [each for each in given[:2] if isinstance(each, Value) and each.node]
-    several = len(values) == 2 and plain(step.call.function) in PRODUCTS
-    return _product if several and heads_of(values[0]) and heads_of(values[1], -1) else None
+    if len(values) != 2 or plain(step.call.function) not in PRODUCTS:
+        return None
+    if heads_of(values[0]) and heads_of(values[1], -1):
+        return _product
+    of_pixels = [heads_of(values[0], -1), heads_of(values[1])]
+    if all(of_pixels):
+        return _products if of_pixels[0] == of_pixels[1] else None
+    places = [value.layout.one_pixel for value in values]
+    applies = (places == [True, False] and heads_of(values[1], -1)) or (places == [False, True] and heads_of(values[0]))
+    return _applied if applies else None
 
 
 def _weigh(step: Step) -> list[Value]:
@@ -138,4 +232,7 @@ def _noted(step: Step, pairs: Pairs) -> list[Value]:
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm")
-ATTENDING: dict[str, Handler] = {"scaled_dot_product_attention": _attention}
+ATTENDING: dict[str, Handler] = {
+    "scaled_dot_product_attention": _attention,
+    "multi_head_attention_forward": _multi_head,
+}

@@ -14,16 +14,16 @@ from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.calls import Given
-from tiledseg.tracing.declared import declaration
+from tiledseg.tracing.calls import Given, where
+from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
-from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise
+from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, mirroring, of_size, right
-from tiledseg.tracing.functions.windows import WINDOWS
+from tiledseg.tracing.functions.windows import WINDOWS, over_its_length
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
 # Activations that take `inplace` by its place, and where.
@@ -128,6 +128,10 @@ def _along_channels(step: Step) -> list[Value]:
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
         dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
+        value = step.value()
+        over_image = name == "normalize" and isinstance(dim, int) and value.layout.dims[dim] == PIXELS
+        if over_image and not value.layout.one_pixel and step.argument(1, "p", 2.0) == 2:
+            return over_its_length(step, value, dim)
     refuse(dim is None, "has no dim; give dim=1")
     channel_dims(step.value(), dim)
     return called(step, name)
@@ -143,11 +147,20 @@ def _dropout(step: Step) -> list[Value]:
     whole = name != "dropout" and len(value.shape) > 4
     refuse(whole and probability, "drops a channel of all times at once; use Dropout, which drops one of each time")
     refuse(step.argument(2, flag, True), "drops in evaluation too; pass training=self.training")
+    return _dropped(step, probability)
+
+
+def _dropped(step: Step, probability: float, of_images: bool = False) -> list[Value]:
+    value = step.value()
     if probability == 0:
         return step.passed(value)
-    module = ChannelDropout("", probability)
+    if of_images and value.layout.dims[0] != ("B",):
+        why = f"{where(step.call)} drops along another dim than that of images"
+        step.lowering.untrained = step.lowering.untrained or why
+        return step.passed(value)
+    module = ChannelDropout("", probability, of_images)
     module.keys = ()
-    module.name = step.lowering.add(step, "dropout", Dropout(probability), module, (value,))
+    module.name = step.lowering.add(step, "dropout", Dropout(probability, of_images), module, (value,))
     return [step.made(module.name, value.layout)]
 
 
@@ -157,6 +170,8 @@ def _unit(step: Step) -> list[Value]:
     assert module is not None, "a unit is a module's call"
     hooks = module._forward_hooks or module._forward_pre_hooks
     refuse(hooks, "has hooks, which a tile would run too; remove them, or make them modules of their own")
+    if (rate := depth_rate(module)) is not None:
+        return _dropped(step, rate, of_images=True)
     if found := declaration(module):
         return declared_leaf(step, found)
     value = step.value()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiledseg.comm.axes import serial_axes
@@ -15,10 +16,11 @@ from tiledseg.errors import first_line
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.declared import DeclaredModule, ReturnedModule
 from tiledseg.tracing.calls import values_in, where
-from tiledseg.tracing.declared import Declaration
+from tiledseg.tracing.declared import Declaration, depths_of
 from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.state import drawn_from
@@ -46,7 +48,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     stated, out = found.of(leaf), step.call.shapes[0][layout.dims.index(("C0",))]
     weights = sum(parameter.numel() for parameter in leaf.parameters())
     dims = [DeclaredLeaf(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
-    module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords)
+    module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords, depths_of(leaf))
     sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
     channels = sizes_of(layout, value.shape, pixels[0], step.lowering.records[0].batch)["C0"]
     fault, costs = _checked(module, channels, False)
@@ -56,6 +58,8 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
         step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {fault}"
     module.rows, module.cols = (replace(layer, work=costs[0], kept=costs[1]) for layer in dims)
     node = step.lowering.add(step, "declared", module.rows, module, (value,), module.cols)
+    for depth in module.depths:
+        depth.node = node
     step.lowering.pixels[node] = tuple((height, width) for height, width in sizes)
     if module.rows.moved or module.cols.moved:
         back, inputs = ReturnedModule(*(Returned(layer.moved) for layer in dims)), (replace(value, node=node),)
@@ -76,13 +80,16 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
             twin = copy.deepcopy(module).cpu().double().train(training)
             for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
                 each.data.add_(0.1 * torch.randn_like(each))
+            for constant in (each for part in twin.modules() for each in _constants(part)):  # which may open a gate
+                constant.add_(0.1 * torch.randn((), dtype=torch.float64))
             for number, (side, scale, places) in enumerate(looks):
                 x_BCHW = scale * torch.randn(2, channels, *side, dtype=torch.float64)
                 x_BCHW, other_BCHW = x_BCHW[:1].clone().requires_grad_(), x_BCHW
+                set_dropout_key(twin, DropoutKey(0, 0, number))
                 before = torch.random.get_rng_state()
                 y_BCHW, own = _measured(twin, x_BCHW)
                 if not torch.equal(before, torch.random.get_rng_state()):
-                    return f"{mode}drops at random (stochastic depth, dropout); set its rates to 0", costs
+                    return f"{mode}drops at random; set the rate of its dropout to 0", costs
                 fault = _seen_beyond(twin, x_BCHW, y_BCHW, places)
                 fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW, other_BCHW)
                 if fault:
@@ -94,6 +101,12 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
             said = f"{type(error).__name__}: {first_line(error)}"
             return f"{mode}it does not run on {side[0]} x {side[1]}: {said}", costs
     return None, costs
+
+
+def _constants(module: nn.Module) -> list[torch.Tensor]:
+    """Return a module's buffers, and other tensors that are no weights, of real numbers."""
+    held = [*module.buffers(recurse=False), *vars(module).values()]
+    return [each for each in held if isinstance(each, torch.Tensor) and each.is_floating_point()]
 
 
 def _long_looks(rows: int, cols: int, work: int) -> list[tuple[Pair, float, list[Pair]]]:

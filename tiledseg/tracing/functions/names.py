@@ -24,10 +24,10 @@ SAME = frozenset(_SAME.split())
 UNKNOWN = "may give another result on a part of the image; use one of docs/reference/foreign-networks.md"
 ALL_PIXELS = "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
-ATTENTION = frozenset(("multi_head_attention_forward",))  # without a tensor of pairs
+MULTI_HEAD = "multi_head_attention_forward"
 # Why a function that has no handler cannot be exact.
 REASONS = {
-    **dict.fromkeys(("bmm", "multi_head_attention_forward", "baddbmm"), ALL_PIXELS),
+    **dict.fromkeys(("bmm", "baddbmm"), ALL_PIXELS),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
     **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
     **dict.fromkeys(

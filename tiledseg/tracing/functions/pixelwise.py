@@ -100,7 +100,7 @@ def pixelwise(
     given = tuple(arguments), tuple(sorted(keywords.items()))
     filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
     common = _common_layout(inputs)
-    after = layout or common
+    after = layout or _sized(common, step.call.shapes[0])
     for value in values_in((given[0], keywords)) if broadcasts else ():
         _check_weight(value, common)
     before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
@@ -156,10 +156,24 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
         raise UnknownError
     full = [value.layout for value in inputs if not value.layout.one_pixel] or [value.layout for value in inputs]
     ranks = {len(value.layout.dims) for value in inputs}
-    kinds = {replace(layout, channels=()) for layout in full}
-    if len(kinds) > 1 or len(ranks) > 1 or any(not _fits(value.layout, full[0]) for value in inputs):
+    most = max(full, key=lambda layout: sum(map(bool, layout.dims)))
+    alike = all(_is_part(layout, most) for layout in full)
+    if not alike or len(ranks) > 1 or any(not _fits(value.layout, most) for value in inputs):
         raise RefusalError("joins tensors that lie in different layouts; bring them to one before")
-    return full[0]
+    return most
+
+
+def _is_part(one: Layout, other: Layout) -> bool:
+    """Return True if dims are the same in both, or one of them has a single channel there."""
+    pairs = zip(one.dims, other.dims, strict=False)
+    return all(a == b or (not a and is_channels(b)) for a, b in pairs)
+
+
+def _sized(layout: Layout, shape: Sequence[int]) -> Layout:
+    """Return the layout of a tensor of this shape: channels of which an input had one are more."""
+    sizes = {dim[0]: size for dim, size in zip(layout.dims, shape, strict=True) if len(dim) == 1}
+    factors = tuple(sizes.get(f"C{index}", size) for index, size in enumerate(layout.channels))
+    return replace(layout, channels=factors)
 
 
 def _fits(one: Layout, other: Layout) -> bool:
@@ -175,7 +189,8 @@ def _check_weight(value: Any, layout: Layout) -> None:
     refuse(many, f"takes a weight of shape {shape}, which has more dims than the tensor")
     pairs = zip(layout.dims[len(layout.dims) - len(shape) :], shape, strict=True)
     each = any(size > 1 and not is_channels(dim) for dim, size in pairs)
-    refuse(each, f"takes a weight of shape {shape}, one for each pixel of one size of image; use one a channel")
+    what = f"takes a weight of shape {shape}, one for each pixel of one size of image"
+    refuse(each, f"{what}; use one a channel, or map by fixed crops (--window)")
 
 
 def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:

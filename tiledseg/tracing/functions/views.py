@@ -164,7 +164,7 @@ def _expand(step: Step) -> list[Value]:
     if shape == value.shape:
         return step.passed(value)
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
-        return step.passed(value, WHOLE)
+        return step.enlarged(value)
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
     single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
     if len(shape) != len(value.shape) or not single:

@@ -20,8 +20,8 @@ from tiledseg.models.layers import pooling
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
-from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
-from tiledseg.tracing.functions.views import add_border, add_borders
+from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, is_channels, pixelwise, without
+from tiledseg.tracing.functions.views import add_border, add_borders, resized_channels
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, refuse, writing
 
 Pair = tuple[int, int]
@@ -115,10 +115,24 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     return step.passed(root, layout)
 
 
+def over_its_length(step: Step, value: Value, dim: int) -> list[Value]:
+    """Lower channels that are divided by their lengths over the image; `dim` holds all pixels."""
+    at = dim % len(value.layout.dims)
+    layout = replace(value.layout, dims=(*value.layout.dims[:at], (), *value.layout.dims[at + 1 :]), one_pixel=True)
+    one = step.giving(*((*shape[:at], 1, *shape[at + 1 :]) for shape in (value.shape, value.other_shape)))
+    (length,) = _summed(one, value, "norm", layout)
+    (least,) = pixelwise(one, "clamp_min", (length, step.argument(3, "eps", 1e-12)), {}, layout)
+    return pixelwise(step, "div", (value, least), {}, value.layout)
+
+
 def _pad(step: Step) -> list[Value]:
-    value = step.planes()
     (pads, others), mode = step.arguments(1, "pad"), step.argument(2, "mode", "constant")
     fill = float(step.argument(3, "value") or 0.0)
+    value = step.value()
+    if mode == "constant" and pads == others and len(pads) == 2 and is_channels(value.layout.dims[-1]):
+        layout = resized_channels(value.layout, len(value.shape) - 1, step.call.shapes[0][-1])
+        return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill}, layout)
+    value = step.planes()
     if not any(pads) and not any(others):
         return step.passed(value)
     differ = tuple(pads) != tuple(others)
@@ -236,9 +250,10 @@ def _interpolate(step: Step) -> list[Value]:
     mode, align = step.argument(3, "mode", "nearest"), step.argument(4, "align_corners")
     if value.node in step.lowering.pooled and not value.layout.one_pixel:
         return _resized_branch(step, value, mode, bool(align))
-    if value.layout.one_pixel or factors == (1.0, 1.0):
-        dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
-        return [step.made(value.node, replace(value.layout, dims=dims, one_pixel=False))]
+    if value.layout.one_pixel:
+        return step.enlarged(value)
+    if factors == (1.0, 1.0):
+        return [step.made(value.node, value.layout)]
     (rows, cols), (height, width) = value.shape[-2:], step.call.shapes[0][-2:]
     sizes = f"{rows} x {cols} to {height} x {width} pixels"
     why = f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
