@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from tests.tracing.networks import Outer
 from tests.tracing.styles import Parsing
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import ConfigError
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
@@ -223,7 +223,7 @@ class CoarserMean(nn.Module):
 
 
 def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
-    with pytest.raises(GeometryError, match="take it of one as large as the tensor that it is joined to"):
+    with pytest.raises(ConfigError, match="a tensor of other pixels; take it of one as large"):
         trace(CoarserMean(), 3)
 
 

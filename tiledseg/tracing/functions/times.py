@@ -180,7 +180,7 @@ def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | N
 
 
 def _by_dims(name: str) -> Handler:
-    return lambda step: (_over_volume if len(step.planes().shape) == 5 else WINDOWS[name])(step)
+    return lambda step: (_over_volume if len(step.value().shape) == 5 else WINDOWS[name])(step)
 
 
 _NAMES = """max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d
