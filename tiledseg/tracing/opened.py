@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from contextlib import nullcontext, suppress
 from math import inf, lcm
 from typing import Any
@@ -40,8 +41,13 @@ def other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, str
         fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         with fakes or nullcontext(), drawn_from(0):
             x_BCHW = torch.randn(batch, module.channels, *size).to(weight.device, weight.dtype)
-        with in_mode(module, training):
-            return record(module, x_BCHW, fakes, opened=True, widest=inf, **how)
+        quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
+        quiet.disabled, before = True, quiet.disabled
+        try:
+            with in_mode(module, training):
+                return record(module, x_BCHW, fakes, opened=True, widest=inf, **how)
+        finally:
+            quiet.disabled = before
 
     far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
     one, other = run(2, (4 * far[0], 6 * far[1]), gradients=1), run(3, (10 * far[0], 8 * far[1]))
