@@ -23,6 +23,7 @@ from tests.tracing.over_ranks import distance, in_blocks, in_tiles
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.models.layers.times import TimeSeries
 from tiledseg.planning.run.norms import exact_modes
 
 # Seconds each, for what others show too.
@@ -56,8 +57,9 @@ def test_the_graph_gives_what_the_module_gives(name: str) -> None:
         with torch.random.fork_rng():
             y_BCHW = _first(each(x_BCHW), NETWORKS[name].outputs if each is module else None)
         y_BCHW.square().mean().backward()
-        gradients = {key: p.grad for key, p in each.named_parameters() if p.grad is not None}
-        found.append((y_BCHW.detach(), gradients, {key: b.double() for key, b in each.named_buffers()}))
+        named = each.whole if isinstance(each, TimeSeries) else each  # the graph has the user's own names
+        gradients = {key: p.grad for key, p in named.named_parameters() if p.grad is not None}
+        found.append((y_BCHW.detach(), gradients, {key: b.double() for key, b in named.named_buffers()}))
     assert relative(found[0][0], found[1][0]) < 1e-12
     assert difference(found[0][1], found[1][1]) < 1e-12
     if found[0][2]:
