@@ -19,6 +19,7 @@ import torch
 from tiledseg.comm.doing import waiting
 from tiledseg.comm.point_to_point import Message, PointToPoint, Work, as_bytes
 from tiledseg.errors import CommunicationError
+from tiledseg.memory.device import is_gpu
 
 # Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
 # round at different places, so that results would depend on them.
@@ -165,7 +166,7 @@ class Communicator(ABC):
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """Return True if messages of `tensor` go without a host buffer."""
-        return tensor.device.type == "cpu"
+        return not is_gpu(tensor.device)
 
     def peer_errors(self, what: str) -> AbstractContextManager[None]:
         """Raise CommunicationError for the transport's own exception of an operation that is broken."""
