@@ -156,7 +156,7 @@ def _parser() -> Parser:
     job.add_argument("--emit", choices=SYSTEMS, help="prints a batch script for the plan in place of the plan")
     job.add_argument("--site", help="generic (default), frontier, perlmutter; under lsf generic, summit")
     job.add_argument("--time", metavar="H:MM", help="wall time of the job (default 2:00)")
-    job.add_argument("--halo", choices=HALO_MODES, help="mode of the job (default: the one that the plan chooses)")
+    job.add_argument("--halo", choices=HALO_MODES, help="mode of the job or search (default: what the plan chooses)")
     add_format_option(parser)
     parser.add_argument(
         "--show", metavar="SECTIONS", help="adds sections, memory,modes say, or all (docs/reference/plan-output.md)"

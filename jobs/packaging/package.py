@@ -22,6 +22,7 @@ class PyTiledseg(PythonPackage):
     variant("plot", default=True, description="Pictures")
     variant("report", default=True, description="report.html")
     variant("zarr", default=False, description="Zarr stores, netCDF files, and xarray's arrays")
+    variant("parquet", default=False, description="Lists of images in GeoParquet")
     variant("vector", default=False, description="Polygons as labels, areas and maps")
     variant("tensorboard", default=False, description="TensorBoard events")
 
@@ -46,6 +47,7 @@ class PyTiledseg(PythonPackage):
     depends_on("py-zarr@3.0.8:", when="+zarr", type=("build", "run"))
     depends_on("py-h5netcdf@1.4:", when="+zarr", type=("build", "run"))
     depends_on("py-scipy@1.13:", when="+zarr", type=("build", "run"))
+    depends_on("py-pyarrow@18:", when="+parquet", type=("build", "run"))
     depends_on("py-pyogrio@0.10:", when="+vector", type=("build", "run"))
     depends_on("py-shapely@2.0.6:", when="+vector", type=("build", "run"))
     depends_on("py-tensorboard@2.16:", when="+tensorboard", type=("build", "run"))

@@ -120,6 +120,8 @@ def test_no_module_reads_pickles() -> None:
                 text = text.replace(known, "")
         if path.name == "state.py":  # writes the state of generators, to compare it
             text = text.replace("import pickle\n", "", 1).replace("pickle.dumps(", "", 1)
+        if path.name == "zarr_store.py":  # refuses a store's codec of that name
+            text = text.replace("Not pickle, which", "", 1)
         found = re.findall(r"torch\.load\b|\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|allow_pickle", text)
         found = [word for word in found if word != "eval("] + re.findall(r"(?<![.\w])eval\(", text)
         assert not found, f"{path}: {found}"

@@ -39,11 +39,13 @@ SOBEL = (
 
 @dataclass(frozen=True)
 class _Described:
-    """`whole`: with layers that see the whole image, which mode `layer` alone computes."""
+    """`whole`: with layers that see the whole image, which mode `layer` alone computes; `products`: with those of two
+    inputs, which no blocks take."""
 
     whole: bool = False
     bands: int = 2
     classes: int = 3
+    products: bool = True
 
     @property
     def norm(self) -> str:
@@ -108,7 +110,7 @@ class ForeignLayers(_Described):
     def graph(self) -> Graph:
         x, mean = FormulaSlot(0), ImageMean() if self.whole else Mark()
         most = ImageMax(even=True) if self.whole else Mark()
-        products: Layer = ImageProducts(heads=6, out_channels=6) if self.whole else Mark()
+        products: Layer = ImageProducts(heads=6, out_channels=6) if self.whole and self.products else Mark()
         none = Border(0, 0)
         gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
         return Graph(

@@ -243,7 +243,7 @@ BLOCKS = {
     "residual50": Steps(short(residual("group", "resnet50", "bilinear"), (1, 1)), blocks=(2, 1)),
     "gated": Steps(short(gated("batch", True), (1, 1)), blocks=(2, 2), **loss("edges")),
     "every-layer": Steps(Case(EveryLayer(True), (1, 1)), blocks=(3, 2)),
-    "foreign-layers": Steps(Case(ForeignLayers(True), (1, 1)), blocks=(2, 3)),
+    "foreign-layers": Steps(Case(ForeignLayers(True, products=False), (1, 1)), blocks=(2, 3)),
     "ratios": Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(1, 2), **loss("both")),
     "one-block": Steps(small("batch", "bilinear", (1, 1)), images=FIVE, units=UNITS, blocks=(1, 1)),
     "mean-of-all-steps": Steps(MeanOfSteps(unet("batch"), (1, 1)), images=ONE_LAST, blocks=(2, 2)),

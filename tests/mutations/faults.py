@@ -152,7 +152,7 @@ dropout depends on no step
 -words = f"{key.seed}/{key.step}/{key.image}/{name}".encode()
 +words = f"{key.seed}/{key.image}/{name}".encode()
 dropout is not scaled
--return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
+-return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability or 1.0))[:, :, None, None]
 +return x_BCHW * kept_BC.to(x_BCHW.dtype)[:, :, None, None]
 == training/optimizer.py | training/test_averaging.py
 the averaged weights stay in the network after a validation

@@ -121,8 +121,10 @@ def test_shipped_machines_say_where_their_figures_are_from(name: str) -> None:
     values = yaml.safe_load((Path(find_machine.__code__.co_filename).parent / f"machines/{name}.yaml").read_text())
     assert machine.measured == (name == SOME_CPU)
     memory = "cores" if machine.memory is None else f"of {machine.memory // 2**30} GiB"
-    page = (Path(__file__).parents[2] / "docs/reference/plan-output.md").read_text()
-    assert re.search(rf"`{name}`[^.]*? {machine.ranks_per_host} {memory}[,.]", page)
+    docs = Path(__file__).parents[2] / "docs"
+    pages = " ".join((docs / page).read_text() for page in ("reference/plan-output.md", "how-to/batch-jobs.md"))
+    nodes = rf"`{name}`[^.]*? {machine.ranks_per_host}( GPUs)? {memory}[,.]"
+    assert re.search(nodes, " ".join(pages.split()))
     if name != SOME_CPU:
         assert "Not measured" in values["note"]
         assert values["sources"]

@@ -130,7 +130,7 @@ SHARED = {
     "unet-instance": (unet("same", "instance", "nearest"), (1, 3), (2, 2)),
     "valid-group": (unet("valid", "group", "nearest"), (2, 1), (1, 2)),
     "every-layer": (EveryLayer(True), (2, 2), (2, 1)),
-    "foreign-layers": (ForeignLayers(True), (2, 1), (1, 2)),
+    "foreign-layers": (ForeignLayers(True, products=False), (2, 1), (1, 2)),
 }
 
 

@@ -20,7 +20,7 @@ from tiledseg.geometry.layers.joins import Add, Concatenate
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.dropout import ChannelDropout, LeafDepth
 from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.models.network import build_modules, build_network
@@ -137,7 +137,7 @@ def test_a_layer_on_one_rank_is_the_unconverted_one_to_the_last_bit(number: int)
     one_rank(network, image((2, CHANNELS, 13, 10), 5).float())
 
 
-@pytest.mark.parametrize("kind", [k for k in POINTWISE if k not in (PixelNorm, ChannelDropout)])
+@pytest.mark.parametrize("kind", [k for k in POINTWISE if k not in (PixelNorm, ChannelDropout, LeafDepth)])
 def test_pointwise_layers_compute_a_block_as_the_image(kind: type[nn.Module]) -> None:
     x_BCHW = image((2, 3, 9, 8), 5)
     one_rank(nn.Sequential(kind()).double(), x_BCHW)

@@ -167,5 +167,5 @@ def _first(value: object, wanted: tuple[int, ...] | None) -> torch.Tensor:
 
 def _without_dropout(module: torch.nn.Module) -> None:
     for each in module.modules():
-        if "Drop" in type(each).__name__ or "Depth" in type(each).__name__:
+        if "Drop" in type(each).__name__ or type(each).__name__.endswith("Depth"):  # not depthwise convolutions
             each.eval()

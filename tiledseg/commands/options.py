@@ -46,7 +46,8 @@ _EXAMPLES = """
 data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
   val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
   area: area.gpkg, classes: [{name: field}, {name: road, colour: "#46464a", values: [7, 8]}],
-  split: 512 px, split_gap: 30 m, nodata: 0, bands: [1, 2, 3], normalize: imagenet}
+  split: 512 px, split_gap: 30 m, nodata: 0, bands: [1, 2, 3], normalize: imagenet, assets: [red, green, nir],
+  times: ["2024-04", "2024-06"], valid: "clouds/{stem}.tif", valid_values: [4, 5]}
 tiling: {grid: [8, 6], halo: 96}
 model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,
   pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}}
@@ -98,7 +99,7 @@ def takes(field: Field[Any]) -> str:
 def example(key: str) -> str:
     """Return a line of YAML with the key, as a configuration file has it."""
     group, _, name = key.partition(".")
-    return as_yaml({group: {name: _examples()[group].get(name, KEYS[key].default)}})[1:-1]
+    return as_yaml({group: {name: _examples()[group].get(name, default_of(KEYS[key]))}})[1:-1]
 
 
 class _Dumper(yaml.SafeDumper):

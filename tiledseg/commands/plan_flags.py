@@ -80,12 +80,15 @@ def answered(flags: Namespace) -> Answered:
 def _search(flags: Namespace) -> Answered:
     """Answer --search: the best settings, or the batch script of the winner."""
     from tiledseg.planning.answer.search import search_part, search_table, searchable
-    from tiledseg.planning.search import search
+    from tiledseg.planning.search import FREE, search
 
-    refuse_given(flags, (*_SEARCHED, "plot"), "--search finds settings", "leave one of them out")
-    job = _job_asked(flags)
-    question = searchable(_question(flags))
-    found = search(question, question.figures.ranks_per_host)
+    own = [name for name in (*_SEARCHED, "plot") if name != "halo"]
+    refuse_given(flags, own, "--search finds settings", "leave one of them out")
+    job, question = _job_asked(flags), searchable(_question(flags))
+    free = FREE
+    if flags.halo is not None:
+        question, free = replace(question, parallel=replace(question.parallel, halo=flags.halo)), FREE - {"halo"}
+    found = search(question, question.figures.ranks_per_host, free=free)
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
     if job is None:
         return Answered({"search": part}, lambda: search_table(part))
@@ -124,7 +127,8 @@ def _scaling(flags: Namespace) -> Answered:
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
     """Return the site of the batch script, and its minutes, if one is wanted."""
     if flags.emit is None:
-        refuse_given(flags, ("site", "time", "halo"), "--emit is not given", "give --emit slurm or lsf")
+        own = ("site", "time") if flags.search else ("site", "time", "halo")
+        refuse_given(flags, own, "--emit is not given", "give --emit slurm or lsf")
         return None
     if flags.format == "json":
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")

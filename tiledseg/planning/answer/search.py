@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.planning.answer.modes import basis_part, narrower, with_step
+from tiledseg.planning.answer.modes import basis_part, better_precision, with_step
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
@@ -90,7 +90,7 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> dict
         "images_per_step": question.images_per_step,
         "memory": question.limit,
         "precision": question.precision,
-        "narrower": narrower(question),
+        "better_precision": better_precision(question),
         "candidates": result.candidates,
         "discarded": result.discarded,
         "best": [_row(question, each) for each in result.best],
@@ -141,10 +141,11 @@ def search_table(part: dict[str, Any]) -> str:
     if part["other"] and part["other"] not in part["best"]:
         rows.append(_cells("-", part["other"], "best of another kind"))
     why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
-    narrow = f"; --precision {part['narrower']} takes half the memory, and less time on most GPUs"
+    gain = "half the memory, and less" if part["precision"] in ("fp32", "fp64") else "less"
+    other = f"; --precision {part['better_precision']} takes {gain} time" if part["better_precision"] else ""
     remarks = [
         _machine(part),
-        f"precision: {PRECISIONS[part['precision']]}{narrow if part['narrower'] else ''}",
+        f"precision: {PRECISIONS[part['precision']]}{other}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
@@ -152,7 +153,8 @@ def search_table(part: dict[str, Any]) -> str:
     nodes = f"{counted(-(-busy // part['gpus_per_node']), 'node')} of {part['gpus_per_node']}"
     remarks += [f"GPUs: {busy:,} at work, on {nodes}{idle_words({**part, 'gpus': busy})}", f"job: {JOB}"]
     title = (
-        f"search: {images}, {part['images_per_step']} a step{PROPOSED * part['proposed']}, on {part['gpus']} GPUs of "
+        f"search: {images}, {part['images_per_step']} a step{PROPOSED * part['proposed']}: "
+        f"{counted(-(-part['images'] // part['images_per_step']), 'step')} an epoch, on {part['gpus']} GPUs of "
         f"{size(part['memory'])}; all rows fit"
     )
     network = wrapped_lines(part["network"])

@@ -152,11 +152,14 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         nodes = counted(math.ceil(part["gpus"] / part["gpus_per_node"]), "node")
         kind, number = ("tile", "micro_batches") if "stages" in answer else ("image", "images_per_step")
         items = counted(part[number], kind) + PROPOSED * (kind == "image" and part["proposed"])
+        several = kind == "image" and part["images"] > 1
+        epoch = f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}"
+        epoch += f" in {counted(-(-part['images'] // part[number]), 'step')}" * several + beside(part)
         lines += [
             _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}"),
             _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}{idle_words(part)}"),
             _row("step", f"{duration(part['milliseconds'] / 1000)} for {items}, predicted: {part['machine']}"),
-            _row("epoch", f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"),
+            _row("epoch", epoch),
         ]
     for place, other in enumerate(part["better"]):
         figures = f"{mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}"

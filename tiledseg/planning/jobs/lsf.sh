@@ -7,7 +7,9 @@
 #   bsub -P PROJECT < FILE
 #
 # Keys of the configuration go to the end of the line that trains.
-# jobs/README.md has the variables TILEDSEG_*.
+# jobs/README.md has the variables TILEDSEG_*. Yours to give: -q, the modules
+# and the environment of the shell, and, where jobs share nodes, -x, or cores
+# and memory: -R "affinity[core(@cores@)] rusage[mem=...]".
 #
 #BSUB -J tiledseg
 @nodes_directive@

@@ -7,7 +7,9 @@
 #   sbatch FILE [--group.key value ...]
 #
 # Keys of the configuration may follow, the last one counts. jobs/README.md has
-# the variables TILEDSEG_*.
+# the variables TILEDSEG_*. Yours to give: --account, --partition, the modules
+# and the environment of the shell, and, where jobs share nodes, --exclusive and
+# --mem=0.
 #
 #SBATCH --job-name=tiledseg
 #SBATCH --nodes=@nodes@

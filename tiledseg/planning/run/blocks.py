@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
@@ -99,7 +100,8 @@ def choose_blocks(
         conflict = f"{word} tensors are computed whole; leave one of them out"
     elif spread.mesh.stages > 1:
         conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
-    if passing := next((node.name for node in graph.nodes if node.layer.sees_all), None):
+    at_once = (node.name for node in graph.nodes if node.layer.sees_all or isinstance(node.layer, ImageProducts))
+    if passing := next(at_once, None):
         raise ConfigError(
             f"memory.blocks is set, but '{passing}' is attention over the image, which takes all of it at once; leave "
             "memory.blocks out, and spread the image over ranks by parallel.halo layer"
