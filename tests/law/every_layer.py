@@ -110,7 +110,7 @@ class ForeignLayers(_Described):
     def graph(self) -> Graph:
         x, mean = FormulaSlot(0), ImageMean() if self.whole else Mark()
         most = ImageMax(even=True) if self.whole else Mark()
-        products: Layer = ImageProducts(heads=6, out_channels=6) if self.whole and self.products else Mark()
+        products: Layer = ImageProducts(heads=6, out_channels=6) if self.whole and self.products else mean
         none = Border(0, 0)
         gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
         return Graph(

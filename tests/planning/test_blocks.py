@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.law.every_layer import ForeignLayers
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.errors import BudgetError, InputError
+from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory import shelf
 from tiledseg.memory.allocations import AllocationMeter
@@ -191,3 +192,11 @@ def test_ranks_that_share_an_image_take_blocks_too() -> None:
     assert plan.blocks is not None, "nothing else fits"
     assert plan.spread.fusion == 1
     assert plan.memory <= 120 * MIB
+
+
+def test_products_over_the_image_take_no_blocks() -> None:
+    """A block has no sum of all pixels' products before the others."""
+    asked = RunQuestion(ForeignLayers(True), (Extent((64, 64)),), 1, 1 << 30, grid=(1, 1), blocks=BlocksAsked((2, 2)))
+    with pytest.raises(ConfigError, match="'products' takes products over the whole image, all of it at once; leave"):
+        plan_run(asked)
+    assert plan_run(replace(asked, network=ForeignLayers(True, products=False))).blocks

@@ -103,7 +103,7 @@ def choose_blocks(
     at_once = (node.name for node in graph.nodes if node.layer.sees_all or isinstance(node.layer, ImageProducts))
     if passing := next(at_once, None):
         raise ConfigError(
-            f"memory.blocks is set, but '{passing}' is attention over the image, which takes all of it at once; leave "
+            f"memory.blocks is set, but '{passing}' takes products over the whole image, all of it at once; leave "
             "memory.blocks out, and spread the image over ranks by parallel.halo layer"
         )
     if conflict is not None:
