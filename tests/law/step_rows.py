@@ -203,7 +203,7 @@ ROWS: dict[str, Row] = {
         Steps(Case(EveryLayer(), (4, 2)), staged(4, "1f1b", balance=[5, 5, 11, 11], recompute="always")), (4,)
     ),
     "stages, foreign layers in four": Row(
-        Steps(Case(ForeignLayers(), (4, 2)), staged(4, "gpipe", balance=[4, 4, 14, 5])), (4,)
+        Steps(Case(ForeignLayers(), (4, 2)), staged(4, "gpipe", balance=[4, 4, 16, 5])), (4,)
     ),
     **{
         f"stages, {name}": Row(
