@@ -29,7 +29,7 @@ from tiledseg.planning.run.norms import exact_modes
 # Seconds each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
 AT_NIGHT |= {"MONAI BasicUNet", "MONAI BasicUNetPlusPlus"}
-AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2"}
+AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2", "timm Swin", "smp Unet, MiT-B0"}  # by day: test_ranks_give_what_...
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
