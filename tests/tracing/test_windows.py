@@ -160,6 +160,35 @@ class Kept(DropPath):
         return super().forward(x) * (1 - self.drop_prob if self.training else 1)
 
 
+class Pixels(DropPath):
+    """Each pixel has a draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = 1 - self.drop_prob
+        return x * x.new_empty(len(x), 1, *x.shape[2:]).bernoulli_(keep).div_(keep) if self.training else x
+
+
+class Many(DropPath):
+    """Each channel of more than two has a draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.shape[1] <= 2 else x.flatten(0, 1)).view_as(x)
+
+
+class Few(DropPath):
+    """A batch of a few images has one draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if len(x) > 1000 else super().forward(x[None])[0]
+
+
+class Bounded(DropPath):
+    """What is large is cut off."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.clamp(max=1e6) if self.training else x)
+
+
 class OfParts(nn.Module):
     """Stochastic depth of each row of an image."""
 
@@ -171,7 +200,10 @@ class OfParts(nn.Module):
         return self.depth(x_BHWC.flatten(0, 1)).unflatten(0, x_BHWC.shape[:2])
 
 
-@pytest.mark.parametrize(("kind", "stated"), [(Batch, None), (Kept, None), (OfParts, None), (OfParts, PIXEL())])
+KINDS = Batch, Kept, Pixels, Many, Few, Bounded, OfParts
+
+
+@pytest.mark.parametrize(("kind", "stated"), [*((kind, None) for kind in KINDS), (OfParts, PIXEL())])
 def test_other_draws_are_mapped_and_not_trained(kind: type[nn.Module], stated: object) -> None:
     if stated:
         tiledseg.declare(kind, stated)  # type: ignore[arg-type]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import lcm, sqrt
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiledseg.errors import ConfigError
 from tiledseg.tracing.state import drawn_from
@@ -17,6 +19,10 @@ from tiledseg.tracing.state import drawn_from
 Numbers = int | Sequence[int]  # of rows and columns, or of each
 DEPTHS = ("DropPath", "StochasticDepth")  # ends of the names of classes
 IMAGES = 1 << 16  # by which such a module is known
+# Shapes for which it must do the same: tokens, images and times; thresholds lie between them.
+SHAPES = (2, 6, 4), (3, 70_000, 96), (1, 3, 5, 7), (8, 64, 70_000, 24), (5, 2_100, 24, 70_000), (2, 3, 4, 64, 96)
+MAKES = "new_empty", "new_ones", "new_zeros", "new_full", "empty_like", "ones_like", "zeros_like"  # of no values
+SCALES = "mul", "mul_", "div", "div_", "clone", "detach", "alias"
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,55 @@ def depth_rate(module: nn.Module) -> float | None:
     dropped, expected = (y_BCHW == 0).all(1), IMAGES * rate
     scaled_BCHW = torch.where(dropped[:, None], 0.0, x_BCHW / (1 - rate or 1.0))
     near = abs(int(dropped.sum()) - expected) <= 6 * sqrt(expected * (1 - rate)) and (expected > 40 or rate == 0)
-    return float(rate) if near and torch.equal(still_BCHW, x_BCHW) and torch.allclose(y_BCHW, scaled_BCHW) else None
+    near = near and torch.equal(still_BCHW, x_BCHW) and torch.allclose(y_BCHW, scaled_BCHW)
+    return float(rate) if near and (rate == 0 or _only_scales(module)) else None
+
+
+def _only_scales(module: nn.Module) -> bool:
+    """Return True if all that a module does, whatever the tensor's shape, dtype and values, is to multiply it by
+    numbers that it draws in training, one an image. By the kernels that it calls, without values."""
+    mode, held = module.training, _held(module)
+    runs: dict[bool, set[Any]] = {False: set(), True: set()}
+    try:
+        for training, dtype, shape in product(runs, (torch.float32, torch.float64, torch.bfloat16), SHAPES):
+            x = torch.empty(shape, dtype=dtype, device="meta")
+            with torch.device("meta"), _Kernels(x) as kernels, drawn_from(0), torch.no_grad():
+                module.train(training)(x)
+            runs[training].add((*kernels.called, not training or kernels.drawn == shape[0]))
+    except Exception:  # whatever the module raises
+        return False
+    finally:
+        module.train(mode)
+    return _held(module) == held and all(len(found) == 1 and found.pop()[-1] for found in runs.values())
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    """Return the numbers that a module keeps, as one that counts its calls does."""
+    return {name: each for name, each in vars(module).items() if isinstance(each, int | float | str)}
+
+
+class _Kernels(TorchDispatchMode):
+    """The kernels that a function of `x` calls, with their numbers, and how many numbers they draw. Raises ValueError
+    for one that does something else with `x` than to scale it, or writes elsewhere."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__()
+        self.called, self.drawn = list[Any](), 0
+        self._of_x, self._made = [x], list[torch.Tensor]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        of_x = [any(each is one for one in self._of_x) for each in args]
+        if any(of_x) and name not in MAKES:
+            if name not in SCALES or sum(of_x) > 1 or not (of_x[0] or name == "mul"):
+                raise ValueError(f"computes {name} of the images")
+            self._of_x.append(result)
+        if func._schema.is_mutable and not any(args[0] is one for one in (*self._made, *self._of_x[1:])):
+            raise ValueError(f"writes by {name}")
+        self._made.append(result)
+        self.drawn += result.numel() if torch.Tag.nondeterministic_seeded in func.tags else 0
+        self.called.append((name, *(each for each in args if isinstance(each, int | float))))
+        return result
 
 
 def depths_of(module: nn.Module) -> dict[str, float]:
