@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from tests.law.cases import one_rank
 from tests.law.fixed_size import BANDS, CLASSES, SHAPE, SIDE, Fickle, Handing, fixed_size
@@ -154,6 +155,31 @@ def test_a_module_that_looks_at_its_batch_gets_each_crop_alone(kind: str) -> Non
     with torch.no_grad():
         scores_KHW = network.eval()(torch.from_numpy(x_CHW)[None])[0].numpy()
     np.testing.assert_allclose(scores_KHW, defined(first, x_CHW, CropGrid(SIDE)), rtol=0, atol=1e-12)
+
+
+class Halves(nn.Module):
+    """A module whose crops see those half a batch away, once a gate is open."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.head, self.gate = nn.Conv2d(BANDS, CLASSES, 1), nn.Parameter(torch.full((), gate))
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(x_BCHW) + self.gate * x_BCHW.roll(len(x_BCHW) // 2, 0).mean()
+
+
+def test_crops_half_a_batch_away_are_seen() -> None:
+    """Also where training opens the gate after a map."""
+    x_BCHW = torch.randn(1, BANDS, 29, 34, dtype=torch.float64)
+    for gate in (0.5, 0.0):
+        module = Halves(gate).double()
+        network = crops_network(module, BANDS, CropGrid(SIDE)).eval()
+        with torch.no_grad():
+            network(x_BCHW)
+            module.gate.fill_(0.5)
+            scores_KHW = network(x_BCHW)[0].numpy()
+            expected = defined(module, x_BCHW[0].numpy(), CropGrid(SIDE))
+        np.testing.assert_allclose(scores_KHW, expected, rtol=0, atol=1e-12)
 
 
 ROWS: dict[str, tuple[CropGrid, dict[str, Any]]] = {
