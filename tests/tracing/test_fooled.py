@@ -401,6 +401,46 @@ def test_hooks_that_are_hung_in_the_first_call(hook: Any, once: bool) -> None:
     assert torch.equal(network(x_BCHW), module(x_BCHW))
 
 
+class HangingMore(nn.Module):
+    """A module that hangs a hook in its first call, by the image that it sees there."""
+
+    def __init__(self, hang: Callable[[Any, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.part, self.hang = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()), hang
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hang(self.part, x)
+        return self.part(x)
+
+
+def _of_a_weight(part: Any, x: torch.Tensor) -> None:
+    if not part[0].weight._backward_hooks:
+        part[0].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+
+
+def _of_a_weight_with_gradients(part: Any, x: torch.Tensor) -> None:
+    if torch.is_grad_enabled():
+        _of_a_weight(part, x)
+
+
+def _of_the_first_size(part: Any, x: torch.Tensor) -> None:
+    if not part._forward_hooks:
+        part.register_forward_hook(lambda module, given, y, rows=x.shape[2]: y * rows)
+
+
+@pytest.mark.parametrize(
+    ("hang", "words"),
+    [
+        (_of_a_weight, "'part.0.weight' has a hook of its backward pass"),
+        (_of_a_weight_with_gradients, "'part.0.weight' has a hook of its backward pass"),
+        (_of_the_first_size, "is given other numbers at its next call"),
+    ],
+)
+def test_what_a_first_call_hangs_on_weights_or_keeps_of_its_image_is_refused(hang: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trace(HangingMore(hang), 3)
+
+
 def test_hooks_that_are_hung_in_every_call_are_refused() -> None:
     with pytest.raises(ConfigError, match="is changed by forward"):
         trace(Hanging(lambda *given: None, False), 3)

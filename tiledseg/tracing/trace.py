@@ -171,12 +171,16 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     module, own = source.module, own_gradients(source.module)
     source.check_pairs(sizes)
     first = one = source.run(2, sizes[0])
+    own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
     if one.hangs:  # in its first call, as modules of transformers do
+        large = source.run(3, sizes[1])
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
-        one = source.run(2, sizes[0])
-    other = source.run(3, sizes[1])
-    changed = differing(first, one, "at its next call") if one is not first else None
+        one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
+        pairs = (first, one), (large, other)
+        changed = next(filter(None, (differing(*pair, "at its next call") for pair in pairs)), None)
+    else:
+        other = source.run(3, sizes[1])
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
     of_training, untrained = None, None
@@ -208,6 +212,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if own is None:
         graded = source.run(2, sizes[0], gradients=True)
         own = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
+    own = own or own_gradients(module)
     untrained = own or untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
