@@ -60,6 +60,11 @@ def _sharpened(x: torch.Tensor) -> torch.Tensor:
     return (weights @ tokens.transpose(1, 2)).transpose(1, 2).view_as(coarse)
 
 
+def _normalised(x: torch.Tensor) -> torch.Tensor:
+    tokens = x.flatten(2).transpose(1, 2).relu()
+    return (tokens @ tokens.sum(1).unsqueeze(-1)).transpose(1, 2).view_as(x[:, :1])
+
+
 def _few_keys(x: torch.Tensor) -> torch.Tensor:
     coarse = functional.avg_pool2d(x, 8)
     keys = functional.adaptive_avg_pool2d(x, 7).flatten(2)
@@ -97,6 +102,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "attention, fused, of rows": (_windows, "of all pixels"),
     "attention, of positions": (_positioned, "what has one size of image"),
     "attention, weights used otherwise": (_sharpened, "does with weights of attention what no tile can"),
+    "attention, linear, of sums": (_normalised, "are no matrix of channels"),
     "attention, keys of a size": (_few_keys, "no whole number of times smaller"),
     "places that are computed": (_places, "reads pixels at places that are computed"),
     "coordinates": (_coordinates, "does not depend on the input"),

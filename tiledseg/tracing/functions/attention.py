@@ -33,6 +33,7 @@ TOKENS = ("H", "W")
 OTHERWISE = (
     "does with weights of attention what no tile can; scale them by a number, take softmax(dim=-1), times values"
 )
+MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
 POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
 
 
@@ -155,7 +156,7 @@ def _applied(step: Step) -> list[Value]:
     channels = step.call.shapes[0][-2 if full is inputs[1] else -1]
     after = replace(full.layout, channels=(heads, channels) if len(full.shape) == 4 else ())
     alike = matrix.layout.dims[:-2] == full.layout.dims[:-2] and matrix.shape[:-2] == full.shape[:-2]
-    refuse(not alike or not all(map(is_channels, matrix.layout.dims[-2:])), OTHERWISE)
+    refuse(not alike or not all(map(is_channels, matrix.layout.dims[-2:])), MATRIX)
     slots, layouts = tuple(map(FormulaSlot, range(2))), tuple(value.layout for value in inputs)
     layer = Pixelwise("matmul", slots, heads * channels, (), layouts, after)
     return step.node("matmul", layer, PixelFunction(layer), inputs, after)
