@@ -68,7 +68,8 @@ def _multi_head(step: Step) -> list[Value]:
     masks = [given_to(each, 3 + MULTI_HEAD.index(name), name, None) for each in runs for name in MASKS]
     refuse(any(masks), POSITIONS)
     options = step.options(3, **dict.fromkeys(MULTI_HEAD))
-    refuse(any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v")), OTHERWISE)
+    more = any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v"))
+    refuse(more, "adds keys to those of the pixels; leave out add_bias_kv and add_zero_attn")
     tokens = {each.layout for each in (query, key, value)} == {Layout((TOKENS, ("B",), ("C0",)))}
     refuse(not tokens, "attends in tensors of other dims; give (pixels, batch, channels), or set batch_first")
     if options["dropout_p"]:
