@@ -98,6 +98,11 @@ def _only_scales(module: nn.Module) -> bool:
     """Return True if all that a module does, whatever the tensor's shape, dtype and values, is to multiply it by
     numbers that it draws in training, one an image. By the kernels that it calls, without values."""
     mode, held = module.training, _held(module)
+    own = {name for name, each in vars(module).items() if name[0] != "_" and name not in held}
+    parts = module._modules, module._parameters, module._buffers
+    alike = None if own or any(parts) else (type(module), tuple(sorted(held.items(), key=str)))
+    if alike in _SCALING:
+        return True
     runs: dict[bool, set[Any]] = {False: set(), True: set()}
     try:
         for training, dtype, shape in product(runs, (torch.float32, torch.float64, torch.bfloat16), SHAPES):
@@ -109,7 +114,14 @@ def _only_scales(module: nn.Module) -> bool:
         return False
     finally:
         module.train(mode)
-    return _held(module) == held and all(len(found) == 1 and found.pop()[-1] for found in runs.values())
+    scales = _held(module) == held and all(len(found) == 1 and found.pop()[-1] for found in runs.values())
+    if scales and alike is not None:
+        _SCALING.add(alike)
+    return scales
+
+
+_SCALING: set[tuple[Any, ...]] = set()
+"""Classes with the numbers of a module, of those that only scale: an encoder has one of each class in every block."""
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
