@@ -33,6 +33,7 @@ from tiledseg.commands.options import parse as parse_options
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.predict import build_parser, parse_groups
+from tiledseg.user_files.yaml_text import load_value, read_yaml
 
 names = st.text("abcXYZ019_-./ ", min_size=1, max_size=12).map(lambda text: f"a{text}.tif")
 rates = st.floats(1e-6, 10)
@@ -131,7 +132,7 @@ def test_flags_stand_above_the_file_that_comes_before_them(tmp_path: Path) -> No
         ("train: {seed: " + "[" * 3000 + "]" * 3000 + "}\n", ("run.yaml, line 1", "16 deep")),
         ("train: {seed: " + "[" * 3000, ("run.yaml, line 1", "16 deep")),
         ("train: {seed: 0x" + "f" * 5000 + "}\n", ("run.yaml, line 1", "5002 characters")),
-        ("train: {seed: 2026-99-99}\n", ("run.yaml", "cannot be", "mend")),
+        ("train: {seed: 0b_}\n", ("run.yaml", "cannot be", "mend")),
         ("model: {levels: 010}\n", ("run.yaml, line 1", "010", "takes for 8")),
         ("data: {classes: {-007: 1}}\n", ("run.yaml, line 1", "-007", "takes for -7", "quote")),
         ("parallel:\n  deadline: 1:30\n", ("run.yaml, line 2", "1:30", "takes for 90")),
@@ -321,3 +322,10 @@ def test_each_key_has_a_default_values_and_an_example_that_it_takes(key: str, tm
     (tmp_path / "run.yaml").write_text(example(key))
     config = parse_config(["--config", str(tmp_path / "run.yaml")], "tiledseg train", "Train.")
     assert hasattr(getattr(config, group), name)
+
+
+def test_dates_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {times: [2024-04, 2024-06-20]}\n")
+    assert read_yaml(str(path)) == {"data": {"times": ["2024-04", "2024-06-20"]}}
+    assert load_value("[2024-04, 2024-06-20T10:00:00Z]") == ["2024-04", "2024-06-20T10:00:00Z"]

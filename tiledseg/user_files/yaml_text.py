@@ -22,6 +22,15 @@ _LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # none that a f
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")  # octal, or minutes and seconds
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without dates, which no key takes: 2024-06-20 is text, as 2024-06 is."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 class _RefusedError(Exception):
     """A fault with its remedy, and the line (from 1) of the file."""
 
@@ -35,14 +44,14 @@ def read_yaml(path: str) -> Any:
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
         refuse_hazards(text)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except _RefusedError as error:
         raise ConfigError(f"{path}{error.place} {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
-    except ValueError as error:  # a number of thousands of digits, a date that is none
+    except ValueError as error:  # a number of thousands of digits, 0x without one
         raise ConfigError(f"{path} holds a value that cannot be: {error}; mend it") from None
 
 
@@ -76,7 +85,7 @@ def load_value(text: str) -> Any:
     try:
         if any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text):
             refuse_hazards(text)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except _RefusedError as error:
         raise ConfigError(f"{text[:40]!r} {error}") from None
     except (yaml.YAMLError, ValueError):
