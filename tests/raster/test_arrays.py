@@ -237,6 +237,18 @@ def uneven(folder: Path) -> None:
     x[5] = x[5] + 7
 
 
+def complex_pixels(folder: Path) -> None:
+    store = zarr.open_group(str(folder / "reflectance-zarr2.zarr"), mode="r+", zarr_format=2)
+    dims = {"_ARRAY_DIMENSIONS": ["y", "x"]}
+    store.create_array("reflectance", data=np.ones(SHAPE[1:], "complex64"), attributes=dims, overwrite=True)
+    zarr.consolidate_metadata(store.store, zarr_format=2)
+
+
+def texts(folder: Path) -> None:
+    store = zarr.open_group(str(folder / "reflectance-zarr3.zarr"), mode="r+", use_consolidated=False)
+    store.create_array("reflectance", data=np.full(SHAPE[1:], "abc"), dimension_names=("y", "x"), overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("form", "damage", "words"),
     [
@@ -250,6 +262,8 @@ def uneven(folder: Path) -> None:
         ("zarr2", codec2, "has the codec 'pickle'"),
         ("zarr3", lambda folder: (folder / "reflectance-zarr3.zarr" / "zarr.json").write_text("{"), "cannot open"),
         ("zarr3", uneven, "uneven steps"),
+        ("zarr2", complex_pixels, "complex64 pixels"),
+        ("zarr3", texts, "holds .* pixels"),
         ("nc4", lambda folder: (folder / "reflectance-nc4.nc").write_bytes(b"\x89HDF\r\n\x1a\nxx"), "cannot open"),
         ("nc3", lambda folder: (folder / "reflectance-nc3.nc").write_bytes(b"CDF\x01xx"), "cannot open"),
     ],

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tiledseg.errors import RasterError, install
 from tiledseg.raster.array_names import ArrayName, array_of
 from tiledseg.raster.array_place import dims_of, nodata_of
@@ -46,7 +48,8 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
         if store is not None:
             fill = array.encoding.get("fill_value", array.attrs.get("_FillValue"))
             nothing = nodata_of(array) if nodata is None else nodata
-            store.lacks = fill is not None and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
+            number = fill is not None and np.dtype(type(fill)).kind in "iuf"
+            store.lacks = number and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
         about = ("Zarr" if store else "netCDF", () if remote else (name.store,), dataset.close)
         return ArrayReader(path, array, bands, nodata, *about, *([store.forget] if store else []))
     except BaseException:

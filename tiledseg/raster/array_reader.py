@@ -44,7 +44,7 @@ class ArrayReader(GdalReader):
                 count=count,
                 height=height,
                 width=width,
-                dtypes=(array_CHW.dtype.name,) * count,
+                dtypes=(array_CHW.dtype.str,) * count,
                 nodatavals=(nodata_of(array),) * count,
                 colorinterp=(None,) * count,
                 block_shapes=[tuple(int(sides.get(dim, 1)) for dim in array_CHW.dims[1:])] * count,
