@@ -141,6 +141,15 @@ def test_a_mask_says_which_pixels_are_valid(tmp_path: Path, values: tuple[float,
         np.testing.assert_array_equal(ours_HW, theirs_HW & counts_HW)
 
 
+def test_values_of_a_mask_are_compared_in_its_dtype(tmp_path: Path) -> None:
+    pixels_CHW = scene("uint8")[:1]
+    data = write_raster(tmp_path / "data.tif", pixels_CHW)
+    mask = write_raster(tmp_path / "mask.tif", np.where(pixels_CHW == 2, 0.3, 0.7).astype("float32"))
+    with open_raster(str(Composed("data.tif", VALID, (data, mask), None, (0.3, 9.0)))) as reader:
+        _, valid_HW = reader.read(Box.of_shape((HEIGHT, WIDTH)))
+    np.testing.assert_array_equal(valid_HW, pixels_CHW[0] == 2)
+
+
 def test_parts_that_do_not_fit_are_named_both(tmp_path: Path) -> None:
     pixels_CHW = scene("uint8")[:1]
     good = write_raster(tmp_path / "good.tif", pixels_CHW)

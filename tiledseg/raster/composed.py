@@ -127,9 +127,12 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
     except RasterError:
         mask = warped_reader(mask, source.info, "data.valid", nearest=True)
 
+    dtype = np.dtype(mask.info.dtype)
+    stored = [value for value in (as_stored(value, dtype) for value in image.values) if value is not None]
+
     def inside(box: Box) -> NDArray[np.bool_]:
         (values_HW,), valid_HW = mask.read(box)
-        counting_HW = np.isin(values_HW, image.values) if image.values else np.nan_to_num(values_HW) != 0
+        counting_HW = np.isin(values_HW, stored) if image.values else np.nan_to_num(values_HW) != 0
         return counting_HW if image.number is not None else counting_HW & valid_HW
 
     return MaskedReader(source, [inside], [mask])
