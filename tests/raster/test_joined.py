@@ -12,9 +12,9 @@ from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import label_of
-from tiledseg.raster.finding import pair_sources
+from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.joined import file_name, joined, joined_paths
-from tiledseg.raster.lists import has_validation
+from tiledseg.raster.lists import Composing, has_validation
 from tiledseg.raster.reader import identify, open_raster, written_since
 from tiledseg.raster.statistics import finish, partial_sums
 
@@ -126,3 +126,27 @@ def test_a_change_of_one_time_is_seen(tmp_path: Path) -> None:
     assert written_since([before]) == ()
     write_raster(tmp_path / "a_0620.tif", pixels_CHW[:2] + 1)
     assert written_since([before]) == (label_of(path),)
+
+
+def test_a_band_of_each_time_says_which_pixels_are_valid(tmp_path: Path) -> None:
+    times = np.random.default_rng(0).integers(0, 2, (2, 3, 20, 24)).astype("uint8")
+    for time, pixels_CHW in enumerate(times):
+        write_raster(tmp_path / f"x_{time}.tif", pixels_CHW, photometric="minisblack")
+    (image,) = expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", composing=Composing(valid=3))
+    assert label_of(image) == f"{tmp_path}/x_{{0,1}}.tif"
+    with open_raster(image) as reader:
+        ours_CHW, valid_HW = reader.read(Box.of_shape((20, 24)))
+        assert (reader.info.times, reader.info.band_numbers) == (2, (1, 2, 1, 2))
+    np.testing.assert_array_equal(ours_CHW, times[:, :2].reshape(4, 20, 24))
+    np.testing.assert_array_equal(valid_HW, times[:, 2].all(0))
+
+
+def test_a_mask_that_is_missing_is_named_so(tmp_path: Path) -> None:
+    for time in range(2):
+        write_raster(tmp_path / f"x_{time}.tif", np.ones((1, 20, 24), "uint8"))
+    cases = {"{stem}-clouds.tif": "has no masks", "{time}.tif": r"has no \{time"}
+    for pattern, words in cases.items():
+        composing = Composing(valid=f"{tmp_path}/{pattern}")
+        with pytest.raises(RasterError, match=r"x_\{0,1\}.tif " + words) as refusal:
+            expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", composing=composing)
+        assert "composed:" not in str(refusal.value)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
-from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, has_kind, label_of
+from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_kind, label_of, parse_composed
 from tiledseg.raster.joined import joined, joined_paths, stem_of
 from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
 from tiledseg.raster.remote import (
@@ -123,7 +123,7 @@ def _masked(found: _Found, key: str, composing: Composing) -> tuple[str, ...]:
     if valid is None or composing.valid_asset is not None:
         return paths
     if isinstance(valid, int):
-        return tuple(str(Composed.of(label_of(path), VALID, (path,), valid, composing.values)) for path in paths)
+        return tuple(_masked_by_band(path, valid, composing.values) for path in paths)
     pattern = os.path.join(valid, "{stem}.*") if os.path.isdir(valid) else valid
     if not _FIELD.search(pattern) and (len(sources) > 1 or sources[0].place):
         raise RasterError(
@@ -133,6 +133,14 @@ def _masked(found: _Found, key: str, composing: Composing) -> tuple[str, ...]:
     masks = (_named_labels(source, pattern, keys, is_there) for source in sources)
     pairs = zip(paths, masks, strict=True)
     return tuple(str(Composed.of(label_of(path), VALID, (path, mask), None, composing.values)) for path, mask in pairs)
+
+
+def _masked_by_band(path: str, number: int, values: tuple[float, ...]) -> str:
+    """Return an image with a band that says which of its pixels are valid; of several times one in each."""
+    image = parse_composed(path)
+    if image is None or image.kind != TIMES:
+        return str(Composed.of(label_of(path), VALID, (path,), number, values))
+    return str(Composed.of(image.label, TIMES, [_masked_by_band(str(part), number, values) for part in image.parts]))
 
 
 def check_assets(assets: Sequence[str], paths: Iterable[str], key: str = "data.assets") -> None:
@@ -199,23 +207,24 @@ def _presence(pattern: str, key: str) -> Callable[[str], bool]:
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
     """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
-    file = file_of(source.path)
+    file, image = file_of(source.path), label_of(source.path)
+    what = "masks" if keys[1] == "data.valid" else "labels"
     fields = {"stem": stem_of(file), "parent": os.path.basename(os.path.dirname(label_of(file)))}
     fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
     for field in _FIELD.findall(pattern):
         if field not in fields:
             names = ", ".join(f"{{{name}}}" for name in fields)
-            raise RasterError(f"{keys[1]} is {pattern}, but {source.path} has no {{{field}}}; give some of {names}")
+            raise RasterError(f"{keys[1]} is {pattern}, but {image} has no {{{field}}}; give some of {names}")
     labels = _FIELD.sub(lambda field: fields[field[1]], pattern)
     if labels.endswith(".*"):
         paths = [path for path in (labels[:-2] + ending for ending in IMAGE_ENDINGS) if is_there(path)]
         if len(paths) != 1:
-            count = "no labels" if not paths else f"several labels ({', '.join(paths)})"
-            raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
+            count = f"no {what}" if not paths else f"several {what} ({', '.join(paths)})"
+            raise RasterError(f"{keys[0]}: {image} has {count} {labels}; give one raster of {keys[1]} for each image")
         return paths[0]
     if not is_present(labels):
         raise RasterError(
-            f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
+            f"{keys[0]}: {image} has no {what} {labels}, which {keys[1]} asks for; add them, or leave it out"
         )
     return labels
 

@@ -125,7 +125,7 @@ def finish(sums: Sums, times: int = 1) -> Normalization:
     Raises RasterError where there is no valid pixel.
     """
     if not sums[:, 0, 0].any():
-        raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata")
+        raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata, data.valid")
     sums = sums.reshape(-1, sums.shape[1] // times, 3)
     moments = [_moments(band + 1, sums[:, band][sums[:, band, 0] > 0].tolist()) for band in range(sums.shape[1])]
     spread = [math.sqrt(variance) for _, variance in moments]
