@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,26 @@ def test_items_of_one_place_are_times() -> None:
     write("items.json", {"type": "Feature", "properties": {"image": "a.tif"}})
     with pytest.raises(RasterError, match="feature 0 has no grid:code and bbox: it is no STAC item"):
         expand_sources([path], KEYS[0], composing=timed)
+
+
+def test_boxes_of_geoparquet_are_places() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows: dict[str, list[Any]] = {"id": [], "assets": [], "bbox": [], "datetime": []}
+    for place, date in itertools.product((10, 20), ("2024-04-02", "2024-06-05")):
+        one = dated("", date)
+        rows["id"].append(f"{place}-{date}")
+        rows["assets"].append(one["assets"])
+        rows["bbox"].append({"xmin": place, "ymin": 0, "xmax": place + 10, "ymax": 10})
+        rows["datetime"].append(date)
+    parquet.write_table(pyarrow.table(rows), "set/items.parquet")
+    composing = ASSETS._replace(times=("2024-04", "2024-06"))
+    found = expand_sources(["set/items.parquet"], KEYS[0], composing=composing)
+    assert [label_of(path) for path in found] == ["set/items.parquet#10,0,20,10", "set/items.parquet#20,0,30,10"]
+    odd = write("odd.json", {**dated("", "2024-04-02"), "bbox": 5})
+    with pytest.raises(RasterError, match="has no grid:code and bbox"):
+        expand_sources([odd], KEYS[0], composing=composing)
 
 
 def test_validity_is_found_as_labels_are() -> None:

@@ -216,7 +216,9 @@ def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composin
     source = RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
     if not item or not isinstance(properties, Mapping):
         return source
-    tile = properties.get("grid:code") or ",".join(map(str, fields.get("bbox") or ()))
+    box = fields.get("bbox")  # in GeoParquet a record of xmin, ymin, xmax, ymax
+    numbers = list(box.values()) if isinstance(box, Mapping) else box if isinstance(box, list) else []
+    tile = properties.get("grid:code") or ",".join(map(str, numbers))
     return source._replace(tile=str(tile), time=str(properties.get("datetime") or ""))
 
 
