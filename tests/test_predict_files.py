@@ -85,7 +85,7 @@ def test_a_store_has_the_pixels_and_the_classes(
             assert reader.info.nodata == 255
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"auto.zarr", "deflate.zarr", "none.zarr"}
-    capsys.readouterr()
+    assert "warning" not in capsys.readouterr().err
     for output, options, words in (
         ("m.tif", ["--format", "zarr"], "give a file name that ends in .zarr"),
         ("m.zarr", [], "but a GeoTIFF is written there"),
