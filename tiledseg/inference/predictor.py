@@ -244,7 +244,8 @@ class MapFiles:
 
     def notes(self, info: RasterInfo) -> tuple[str, ...]:
         """Return warnings on what a map does not keep of its image, and on styles that stay beside it."""
-        styles = [layout for layout in self.rasters if layout.keeps_style]
+        with_style = [layout for layout in self.rasters if layout.legend and layout.packing.format != ZARR]
+        styles = [layout for layout in with_style if layout.style is None]
         stays = [
             f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
         ]

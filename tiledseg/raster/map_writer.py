@@ -75,20 +75,9 @@ class RasterLayout(UnfinishedFile):
     @property
     def style(self) -> Path | None:
         """Return the style that is written beside a class map; None where another one is there, which stays."""
-        return style_path(self.path) if self.has_style and not self.keeps_style else None
-
-    @property
-    def has_style(self) -> bool:
-        """Return True for a class map in a format that has a style beside it."""
-        return bool(self.legend) and self.packing.format != ZARR
-
-    @property
-    def keeps_style(self) -> bool:
-        """Return True if another style is beside a class map."""
         place = style_path(self.path)
-        return (
-            self.has_style and place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
-        )
+        other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
+        return place if self.legend and not other and self.packing.format != ZARR else None
 
 
 def lay_out(
