@@ -266,10 +266,12 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
     from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
+    from tiledseg.raster.joined import check_order
 
-    network_line = None
+    network_line, images = None, config.data.joined(options.image, "--image")
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
+        mesh.on_root(lambda: check_order(images, checkpoint.saved.config.data.times))
         mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
         network_line, best = f"network: {checkpoint.path}", checkpoint.saved.best
         if options.which is None and best is not None and best.step == checkpoint.saved.step:
@@ -280,6 +282,5 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
-    images = config.data.joined(options.image, "--image")
     requests = mesh.on_root(lambda: each_image(request, images, targets, mapper.assets))
     predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)
