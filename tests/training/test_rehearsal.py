@@ -184,6 +184,13 @@ def test_memory_that_is_too_small_is_named_once(
     assert re.search(r"memory of a step +[\d.]+ [KM]iB on the rank", out)
 
 
+def test_a_budget_above_the_gpu_is_not_the_remedy(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rehearse", "-n", "8", "--gpu-memory", "300KiB", "--config", str(config), *WHOLE, "--tiling.grid", "1"]
+    assert doctor.main([*flags, "--memory.budget", "2MiB"]) == 1
+    out = "".join(capsys.readouterr())
+    assert re.search(r"of 300.00 KiB; use (tiling.grid \[|memory.budget \d{1,6}\b)", out), out
+
+
 def test_a_script_rehearses_the_plan_that_it_was_emitted_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
