@@ -103,3 +103,9 @@ def write(folder: Path, form: str, pixels: NDArray, name: str = "reflectance", n
                 path, zarr_format=int(form[-1]), encoding={name: {"chunks": chunks}}, consolidated=form == "zarr2"
             )
     return f"{path}:/{name}"
+
+
+def chunks(folder: Path) -> list[Path]:
+    """The files of the chunks of the variable `reflectance`."""
+    files = sorted(folder.glob("*.zarr/reflectance/**/*"))
+    return [file for file in files if file.is_file() and file.name[0].isdigit()]

@@ -26,6 +26,13 @@ def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
     return str(path)
 
 
+def touch(*names: str) -> None:
+    """Empty files of these names, in their folders."""
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     """`values` as YAML."""
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False))

@@ -75,7 +75,7 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
 def test_a_store_has_the_pixels_and_the_classes(
     folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """By any compression; another name or a full disk is one line, and leaves nothing."""
+    """Any compression serves; another name or a full disk is one line, and leaves nothing."""
     for compress in ("auto", "deflate", "none"):
         store = tmp_path / f"{compress}.zarr"
         assert predict(folder, store, "--format", "zarr", "--compress", compress) == 0

@@ -156,7 +156,7 @@ def test_a_run_maps_by_its_crops_or_by_others(
 
 
 def test_a_plan_counts_crops_and_those_computed_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a module that cannot be traced, which the plan says."""
+    """The plan says that a module cannot be traced."""
     build = {"build": "tests.law.fixed_size:FixedSize", "bands": BANDS, "classes": CLASSES, "grid": (3, 1)}
     part = tiledseg.plan((45, 67), window=SIDE, **build)["windows"]
     assert "warning: not traced: the module does not run on" in capsys.readouterr().err

@@ -1,10 +1,11 @@
-"""A port of this machine on which nobody answers, and which counts who asks."""
+"""A port of this machine on which nobody answers, and which counts who asks; and a folder to run in."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,10 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
         monkeypatch.setenv(name, value)
     with socket.socket() as held:
         yield Listener(held)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new folder, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

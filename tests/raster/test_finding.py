@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_files import touch
 from tiledseg.errors import RasterError
 from tiledseg.raster.finding import (
     expand_sources,
@@ -17,20 +18,9 @@ from tiledseg.raster.finding import (
 from tiledseg.raster.lists import EVERY, HELD_OUT, HELD_OUT_ALONE, has_validation, left_out
 from tiledseg.raster.remote import gdal_path, is_remote
 
+pytestmark = pytest.mark.usefixtures("folder")
 KEYS = "data.images", "data.labels"
 CITIES = {"aachen": ("000000_000019", "000001_000019"), "bochum": ("000000_000313",)}
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def touch(*names: str) -> None:
-    for name in names:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
 
 
 def test_camvid_has_labels_with_a_suffix() -> None:

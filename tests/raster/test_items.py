@@ -12,7 +12,7 @@ import pyogrio.raw
 import pytest
 import shapely
 
-from tests.small_files import write_raster
+from tests.small_files import touch, write_raster
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed
@@ -21,20 +21,9 @@ from tiledseg.raster.joined import stem_of
 from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
 from tiledseg.raster.reader import open_raster
 
+pytestmark = pytest.mark.usefixtures("folder")
 KEYS = "data.images", "data.labels"
 ASSETS = Composing(assets=("nir", "red"))
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def touch(*names: str) -> None:
-    for name in names:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
 
 
 def item(name: str, folder: str = ".", **more: Any) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class Few(DropPath):
 
 
 class Bounded(DropPath):
-    """What is large is cut off."""
+    """A stochastic depth that cuts off large values in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.clamp(max=1e6) if self.training else x)

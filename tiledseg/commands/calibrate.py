@@ -138,7 +138,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
 
 
 class GpuLimits(NamedTuple):
-    """What a GPU reaches in a copy, bytes a second, and in a product of matrices, operations a second by precision."""
+    """The rates of a GPU in a copy, bytes a second, and in a product of matrices, operations a second by precision."""
 
     bandwidth: float
     products: dict[str, float]

@@ -24,7 +24,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
@@ -115,10 +114,7 @@ class ReadMode:
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         batches = _batches(tiles, self.batch, lambda part: part.tile.context.shape)
         owners = self.mesh.size if self.axes is None else self.axes.shape.replicas
-        keeps = any(
-            isinstance(layer, Crops) for layer in self.network.graph.layers
-        )  # `tracing.crops.kept_between_tiles`
-        dealt = deal_runs if keeps else deal
+        dealt = deal_runs if self.network.graph.is_untraced else deal  # runs: `tracing.crops.kept_between_tiles`
         each = dealt(batches, owners, lambda batch: sum(part.tile.context.area for part in batch))
         return tuple(tuple(part for batch in own for part in batch) for own in each)
 

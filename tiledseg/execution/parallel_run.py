@@ -15,7 +15,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
 from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
-from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.planning.run.pipeline import PipelinePlan
@@ -69,7 +68,7 @@ class ParallelRun:
         executor = None
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
-            if not any(isinstance(layer, Crops) for layer in network.graph.layers):  # whose code may ask for its own
+            if not network.graph.is_untraced:  # its code may ask for its own layout
                 with_channels_last(network)
         else:
             from tiledseg.pipeline.executor import PipelineExecutor

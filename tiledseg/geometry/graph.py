@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.layers.layer import Layer
 
 INPUT = "input"
@@ -110,6 +111,11 @@ class Graph:
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         return tuple(node.layer for node in self.nodes)
+
+    @property
+    def is_untraced(self) -> bool:
+        """True if a node is somebody's module as it is, on crops or on whole images."""
+        return any(isinstance(layer, Crops) for layer in self.layers)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper
@@ -190,7 +189,7 @@ def map_windows(
                 fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         ahead = request.threads, request.prefetch
-        if any(isinstance(layer, Crops) for layer in passes.mode.network.graph.layers):
+        if passes.mode.network.graph.is_untraced:
             ahead = 1, 1  # crops take so much longer than a tile's pixels
         samples = read_ahead(passes, dataset, share.parts, *ahead)
         waiting: list[HostWindow] = []

@@ -17,7 +17,7 @@ from tiledseg.raster.info import checked_crs, is_placed, named_crs
 _ROWS = ("y", "lat", "latitude", "northing", "projection_y_coordinate", "grid_latitude")
 _COLS = ("x", "lon", "longitude", "easting", "projection_x_coordinate", "grid_longitude")
 _OFF, _UNEVEN = 1e-3, 0.1
-"""Of a pixel: by which coordinates may be off a stated transform, and off even steps (float32 rounds them)."""
+"""Shares of a pixel by which coordinates may be off a stated transform, and off even steps (float32 rounds them)."""
 
 
 def dims_of(array: Any) -> tuple[str, str] | None:

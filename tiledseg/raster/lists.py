@@ -57,9 +57,9 @@ class RasterSource(NamedTuple):
 
 
 class Composing(NamedTuple):
-    """How images are made of rasters, as the group `data` says: `assets` of an item are its bands, the rasters of an
-    entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its `values`. Items of
-    `times`, the beginnings of their datetimes, are one image."""
+    """The way in which images are made of rasters, as the group `data` says: `assets` of an item are its bands, the
+    rasters of an entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its
+    `values`. Items of `times`, the beginnings of their datetimes, are one image."""
 
     assets: tuple[str, ...] = ()
     mosaic: bool = False
@@ -123,11 +123,8 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             )
         for name in names:
             existing(name, entry.place)
-    return (
-        _of_times(path, entries, composing.times)
-        if composing.times and path.lower().endswith(ITEM_ENDINGS)
-        else entries
-    )
+    of_times = composing.times and path.lower().endswith(ITEM_ENDINGS)
+    return _of_times(path, entries, composing.times) if of_times else entries
 
 
 def _of_times(path: str, entries: Sequence[RasterSource], times: Sequence[str]) -> list[RasterSource]:

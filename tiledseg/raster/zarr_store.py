@@ -83,6 +83,7 @@ class GuardedStore(WrapperStore[Any]):
     def __init__(self, store: Any, place: str = "") -> None:
         super().__init__(store)
         self._place, self.lacks = place, False
+        self._root = os.path.join(os.path.realpath(place), "")
         self.forget()
 
     def _with_store(self, store: Any) -> Self:
@@ -99,7 +100,7 @@ class GuardedStore(WrapperStore[Any]):
     async def _read(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
         remote = is_remote(self._place)
         if not remote:
-            _check_local(self._place, key)
+            self._check_inside(key)
         try:
             value: Buffer | None = await super().get(key, prototype, byte_range)
         except Exception as error:
@@ -116,6 +117,16 @@ class GuardedStore(WrapperStore[Any]):
             )
         return value
 
+    def _check_inside(self, key: str) -> None:
+        """Raise RasterError for a key whose file is outside the store, by a link, or no regular file."""
+        file = os.path.join(self._place, key)
+        kind = irregular_kind(file)
+        if kind is not None:
+            raise RasterError(f"{file} is {kind}, not a chunk in a regular file; {_DAMAGED}")
+        there = os.path.realpath(file)
+        if not there.startswith(self._root):
+            raise RasterError(f"{file} leads out of its store, to {there}; copy the store with its files")
+
 
 def open_store(place: str) -> GuardedStore:
     """Return the store at a folder or a URL."""
@@ -123,16 +134,6 @@ def open_store(place: str) -> GuardedStore:
         check_obstore("the store", place)
         return GuardedStore(ObjectStore(object_store(place), read_only=True), place)
     return GuardedStore(LocalStore(place, read_only=True), place)
-
-
-def _check_local(place: str, key: str) -> None:
-    """Raise RasterError for a key whose file is outside the store, by a link, or no regular file."""
-    file = os.path.join(place, key)
-    kind = irregular_kind(file)
-    if kind is not None:
-        raise RasterError(f"{file} is {kind}, not a chunk in a regular file; {_DAMAGED}")
-    if not os.path.realpath(file).startswith(os.path.realpath(place).rstrip("/") + "/"):
-        raise RasterError(f"{file} leads out of its store, to {os.path.realpath(file)}; copy the store with its files")
 
 
 def _check_codecs(place: str, key: str, text: bytes) -> None:

@@ -1,9 +1,9 @@
 """A module that is not traced, as a network of one node: mapped by crops of one size, or on whole images (decision
 0020).
 
-The bits of a crop's scores must not depend on its tile, its rank, or the crops beside it. On a CPU each crop is
-computed alone, by kernels of one thread, and threads take a crop each. On a GPU crops run in batches of one size, where
-a measurement shows that neither place nor neighbours in a batch change a bit, else alone.
+The bits of a crop's scores must not depend on its tile, its rank, or the crops beside it. Crops run in batches of one
+size, where a measurement shows that neither place nor neighbours in a batch change a bit, else alone. On a CPU kernels
+have one thread, and threads take a batch each.
 """
 
 from __future__ import annotations
@@ -103,11 +103,15 @@ def _step_cost(module: nn.Module, x_BCHW: torch.Tensor) -> tuple[int, int]:
         for each in (*training, counter, saved_tensors_hooks(pack, lambda tensor: tensor)):
             stack.enter_context(each)
         scores_BKHW = scores_of(module, x_BCHW)  # holds the tensors: none has the memory of another
-    own = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())}
+    own = {each.untyped_storage().data_ptr() for each in _tensors(module)}
     bytes_kept = sum(size for place, size in kept.items() if place not in own)
-    return bytes_kept * SINGLE_BYTES // x_BCHW.element_size(), counter.get_total_flops() // (
-        2 * scores_BKHW[0, 0].numel()
-    )
+    per_pixel = counter.get_total_flops() // (2 * scores_BKHW[0, 0].numel())
+    return bytes_kept * SINGLE_BYTES // x_BCHW.element_size(), per_pixel
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    """Return weights and buffers."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def _count(module: nn.Module) -> int:
@@ -226,8 +230,7 @@ class CropModule(BlockModule):
         """Yield the scores of each crop of a tile, in order."""
         kind = x_CHW.device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        weights = [*self.module.parameters(), *self.module.buffers()]
-        state = x_CHW.dtype, kind, cast, tuple((id(each), each._version) for each in weights)
+        state = x_CHW.dtype, kind, cast, tuple((id(each), each._version) for each in _tensors(self.module))
         if self._batch is None or self._batch[0] != state:
             self._batch = state, self._crops_at_once(x_CHW)
         size = self._batch[1]
@@ -254,9 +257,9 @@ class CropModule(BlockModule):
 
     def _copies(self, number: int) -> list[nn.Module]:
         """Return the module, and copies with its weights; the module alone where it cannot be copied."""
-        weights = [*self.module.parameters(), *self.module.buffers()]
         with suppress(Exception):  # whatever an attribute raises
-            return [self.module, *(copy.deepcopy(self.module, {id(t): t for t in weights}) for _ in range(number - 1))]
+            shared = [{id(tensor): tensor for tensor in _tensors(self.module)} for _ in range(number - 1)]
+            return [self.module, *(copy.deepcopy(self.module, each) for each in shared)]
         return [self.module]
 
     def _crops_at_once(self, x_CHW: torch.Tensor) -> int:

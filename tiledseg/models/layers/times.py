@@ -6,6 +6,7 @@ blocks, stages and memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ class TimeSeries(nn.Module):
         return self.whole(x_BCHW.unflatten(1, (self.times, -1)).transpose(1, 2))
 
 
+def _at_each(volume: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Compute the image of each time by itself, of (batch, times, channels, height, width)."""
+    return compute(volume.flatten(0, 1)).unflatten(0, volume.shape[:2]).flatten(1, 2)
+
+
 class TimesConvolution(ChosenConvolution):
     """A convolution of images of several times, by weights of (out, in, times, rows, columns), or those of an image at
     each time. Kernel, stride, padding and dilation are those of rows and columns; `along`: those of times."""
@@ -50,12 +56,9 @@ class TimesConvolution(ChosenConvolution):
         step, ahead, gap = self.along
         if weight.dim() == 4 or (weight.shape[2], step, ahead) in ((1, 1, 0), (1, 1, "same")):
             each = weight if weight.dim() == 4 else weight.squeeze(2)
-            y = functional.conv2d(volume.flatten(0, 1), each, bias, stride, padding, dilation, groups)
-            return y.unflatten(0, (-1, self.times.read)).flatten(1, 2)
+            return _at_each(volume, lambda x: functional.conv2d(x, each, bias, stride, padding, dilation, groups))
         x = volume.transpose(1, 2)
-        if isinstance(ahead, str) and not isinstance(
-            padding, str
-        ):  # of a block, which has its padding in rows, columns
+        if isinstance(ahead, str) and not isinstance(padding, str):  # of a block, whose rows and columns have theirs
             total = gap * (weight.shape[2] - 1) if ahead == "same" else 0
             x, ahead = functional.pad(x, (0, 0, 0, 0, total // 2, total - total // 2)), 0
         around: Any = padding if isinstance(padding, str) else (ahead, *padding)
@@ -88,9 +91,8 @@ class TimesTransposed(nn.ConvTranspose2d):
         """Convolve, with numbers of rows and columns as `functional.conv_transpose2d` takes them."""
         volume = x_BCHW.unflatten(1, (self.times.read, -1))
         if weight.dim() == 4:
-            how = stride, padding, output_padding, groups, dilation
-            y = functional.conv_transpose2d(volume.flatten(0, 1), weight, bias, *how)
-            return y.unflatten(0, (-1, self.times.read)).flatten(1, 2)
+            how = weight, bias, stride, padding, output_padding, groups, dilation
+            return _at_each(volume, lambda x: functional.conv_transpose2d(x, *how))
         own: Any = stride, padding, output_padding
         one: Any = [(first, *each) for first, each in zip(self.along, (*own, dilation), strict=True)]
         y = functional.conv_transpose3d(volume.transpose(1, 2), weight, bias, one[0], one[1], one[2], groups, one[3])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import basis_part, better_precision, with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words
+from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words, steps_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -154,7 +154,7 @@ def search_table(part: dict[str, Any]) -> str:
     remarks += [f"GPUs: {busy:,} at work, on {nodes}{idle_words({**part, 'gpus': busy})}", f"job: {JOB}"]
     title = (
         f"search: {images}, {part['images_per_step']} a step{PROPOSED * part['proposed']}: "
-        f"{counted(-(-part['images'] // part['images_per_step']), 'step')} an epoch, on {part['gpus']} GPUs of "
+        f"{steps_words(part)} an epoch, on {part['gpus']} GPUs of "
         f"{size(part['memory'])}; all rows fit"
     )
     network = wrapped_lines(part["network"])

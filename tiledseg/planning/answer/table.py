@@ -152,9 +152,8 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         nodes = counted(math.ceil(part["gpus"] / part["gpus_per_node"]), "node")
         kind, number = ("tile", "micro_batches") if "stages" in answer else ("image", "images_per_step")
         items = counted(part[number], kind) + PROPOSED * (kind == "image" and part["proposed"])
-        several = kind == "image" and part["images"] > 1
         epoch = f"{duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}"
-        epoch += f" in {counted(-(-part['images'] // part[number]), 'step')}" * several + beside(part)
+        epoch += (f" in {steps_words(part)}" if kind == "image" and part["images"] > 1 else "") + beside(part)
         lines += [
             _row("halo mode", f"{first} a step{', against ' * bool(others)}{', '.join(others)}"),
             _row("GPUs", f"{part['gpus']:,} at work, on {nodes} of {part['gpus_per_node']}{idle_words(part)}"),
@@ -166,6 +165,11 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
         text = f"{other['flags']}: {figures}, {size(other['memory'])}, {other['gpus']:,} GPUs"
         lines.append(_row("" if place else "better", text))
     return "\n".join([*lines, _row("job", JOB), _row("more", f"--show {','.join(sections)} or all; --help")])
+
+
+def steps_words(part: Part) -> str:
+    """Return how many steps an epoch has."""
+    return counted(-(-part["images"] // part["images_per_step"]), "step")
 
 
 def beside(part: Part) -> str:

@@ -117,9 +117,9 @@ def _triple(number: int | Sequence[int]) -> tuple[Any, ...]:
 
 
 _OF_IMAGES = {"trilinear": "bilinear"}
-_MAX_POOL = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
-_AVG_POOL = {**_MAX_POOL, "count_include_pad": True, "divisor_override": None}
-del _AVG_POOL["dilation"]
+_POOL = {"kernel_size": None, "stride": None, "padding": 0}
+_MAX_POOL = {**_POOL, "dilation": 1, "ceil_mode": False}
+_AVG_POOL = {**_POOL, "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
 
 
 def _over_volume(step: Step) -> list[Value]:
