@@ -175,11 +175,12 @@ def _make_map(
             warn(files.notes(info))
             map_windows(share, mapper, files.rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
-            for layout in files.rasters if request.packing.format == ZARR else ():
-                mesh.on_root(partial(begin_chunks, layout))
-                with doing("writing the map's chunks"):
-                    fill_chunks(layout, mesh.rank, mesh.size, tick)
-            mesh.communicator.barrier()
+            if request.packing.format == ZARR:
+                for layout in files.rasters:
+                    mesh.on_root(partial(begin_chunks, layout))
+                    with doing("writing the map's chunks"):
+                        fill_chunks(layout, mesh.rank, mesh.size, tick)
+                mesh.communicator.barrier()
             mesh.on_root(lambda: files.finish(request, info, legend, ignored))
         except BaseException:
             for one in made:  # on any rank: the map cannot be finished, others may be ended unheard
@@ -244,8 +245,7 @@ class MapFiles:
 
     def notes(self, info: RasterInfo) -> tuple[str, ...]:
         """Return warnings on what a map does not keep of its image, and on styles that stay beside it."""
-        with_style = [layout for layout in self.rasters if layout.legend and layout.packing.format != ZARR]
-        styles = [layout for layout in with_style if layout.style is None]
+        styles = [layout for layout in self.rasters if layout.takes_style and layout.style is None]
         stays = [
             f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
         ]

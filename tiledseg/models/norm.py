@@ -52,29 +52,6 @@ class BatchNorm(nn.BatchNorm2d):
         return normed(self, input)
 
 
-class TimesBatchNorm(nn.BatchNorm2d):
-    """A batch norm of channels of several times, which are one channel of its own."""
-
-    times: int
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        y = super().forward(input.unflatten(1, (self.times, -1)).flatten(0, 1))
-        return y.unflatten(0, (-1, self.times)).flatten(1, 2)
-
-
-class TimesGroupNorm(nn.GroupNorm):
-    """A norm of groups of channels: of all times together, or of `each` time by itself."""
-
-    times: int
-    each: bool
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        volume = input.unflatten(1, (self.times, -1))
-        if self.each:
-            return super().forward(volume.flatten(0, 1)).unflatten(0, (-1, self.times)).flatten(1, 2)
-        return super().forward(volume.transpose(1, 2)).transpose(1, 2).flatten(1, 2)
-
-
 class StillBatchNorm(nn.BatchNorm2d):
     """A batch norm whose running statistics are constants, in training too."""
 
@@ -119,14 +96,13 @@ def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
     if isinstance(norm, nn.BatchNorm2d):
         return MomentSets(batch, channels, None, times)
     groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else channels
-    return (
-        MomentSets(batch, channels, groups * times) if each_time(norm) else MomentSets(batch, channels, groups, times)
-    )
+    of_times = (groups * times,) if each_time(norm) else (groups, times)
+    return MomentSets(batch, channels, *of_times)
 
 
 def each_time(norm: StatisticsNorm) -> bool:
     """Return True if it measures each of several times by itself."""
-    return isinstance(norm, TimesGroupNorm) and norm.each
+    return bool(getattr(norm, "each", False))
 
 
 def normed_together(

@@ -77,7 +77,12 @@ class RasterLayout(UnfinishedFile):
         """Return the style that is written beside a class map; None where another one is there, which stays."""
         place = style_path(self.path)
         other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
-        return place if self.legend and not other and self.packing.format != ZARR else None
+        return place if self.takes_style and not other else None
+
+    @property
+    def takes_style(self) -> bool:
+        """Return True for a class map beside which a style may lie: a store has its legend inside."""
+        return bool(self.legend) and self.packing.format != ZARR
 
 
 def lay_out(

@@ -18,9 +18,9 @@ from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvoluti
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule, MaxPoolModule
 from tiledseg.models.layers.resampling import UpsampleModule
-from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
+from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
 from tiledseg.models.network import GraphNetwork
-from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, TimesBatchNorm, TimesGroupNorm
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.spatial import twins
 from tiledseg.spatial.twins import POINTWISE, SpatialLayer

@@ -30,11 +30,10 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
 from tiledseg.models.layers.resampling import upsample
-from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
+from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesTransposed
 from tiledseg.models.norm import (
     PixelNorm,
     StatisticsNorm,
-    TimesBatchNorm,
     each_time,
     normed,
     sharing_of,

@@ -21,8 +21,8 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.convolution import TorchConvolution
-from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
-from tiledseg.models.norm import InstanceNorm, TimesBatchNorm, TimesGroupNorm
+from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
+from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Convolutions of images of several times, whose channels stand one after the other: those of the first time first.
+"""Convolutions and norms of images of several times, whose channels stand one after the other, the first time first.
 
 A tensor of the graph is (batch, times x channels, height, width). So times are channels to all that cuts images: halos,
 blocks, stages and memory.
@@ -97,3 +97,25 @@ class TimesTransposed(nn.ConvTranspose2d):
         one: Any = [(first, *each) for first, each in zip(self.along, (*own, dilation), strict=True)]
         y = functional.conv_transpose3d(volume.transpose(1, 2), weight, bias, one[0], one[1], one[2], groups, one[3])
         return y.transpose(1, 2).flatten(1, 2)
+
+
+class TimesBatchNorm(nn.BatchNorm2d):
+    """A batch norm of channels of several times, which are one channel of its own."""
+
+    times: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _at_each(input.unflatten(1, (self.times, -1)), super().forward)
+
+
+class TimesGroupNorm(nn.GroupNorm):
+    """A norm of groups of channels: of all times together, or of `each` time by itself."""
+
+    times: int
+    each: bool
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        volume = input.unflatten(1, (self.times, -1))
+        if self.each:
+            return _at_each(volume, super().forward)
+        return super().forward(volume.transpose(1, 2)).transpose(1, 2).flatten(1, 2)

@@ -16,8 +16,7 @@ from torch import nn
 from tiledseg.geometry.layers.convolutions import OverTimes
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.pixelwise import COMPUTED, Computed
-from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
-from tiledseg.models.norm import TimesBatchNorm, TimesGroupNorm
+from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
 from tiledseg.tracing.calls import Call
 from tiledseg.tracing.functions.pixelwise import pixelwise
 from tiledseg.tracing.functions.windows import WINDOWS
