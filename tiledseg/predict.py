@@ -32,7 +32,7 @@ from tiledseg.config.map_formats import (
     Packing,
     check_files,
 )
-from tiledseg.config.memory import NONE
+from tiledseg.config.parallel import NONE
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.system.freed_memory import keep_freed_memory

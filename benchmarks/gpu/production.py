@@ -21,7 +21,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import TileReference

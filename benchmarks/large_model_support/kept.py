@@ -17,9 +17,8 @@ import torch
 
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model import Machine, Store
+from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.units import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}

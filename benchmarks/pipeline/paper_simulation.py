@@ -11,10 +11,10 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.staged_pipeline import PipelineCase, StagePrices, choose, stage
-from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
-from tiledseg.planning.step.rank_steps import SentBytes
+from tiledseg.planning.cost_model import Machine
+from tiledseg.planning.run.pipeline import PipelineCase, StagePrices, choose, stage
+from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
+from tiledseg.planning.walk.rank_steps import SentBytes
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4

@@ -25,8 +25,8 @@ from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.step_memory import network_walk
 

@@ -35,11 +35,11 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
-from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.planning.step.cost import rank_walk
-from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.cost import rank_walk
 from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.mode_cost import settled
+from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import network_walk
 from tiledseg.spatial.network import SpatialNetwork
 

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.planned_memory.peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.memory.greedy import Greedy
+from tiledseg.planning.walk.choice import Greedy
 from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 
 SMALL = 64, 64

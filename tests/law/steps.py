@@ -30,8 +30,8 @@ from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.planning.run.spread import Spread, choose_spread, parallelism
+from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
+from tiledseg.planning.run.spread import Spread, choose_spread, micro_batch_size, parallelism
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
@@ -118,7 +118,7 @@ def plans(steps: Steps, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     tilings, images = steps.tilings(steps.case.grid), max(map(len, steps.images))
     spread = choose_spread(asked, graph, tilings, ranks, images, bands, 8, None, steps.blocks is None)
     largest = micro_batch_size(spread, graph, tilings, len(tilings[0]) * images, images, 8)
-    return spread, plan_pipeline(asked, graph, bands, largest, None)
+    return spread, plan_pipeline(asked, graph, bands, largest, None) if asked.stages > 1 else None
 
 
 def train(steps: Steps, mesh: Mesh) -> Run:

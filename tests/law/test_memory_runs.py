@@ -15,17 +15,15 @@ from tests.law.runs import changed, check_same_run, configuration, losses, run, 
 from tests.law.test_runs import halo, stages
 from tests.memory.stores import LateMover
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.parallel import MemoryConfig
 from tiledseg.config.run import Config
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.memory import offload
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory import store as store_room
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import plan_run
-from tiledseg.planning.walk import segment_memory
+from tiledseg.planning.walk import choice, segment_memory
 from tiledseg.training import preparation, start
 from tiledseg.training.offloading import check_store
 from tiledseg.training.preparation import prepare
@@ -144,7 +142,7 @@ def test_what_a_budget_has_leave_changes_no_loss(
     monkeypatch.setattr(
         preparation, "measured_store", lambda *asked: Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
     )
-    monkeypatch.setattr(store_room, "LEAST", 1)
+    monkeypatch.setattr(choice, "LEAST", 1)
     mesh = meshes["gloo"]
     whole = kept(shared, "nothing left", {"model.norm": "pixel"} if mesh.size == 1 else halo("layer"))
     budget = int(0.8 * prepare(whole, 1 << 40, mesh.size).plan.memory)

@@ -20,7 +20,7 @@ from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.parallel import MemoryConfig
 from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.config.words import augmentation
 from tiledseg.errors import CheckpointError

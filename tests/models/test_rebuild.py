@@ -25,7 +25,7 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 
 
 def drawn(graph: Graph, seed: int) -> MemoryPolicy:

@@ -24,7 +24,7 @@ from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_fol
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 
 BOUND = 1e-12
 

@@ -30,7 +30,7 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import in_flight, simulate
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)

@@ -16,8 +16,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.step.rank_steps import RankSteps, rank_steps
 from tiledseg.planning.walk.mode_cost import settled
+from tiledseg.planning.walk.rank_steps import RankSteps, rank_steps
 from tiledseg.spatial.network import SpatialNetwork
 
 UNETS = {

@@ -11,15 +11,8 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.staged_pipeline import (
-    PipelineCase,
-    StagedPipeline,
-    StagePrices,
-    choose,
-    stage,
-    torn_skips,
-)
-from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.run.pipeline import PipelineCase, StagedPipeline, StagePrices, choose, stage, torn_skips
+from tiledseg.planning.walk.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
 PRICES = StagePrices(tile_walk(LAYERS, 4, (32, 32)))

@@ -18,8 +18,7 @@ from tiledseg.memory import shelf
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion

@@ -15,7 +15,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import GeometryError
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 
 
 @pytest.mark.parametrize(("norm", "padding"), [*zip(NORMS, itertools.cycle(("same", "valid")), strict=False)])

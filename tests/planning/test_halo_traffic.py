@@ -14,9 +14,9 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.planning.step.cost import rank_walk, tile_walk
-from tiledseg.planning.step.rank_steps import SentBytes, rank_steps
+from tiledseg.planning.walk.cost import rank_walk, tile_walk
 from tiledseg.planning.walk.mode_cost import input_traffic, statistic_sums
+from tiledseg.planning.walk.rank_steps import SentBytes, rank_steps
 from tiledseg.spatial.halo_exchange import exchanged
 
 CASES = [

@@ -17,8 +17,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.memory.allocations import AllocationMeter
-from tiledseg.planning.step.cost import rank_walk
-from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.cost import rank_walk
+from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 

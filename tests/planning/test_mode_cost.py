@@ -18,9 +18,8 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.step.cost import layer_costs, rank_walk
-from tiledseg.planning.step.rank_steps import SentBytes, Traffic, rank_steps
+from tiledseg.planning.cost_model import Machine
+from tiledseg.planning.walk.cost import layer_costs, rank_walk
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
     Task,
@@ -30,6 +29,7 @@ from tiledseg.planning.walk.mode_cost import (
     mode_cost,
     settled,
 )
+from tiledseg.planning.walk.rank_steps import SentBytes, Traffic, rank_steps
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 MACHINE = Machine()

@@ -17,13 +17,12 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory import store
-from tiledseg.planning.memory.choice import step_choices
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.walk import choice
+from tiledseg.planning.walk.choice import step_choices
 from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.training.offloading import hooks_of
 
@@ -90,7 +89,7 @@ def test_a_step_of_some_tensors_that_leave_takes_what_is_planned(
     norm: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And gives the same gradients, to the last bit."""
-    monkeypatch.setattr(store, "LEAST", 1)
+    monkeypatch.setattr(choice, "LEAST", 1)
     unet, side = UNet(4, base_channels=8, norm=norm), 256
     choices = step_choices(unet.graph(), unet.bands, (side, side), 4, QUICK)
     low = choices.fixed + max(choices.walk.base)

@@ -11,17 +11,15 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.run.pipeline import (
-    MeasuredTimes,
+from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, StagePrices, plan_pipeline
+from tiledseg.planning.run.spread import (
     MicroBatchSize,
-    PipelinePlan,
+    choose_spread,
     micro_batch_size,
-    plan_pipeline,
+    parallelism,
     spread_note,
 )
-from tiledseg.planning.run.spread import Parallelism, choose_spread, parallelism
-from tiledseg.planning.staged_pipeline import StagePrices
-from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.walk.cost import tile_walk
 
 UNET = UNet(3, base_channels=8, classes=3)
 LAYERS = UNET.graph()
@@ -29,13 +27,8 @@ TILES = MicroBatchSize((128, 96), 8, 4)
 
 
 def plan(memory: int | None = None, measured: MeasuredTimes | None = None, **parallel: object) -> PipelinePlan:
-    found = plan_pipeline(parallelism(ParallelConfig(**parallel)), LAYERS, UNET.bands, TILES, memory, measured)  # type: ignore[arg-type]
-    assert found is not None
-    return found
-
-
-def test_one_stage_is_no_pipeline() -> None:
-    assert plan_pipeline(Parallelism(), LAYERS, UNET.bands, TILES, None) is None
+    asked = parallelism(ParallelConfig(**parallel))  # type: ignore[arg-type]
+    return plan_pipeline(asked, LAYERS, UNET.bands, TILES, memory, measured)
 
 
 def test_measured_times_decide_an_automatic_balance() -> None:
@@ -123,7 +116,7 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
     largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
-    assert plan_pipeline(parallelism(parallel), unet.graph(), 4, largest, None) is not None
+    plan_pipeline(parallelism(parallel), unet.graph(), 4, largest, None)
 
 
 def test_a_pipeline_on_several_hosts_is_told() -> None:

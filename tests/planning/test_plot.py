@@ -7,8 +7,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear
 from tiledseg.geometry.tiling import make_tiling, tiling_efficiency
-from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.stages import stage_pipeline
+from tiledseg.planning.answer.report import plan_tiling, stage_pipeline
 from tiledseg.planning.run.spread import Parallelism
 
 plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")

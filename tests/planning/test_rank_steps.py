@@ -9,7 +9,7 @@ from tests.planning.spread import UNETS
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.sharing.decomposition import Partition, plan_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
-from tiledseg.planning.step.rank_steps import rank_kinds, rank_steps, swaps
+from tiledseg.planning.walk.rank_steps import rank_kinds, rank_steps, swaps
 
 law = settings(derandomize=True, max_examples=100, deadline=None)
 

@@ -19,7 +19,7 @@ from tiledseg.geometry.layers.resampling import AlignedUpsample, MaxPool
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.memory import why_alone
 from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run

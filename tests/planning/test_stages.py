@@ -14,7 +14,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main
-from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.cost import layer_costs
 
 
 def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:

@@ -21,8 +21,8 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import NetworkCut, cut_network
 from tiledseg.pipeline.schedule import Route
-from tiledseg.planning.staged_pipeline import StagePrices
-from tiledseg.planning.step.cost import layer_costs, tile_walk
+from tiledseg.planning.run.pipeline import StagePrices
+from tiledseg.planning.walk.cost import layer_costs, tile_walk
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.trace import trace

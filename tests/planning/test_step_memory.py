@@ -30,10 +30,9 @@ from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
-from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.planning.step.backward_walk import loss_bytes
-from tiledseg.planning.step.cost import LayerCost, layer_costs, unfolded_bytes
-from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.cost import LayerCost, layer_costs, unfolded_bytes
+from tiledseg.planning.walk.step_memory import loss_bytes, training_memory
 from tiledseg.training.choose_objective import choose_objective
 
 SAME, VALID = (64, 96), (140, 156)

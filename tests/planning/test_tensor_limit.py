@@ -17,8 +17,8 @@ from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
 from tiledseg.planning.run.grid import check_tiles, choose_grid
 from tiledseg.planning.run.spread import Parallelism, choose_spread
-from tiledseg.planning.step.tensor_limit import MOST_VALUES, is_countable, largest_tensor
 from tiledseg.planning.walk.mode_cost import check_blocks, settled
+from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable, largest_tensor
 
 LAYERS = UNet().graph()
 FOOTPRINT = network_footprint(LAYERS)

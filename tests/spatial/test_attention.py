@@ -21,8 +21,8 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.layers import attention
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import statistic_sums
+from tiledseg.planning.walk.rank_steps import SentBytes
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 

@@ -43,9 +43,9 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.step.cost import rank_walk
-from tiledseg.planning.step.rank_steps import SentBytes, rank_steps
+from tiledseg.planning.walk.cost import rank_walk
 from tiledseg.planning.walk.mode_cost import statistic_sums
+from tiledseg.planning.walk.rank_steps import SentBytes, rank_steps
 from tiledseg.spatial.halo_exchange import part
 from tiledseg.spatial.network import SpatialNetwork
 

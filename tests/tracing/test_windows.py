@@ -25,8 +25,8 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.step.cost import rank_walk
-from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.cost import rank_walk
+from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.tracing import declared
 

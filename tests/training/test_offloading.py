@@ -15,7 +15,7 @@ import pytest
 
 from tests.crash.runs import Material, after_step
 from tiledseg.memory import offload
-from tiledseg.planning.memory import store as planned
+from tiledseg.planning.run import memory as planned
 from tiledseg.train import main
 
 

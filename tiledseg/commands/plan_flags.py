@@ -16,14 +16,13 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.commands.parser import flag_of, refuse_given
 from tiledseg.config.checks import MOST, Range
-from tiledseg.config.memory import RECOMPUTE as NODES
-from tiledseg.config.parallel import ParallelConfig
+from tiledseg.config.parallel import REBUILDS, ParallelConfig
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
 from tiledseg.geometry.layers.crops import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.answer.table import heading, parse_sections, table
-from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
@@ -181,7 +180,7 @@ def _question(flags: Namespace) -> RunQuestion:
     for name, value in values.items():
         for number in () if value is None else value if isinstance(value, tuple) else (value,):
             Range(1, MOST if name in _COUNTS else MOST_BYTES).check(flag_of(name), number)
-    network, recompute = _network(flags), flags.recompute if flags.recompute in NODES else "auto"
+    network, recompute = _network(flags), flags.recompute if flags.recompute in REBUILDS else "auto"
     if flags.stride != 1 and not isinstance(network, UNet):
         raise ConfigError(
             f"--stride is {flags.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
@@ -221,7 +220,7 @@ def _bytes(text: str | None) -> int | None:
 def _stages(flags: Namespace) -> Parallelism | None:
     """Return the settings of a pipeline, checked as those of the group `parallel`; None without --stages."""
     given = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
-    given = {name: value for name, value in given.items() if value is not None and value not in NODES}
+    given = {name: value for name, value in given.items() if value is not None and value not in REBUILDS}
     if flags.stages is None:
         refuse_given(flags, given, "--stages is not given", "give --stages N")
         return None

@@ -25,8 +25,7 @@ from tiledseg.config.checks import (
 )
 from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import BLENDS, ENDS
-from tiledseg.config.memory import ALL, MemoryConfig
-from tiledseg.config.parallel import ParallelConfig
+from tiledseg.config.parallel import ALL, MemoryConfig, ParallelConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import CONSTANT, read_policy
 from tiledseg.errors import ConfigError

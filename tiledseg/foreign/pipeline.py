@@ -23,8 +23,8 @@ from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import NetworkCut, cut_network, split_network
-from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
-from tiledseg.planning.run.spread import parallelism
+from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
+from tiledseg.planning.run.spread import MicroBatchSize, parallelism
 
 Loss = Callable[..., torch.Tensor]
 PIXELS = 256  # a side, about: of the image by whose multiply-adds the automatic balance goes
@@ -233,9 +233,7 @@ def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
     footprint = network_footprint(network.graph)
     side = footprint.before + footprint.after + footprint.alignment * max(1, PIXELS // footprint.alignment)
     size = MicroBatchSize((side, side), IN_FLIGHT * parallel.stages, 4)
-    plan = plan_pipeline(parallelism(parallel), network.graph, network.bands, size, None)
-    assert plan is not None, "there are several stages"
-    return plan
+    return plan_pipeline(parallelism(parallel), network.graph, network.bands, size, None)
 
 
 def _stages(network: GraphNetwork, cut: NetworkCut) -> dict[str, int]:

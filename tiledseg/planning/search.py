@@ -24,15 +24,15 @@ from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes, finest_grid
-from tiledseg.planning.cost_model.prices import Prices, StepTime
+from tiledseg.planning.cost_model import Prices, StepTime
 from tiledseg.planning.run.grid import near_squares
 from tiledseg.planning.run.norms import norm_fault, of_steps
-from tiledseg.planning.run.pipeline import pipeline_bytes
+from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
+from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 from tiledseg.units import size
 
@@ -301,8 +301,9 @@ class Pricing:
             assert plan.seconds is not None, "stages are searched on known machines only"
             time = StepTime(step.forward / parallel.stages, step.backward / parallel.stages)
             waiting = plan.seconds - self.prices.seconds(time)
-            of_pipeline = parallel, self.graph, self.bands, plan.micro_batch, plan.pipeline.balance
-            memory = plan.rebuilt.peak if plan.rebuilt else pipeline_bytes(*of_pipeline)
+            given, batch = replace(parallel, balance=plan.pipeline.balance), plan.micro_batch
+            staged = balanced_pipeline(given, self.graph, self.bands, batch, None, None)
+            memory = plan.rebuilt.peak if plan.rebuilt else max(staged.case.rank_bytes(staged.balance))
         elif parallel.mesh is None:
             time = self.prices.step(step, 1, step.backward / max(1, candidate.tiles // question.ranks))
             ranks = min(question.ranks, candidate.tiles * question.images_per_step)

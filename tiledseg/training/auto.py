@@ -19,7 +19,7 @@ from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.run import Config
 from tiledseg.config.words import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import parallelism
 from tiledseg.system.console import counted

@@ -14,7 +14,7 @@ import torch
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
-from tiledseg.config.memory import ALL
+from tiledseg.config.parallel import ALL
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.config.words import Augmentation, augmentation
@@ -23,7 +23,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.frozen import freeze, frozen_nodes
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
@@ -53,7 +53,7 @@ from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 
 if TYPE_CHECKING:
-    from tiledseg.planning.memory.store import Store
+    from tiledseg.planning.cost_model import Store
 
 Kept = tuple[tuple[int, ...], ...]
 """Of each image, the tiles in which pixels may count."""

@@ -27,8 +27,8 @@ from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_shar
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import StepProgress
 from tiledseg.memory.device import is_gpu, name_of
-from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import spread_note
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more

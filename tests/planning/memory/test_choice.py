@@ -9,10 +9,8 @@ import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.memory.choice import StepChoices, step_choices
-from tiledseg.planning.memory.greedy import Greedy
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.cost_model import Machine, Store
+from tiledseg.planning.walk.choice import Greedy, StepChoices, step_choices
 from tiledseg.planning.walk.items import Walk, price
 
 WALKS, NETWORKS = 60, 25

@@ -20,8 +20,8 @@ from tiledseg.planning.run.grid import finer_grid, is_compact, near_squares
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.step.rank_steps import SentBytes
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label
+from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import size
 
 _FINER = 4  # times the tiles: a grid finer than that is not named for GPUs that are idle

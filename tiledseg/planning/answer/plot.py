@@ -17,8 +17,8 @@ from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, pa
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import figures_basis
+from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.system.writing import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"

@@ -21,9 +21,9 @@ from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
     from tiledseg.planning.answer.report import Planned
+    from tiledseg.planning.run.pipeline import StagedPipeline
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
-    from tiledseg.planning.staged_pipeline import StagedPipeline
 
 SYSTEMS = ("slurm", "lsf")
 _WIDTH = 80  # columns of a script

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
@@ -13,12 +12,11 @@ from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.cost_model import ASSUMED_STORE, Store
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step.tensor_limit import MOST_VALUES, check_countable
 from tiledseg.planning.walk.mode_cost import fusion_word
-
-if TYPE_CHECKING:
-    from tiledseg.planning.memory.store import Store
+from tiledseg.planning.walk.rank_steps import MOST_VALUES, check_countable
+from tiledseg.planning.walk.segment_memory import BlockedStep
 
 MOST_TRIED = 64  # blocks a side
 MOST_WORSE = 4  # shapes in a row that need more than one before, after which no better one is looked for
@@ -130,8 +128,6 @@ def blocks_of(
 ) -> BlockPlan:
     """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
     fits, else the one that needs least. With many small blocks halos need more memory again."""
-    from tiledseg.planning.walk.segment_memory import BlockedStep
-
     own = context if shared is None else tuple(max(block.size for block in cut.blocks) for cut in shared)
     best, worse, longer = None, 0, max(own) / min(own)
     sides = [(side, max(1, math.ceil(side / longer))) for side in range(1, MOST_TRIED + 1)]  # about as long as wide
@@ -149,8 +145,6 @@ def blocks_of(
     check_countable([needs.largest], "use more memory.blocks")
     extra = 0.0
     if trains:
-        from tiledseg.planning.memory.store import ASSUMED_STORE
-
         rates = asked.store or ASSUMED_STORE
         extra = needs.more_time(rates.machine, rates.waited if asked.in_file else None)
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)

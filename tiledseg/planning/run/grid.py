@@ -12,7 +12,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
-from tiledseg.planning.step.tensor_limit import check_countable, is_countable, largest_tensor
+from tiledseg.planning.walk.rank_steps import check_countable, is_countable, largest_tensor
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.units import size
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.cost_model import LEAST, STAYING
 from tiledseg.planning.run.norms import of_steps
-from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step.cost import tile_walk
+from tiledseg.planning.run.spread import MicroBatchSize, Spread
+from tiledseg.planning.walk.choice import MemoryChoice, block_choices, step_choices
+from tiledseg.planning.walk.cost import tile_walk
+from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.mode_cost import Task
-from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
-
-if TYPE_CHECKING:
-    from tiledseg.planning.memory.choice import MemoryChoice
+from tiledseg.planning.walk.step_memory import fixed_memory, network_walk, training_memory
 
 MIB = 2**20
 _TRIES = 4  # choices for the largest step, each with less room, where another step needs more
@@ -97,8 +95,6 @@ def plan_rebuilt(
                 f"{needed}; leave recompute out, or use a finer tiling.grid"
             )
         return None
-    from tiledseg.planning.memory.choice import block_choices, step_choices
-
     graph, bands, value = task.graph, task.bands, task.value_bytes
     if spread.shares_layers:  # the steps of each kind of rank on the largest image
         every = block_choices(task, spread.fusion, spread.overlap, question.store)
@@ -152,8 +148,6 @@ def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
     """Return the plan of the tensors that a choice offloads; None where it offloads none."""
     if choice is None or not choice.away:
         return None
-    from tiledseg.planning.memory.store import STAYING
-
     sizes = [size for _, size in choice.away]
     return OffloadPlan(sum(sizes), min(sum(sizes), STAYING * max(sizes)), choice.peak, chosen=True)
 
@@ -167,10 +161,6 @@ def plan_offload(
     and where tensors are recomputed: the step then needs less. Raises BudgetError where a budget of the user is too
     small.
     """
-    from tiledseg.planning.memory.store import LEAST, STAYING
-    from tiledseg.planning.walk.items import price
-    from tiledseg.planning.walk.step_memory import network_walk
-
     graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
     forward = tile_walk(graph, bands, context, value)
     walk = network_walk(forward)

@@ -1,28 +1,253 @@
-"""The pipeline of a run, decided and checked before any rank starts: balance, schedule, recomputation, memory."""
+"""The pipeline of a run, decided and checked before any rank starts: balance, messages, time of a step, memory.
+
+Bytes kept for the backward pass follow `walk.cost`, but a run of nodes that starts in the middle receives its input.
+Where a node before has kept that tensor already, this rank has to keep it once more. `plan` uses modelled times, a run
+measured ones.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cache, cached_property, lru_cache
 
+from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import is_legal_size
-from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
-from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.schedule import Settings
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.run.spread import Parallelism, Spread
-from tiledseg.planning.step.cost import tile_walk
-from tiledseg.planning.step.rank_steps import SentBytes
+from tiledseg.geometry.graph import KEEP, Graph, MemoryPolicy
+from tiledseg.geometry.memory_policy import homes
+from tiledseg.pipeline.balance import TOLERANCES, BalancePrices, choose_balances, choose_folded_balances, cuts
+from tiledseg.pipeline.schedule import (
+    ChunkMap,
+    ChunkTimes,
+    Program,
+    Route,
+    Settings,
+    chunk_routes,
+    kept_of,
+    most_in_flight,
+    program,
+)
+from tiledseg.pipeline.simulation import Timeline, simulate
+from tiledseg.planning.cost_model import Machine, Prices
+from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
+from tiledseg.planning.walk.choice import MemoryChoice, StepChoices
+from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
+from tiledseg.planning.walk.items import Walk
+from tiledseg.planning.walk.rank_steps import SentBytes
+from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk
 
-if TYPE_CHECKING:  # most runs do without
-    from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.staged_pipeline import MessageTime, StagedPipeline
+_SAMPLE = 24  # micro-batches that are simulated to compare balances
+MessageTime = Callable[[int], float]  # bytes -> time of one message
+
+
+@dataclass(frozen=True)
+class StageMemory(StepMemory):
+    """Bytes of a stage on one micro-batch; `inputs`: all that it received, which is kept of one that is recomputed."""
+
+    inputs: int
+
+    def kept(self, complete: int, inputs_only: int = 0) -> int:
+        """Return the bytes of so many micro-batches with all their activations, and so many with their inputs only."""
+        return complete * self.activations + inputs_only * self.inputs
+
+    def needed(self, complete: int, inputs_only: int = 0) -> int:
+        """Return all bytes, with so many micro-batches kept at once."""
+        return self.total - self.activations + self.kept(complete, inputs_only)
+
+
+class StagePrices:
+    """Prices of runs of nodes (first, stop), half-open, on one micro-batch with this forward walk."""
+
+    def __init__(self, forward: ForwardWalk) -> None:
+        self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
+        self.memory = cache(self._memory)
+
+    @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """Each edge that passes over nodes: the node that makes the tensor, and the one that reads it."""
+        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
+
+    def _memory(self, first: int, stop: int) -> StageMemory:
+        """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
+        inputs = self.received(first, stop) if first else self.tensor_bytes(0)
+        return StageMemory(**vars(memory_of(self.forward, (first, stop))), inputs=inputs)
+
+    def walk(self, first: int, stop: int) -> Walk:
+        """Return the items of the run's backward pass, of one micro-batch."""
+        return network_walk(self.forward, run=(first, stop))
+
+    def tensor_bytes(self, tensor: int) -> int:
+        """Return the bytes of a tensor of the graph, whole: its reader crops it."""
+        return self.costs[tensor - 1].output_bytes if tensor else self.forward.input_bytes
+
+    def received(self, first: int, stop: int) -> int:
+        """Return the bytes that the run receives in a forward pass."""
+        return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
+
+
+stage_prices = lru_cache(maxsize=32)(StagePrices)  # they serve all pipelines on micro-batches of one size
+
+
+@dataclass(frozen=True)
+class PipelineCase:
+    """The settings of a pipeline, and the costs of its layers.
+
+    `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
+    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
+    """
+
+    schedule: str
+    modes: tuple[str, ...]
+    micro_batches: int
+    prices: StagePrices
+    forward: Sequence[float]
+    backward: Sequence[float]
+    message: MessageTime | None
+    limit: int | None
+
+    @property
+    def stages(self) -> int:
+        return len(self.modes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return chunk_ranks(self.schedule, self.stages)
+
+    @property
+    def folds(self) -> bool:
+        """True if ranks hold a part of the way down and its mirror on the way up, and skips have to stay on them."""
+        return len(self.ranks) > self.stages and self.ranks == self.ranks[::-1]
+
+    def recomputes(self, rank: int) -> bool:
+        """Return True if a stage goes forward twice; `except_last` counts as `always` with several micro-batches."""
+        return self.modes[rank] == "always" or (self.modes[rank] == "except_last" and self.micro_batches > 1)
+
+    def memory(self) -> Callable[[int, int, int], int]:
+        """Return a function from (first, stop, chunk) to the bytes of these layers with micro-batches in flight."""
+        held = most_in_flight(self.schedule, self.stages, self.micro_batches)
+
+        @cache
+        def memory(first: int, stop: int, chunk: int) -> int:
+            kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
+            return self.prices.memory(first, stop).needed(*kept)
+
+        return memory
+
+    def rank_bytes(self, balance: Sequence[int]) -> list[int]:
+        memory, needed = self.memory(), [0] * self.stages
+        for chunk, (first, stop) in enumerate(cuts(balance)):
+            needed[self.ranks[chunk]] += memory(first, stop, chunk)
+        return needed
+
+    @property
+    def alone(self) -> float:
+        """Time of a step on one rank, where nothing is recomputed or sent."""
+        return self.micro_batches * (sum(self.forward) + sum(self.backward))
+
+
+@dataclass(frozen=True)
+class StagedPipeline:
+    """A pipeline with its balance; `times` of its chunks, in which recomputation is part of the backward pass."""
+
+    case: PipelineCase
+    balance: tuple[int, ...]
+    pipeline: ChunkMap
+    times: ChunkTimes
+
+    @cached_property
+    def actions(self) -> Program:
+        return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
+
+    def route_bytes(self, route: Route) -> int:
+        """Return the bytes that travel along a route, one way, for one micro-batch."""
+        return 0 if self.pipeline.is_local(route) else self.case.prices.tensor_bytes(route.tensor)
+
+    def timeline(self, transfers: bool = True) -> Timeline:
+        """Simulate a step; without `transfers` messages take no time."""
+        message = self.case.message if transfers else None
+        seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
+        return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
+
+
+def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
+    """Return the pipeline of a balance that fits (see `balance.parse_balance`)."""
+    runs, prices = cuts(balance), case.prices
+    forward = [sum(case.forward[first:stop]) for first, stop in runs]
+    backward = [sum(case.backward[first:stop]) for first, stop in runs]
+    for chunk, rank in enumerate(case.ranks):
+        backward[chunk] += forward[chunk] * case.recomputes(rank)
+    sending = [case.message(prices.tensor_bytes(first)) for first, _ in runs[1:]] if case.message else ()
+    chunks = ChunkMap(case.ranks, chunk_routes(prices.graph, runs))
+    return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
+
+
+def choose(case: PipelineCase) -> StagedPipeline:
+    """Return the pipeline with the automatic balance: of the fastest slowest stage, and of those somewhat slower that
+    send fewer bytes, the one with the shortest simulated step. Raises ConfigError where none fits the network or the
+    limit."""
+    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
+    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
+    recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
+
+    def traffic(first: int, stop: int) -> int:
+        """Return the bytes that a run receives; skips of a folded pipeline stay on their rank."""
+        return case.prices.tensor_bytes(first) * bool(first) if case.folds else case.prices.received(first, stop)
+
+    prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
+    if case.folds:
+        balances = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
+    else:
+        balances = choose_balances(prices, len(case.ranks), tolerances)
+    sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
+    return stage(case, min(dict.fromkeys(balances), key=lambda balance: stage(sample, balance).timeline().makespan))
+
+
+def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
+    """Return, in words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
+    if not case.folds:
+        return []
+    stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
+    names = case.prices.graph.names
+    ends = [(names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips]
+    return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
+
+
+def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> MemoryChoice | None:
+    """Return one choice for all stages of a balance, each rank of at most `budget` bytes; None where a stage has none.
+    The chunks of a rank share its budget in proportion to what they need. A chunk's fixed bytes include the inputs of
+    micro-batches that are recomputed whole."""
+    runs, needed, memory = cuts(balance), case.rank_bytes(balance), case.memory()
+    held = most_in_flight(case.schedule, case.stages, case.micro_batches)
+    chosen, totals = list[MemoryChoice](), [0] * case.stages
+    for chunk, run in enumerate(runs):
+        rank, own = case.ranks[chunk], case.prices.memory(*run)
+        complete, inputs = kept_of(case.schedule, held[chunk], case.modes[rank])
+        fixed = own.weights + own.gradients + own.optimizer + inputs * own.inputs
+        step = StepChoices(case.prices.walk(*run), fixed, max(1, complete))
+        fits = needed[rank] <= budget
+        choice = step.choose(step.kept if fits else memory(*run, chunk) * budget // needed[rank])
+        if choice is None:
+            return None
+        chosen.append(choice)
+        totals[rank] += choice.peak
+    return None if max(totals) > budget else replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
+
+
+def _joined(case: PipelineCase, runs: Sequence[tuple[int, int]], chosen: Sequence[MemoryChoice]) -> MemoryChoice:
+    """Join the chunks' choices: a tensor has the word of the chunk that makes it, and is kept where it crosses chunks.
+    The extra time is that of the stage with the most."""
+    graph = case.prices.graph
+    tensors, inside = [KEEP] * len(graph.names), [KEEP] * len(graph)
+    for (first, stop), each in zip(runs, chosen, strict=True):
+        inside[first:stop] = each.policy.inside[first:stop]
+        tensors[first + 1 : stop + 1] = each.policy.tensors[first + 1 : stop + 1]
+    place = homes(graph)
+    chunk_of = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
+    crossing = {place[k + 1] for k in range(len(graph)) if chunk_of[k] != chunk_of[max(0, place[k + 1] - 1)]}
+    policy = MemoryPolicy(tuple(KEEP if home in crossing else tensors[home] for home in place), tuple(inside))
+    items = tuple(pair for each in chosen for pair in each.items)
+    return MemoryChoice(policy, 0, 0, items, max(each.extra for each in chosen))
+
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
 
@@ -46,16 +271,6 @@ class PipelinePlan(Settings):
 
 
 @dataclass(frozen=True)
-class MicroBatchSize:
-    """The largest micro-batch of a pipeline: its pixels, the most of them in a step of one pipeline, and the bytes of a
-    value."""
-
-    pixels: tuple[int, int]
-    count: int
-    value_bytes: int
-
-
-@dataclass(frozen=True)
 class MeasuredTimes:
     """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
 
@@ -76,36 +291,6 @@ def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize
     return MeasuredTimes(forward, backward, lambda size: machine.message_seconds(SentBytes(1, size), ranks), turns)
 
 
-def micro_batch_size(
-    spread: Spread,
-    graph: Graph,
-    tilings: Sequence[Tiling],
-    tiles_per_step: int,
-    images_per_step: int,
-    value_bytes: int,
-) -> MicroBatchSize:
-    """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
-    images = -(-images_per_step // spread.mesh.replicas)
-    if spread.shares_layers:
-        sizes = []
-        for tiling in tilings:
-            blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
-            height, width = (max(block.size for block in cut.blocks) for cut in (blocks.rows, blocks.cols))
-            while not is_legal_size(graph, height):  # a block of an unpadded network may be no legal input
-                height += 1
-            while not is_legal_size(graph, width):
-                width += 1
-            sizes.append((height, width))
-        return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
-    pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
-    if not spread.shares_images:
-        return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
-    shape = spread.mesh.rows, spread.mesh.cols
-    every = [decompose(tiling, shape).tile_sizes() for tiling in tilings]
-    tiles = max(max(map(len, rows)) * max(map(len, cols)) for rows, cols in every)
-    return MicroBatchSize(pixels, images * tiles, value_bytes)
-
-
 def plan_pipeline(
     parallel: Parallelism,
     graph: Graph,
@@ -113,14 +298,12 @@ def plan_pipeline(
     largest: MicroBatchSize,
     memory_bytes: int | None,
     measured: MeasuredTimes | None = None,
-) -> PipelinePlan | None:
-    """Plan the pipeline that `parallel` sets; None for one stage.
+) -> PipelinePlan:
+    """Plan the pipeline that `parallel` sets, of several stages.
 
     `memory_bytes`: of a rank for a training step (None: nothing is trained). Raises ConfigError as `balanced_pipeline`,
     and where a stage needs more than that.
     """
-    if parallel.stages == 1:
-        return None
     staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes, measured)
     if parallel.balance is not None and memory_bytes is not None:
         needed = staged.case.rank_bytes(staged.balance)
@@ -156,7 +339,7 @@ def rebuilt_pipeline(
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
     whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
-    from tiledseg.planning.staged_pipeline import choose_stages
+    from tiledseg.planning.run.pipeline import choose_stages
 
     for percent in _OVER:
         try:
@@ -188,7 +371,7 @@ def balanced_pipeline(
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.staged_pipeline import PipelineCase, choose, stage, stage_prices, torn_skips
+    from tiledseg.planning.run.pipeline import PipelineCase, choose, stage, stage_prices, torn_skips
 
     prices = stage_prices(tile_walk(graph, bands, largest.pixels, largest.value_bytes))
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
@@ -213,27 +396,3 @@ def balanced_pipeline(
             f"{', '.join(torn)}; move the cuts, or give auto"
         )
     return stage(case, balance)
-
-
-def pipeline_bytes(
-    parallel: Parallelism, graph: Graph, bands: int, largest: MicroBatchSize, balance: Sequence[int]
-) -> int:
-    """Return the bytes of a training step on the rank that needs most, of a pipeline with that balance."""
-    staged = balanced_pipeline(replace(parallel, balance=tuple(balance)), graph, bands, largest, None, None)
-    return max(staged.case.rank_bytes(staged.balance))
-
-
-def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
-    """Return a warning where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
-    if mesh.stages == 1:
-        return None
-    for first in range(0, mesh.ranks, mesh.stages):
-        own = [hosts[rank] for rank in mesh.pipeline(first)]
-        if len(set(own)) > 1:
-            other = next(host for host in own if host != own[0])
-            return (
-                f"the pipeline of ranks {first} to {first + mesh.stages - 1} is on several hosts ({own[0]}, {other}), "
-                f"so its activations go through the network; start a multiple of {mesh.stages} ranks a host, in the "
-                "order of hosts"
-            )
-    return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
@@ -15,27 +14,25 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.cost_model.prices import Prices, StepTime
+from tiledseg.planning.cost_model import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, crop_tiles, map_tiles
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
-from tiledseg.planning.run.pipeline import (
-    MeasuredTimes,
-    MicroBatchSize,
-    PipelinePlan,
-    micro_batch_size,
-    modelled,
-    plan_pipeline,
-    rebuilt_pipeline,
-)
+from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline, rebuilt_pipeline
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, goes_together, idle_note
+from tiledseg.planning.run.spread import (
+    MicroBatchSize,
+    Spread,
+    choose_mesh,
+    choose_spread,
+    goes_together,
+    idle_note,
+    micro_batch_size,
+)
+from tiledseg.planning.walk.choice import MemoryChoice
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
-
-if TYPE_CHECKING:
-    from tiledseg.planning.memory.choice import MemoryChoice
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,6 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
         if again is None:
             raise
         pipeline, rebuilt = again
-    assert pipeline is not None, "several stages"
     seconds = None if pipeline.seconds is None else pipeline.seconds + once
     return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
@@ -14,13 +14,10 @@ from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes, one_of_equals
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
-
-if TYPE_CHECKING:
-    from tiledseg.planning.memory.store import Store
 
 
 class Extent(NamedTuple):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.walk.mode_cost import check_blocks, choose_fusion, fusion_word
@@ -195,3 +197,59 @@ def choose_mesh(
         meshes,
         key=lambda m: (-m.ranks, m.rows * m.cols, (m.rows - 1) * width + (m.cols - 1) * height, m.rows, m.cols),
     )
+
+
+@dataclass(frozen=True)
+class MicroBatchSize:
+    """The largest micro-batch of a pipeline: its pixels, the most of them in a step of one pipeline, and the bytes of a
+    value."""
+
+    pixels: tuple[int, int]
+    count: int
+    value_bytes: int
+
+
+def micro_batch_size(
+    spread: Spread,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    tiles_per_step: int,
+    images_per_step: int,
+    value_bytes: int,
+) -> MicroBatchSize:
+    """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
+    images = -(-images_per_step // spread.mesh.replicas)
+    if spread.shares_layers:
+        sizes = []
+        for tiling in tilings:
+            blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
+            height, width = (max(block.size for block in cut.blocks) for cut in (blocks.rows, blocks.cols))
+            while not is_legal_size(graph, height):  # a block of an unpadded network may be no legal input
+                height += 1
+            while not is_legal_size(graph, width):
+                width += 1
+            sizes.append((height, width))
+        return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
+    pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
+    if not spread.shares_images:
+        return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
+    shape = spread.mesh.rows, spread.mesh.cols
+    every = [decompose(tiling, shape).tile_sizes() for tiling in tilings]
+    tiles = max(max(map(len, rows)) * max(map(len, cols)) for rows, cols in every)
+    return MicroBatchSize(pixels, images * tiles, value_bytes)
+
+
+def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
+    """Return a warning where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
+    if mesh.stages == 1:
+        return None
+    for first in range(0, mesh.ranks, mesh.stages):
+        own = [hosts[rank] for rank in mesh.pipeline(first)]
+        if len(set(own)) > 1:
+            other = next(host for host in own if host != own[0])
+            return (
+                f"the pipeline of ranks {first} to {first + mesh.stages - 1} is on several hosts ({own[0]}, {other}), "
+                f"so its activations go through the network; start a multiple of {mesh.stages} ranks a host, in the "
+                "order of hosts"
+            )
+    return None

@@ -22,11 +22,18 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
-from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.cost_model.prices import Prices, StepTime, sum_of
-from tiledseg.planning.step.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
-from tiledseg.planning.step.rank_steps import RankSteps, SentBytes, Traffic, pieces, rank_kinds, swaps
-from tiledseg.planning.step.tensor_limit import check_countable, largest_of_block
+from tiledseg.planning.cost_model import Machine, Prices, StepTime, sum_of
+from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
+from tiledseg.planning.walk.rank_steps import (
+    RankSteps,
+    SentBytes,
+    Traffic,
+    check_countable,
+    largest_of_block,
+    pieces,
+    rank_kinds,
+    swaps,
+)
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
 

@@ -30,7 +30,7 @@ from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps, SentBytes, Traffic, pieces, whole_steps
+from tiledseg.planning.walk.rank_steps import DimStep, InputStep, RankSteps, SentBytes, Traffic, pieces, whole_steps
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2

@@ -1,4 +1,4 @@
-"""The greedy choice of what is kept, recomputed or offloaded, so that a backward pass fits a budget.
+"""The greedy choice of what is kept, recomputed or offloaded, so that a training step fits a budget.
 
 The choice drops tensors, those of least seconds per byte first, until all moments fit the budget; then it keeps again
 what fits. Only bytes above the budget count. A tensor may change together with one that it is recomputed from, as a
@@ -11,13 +11,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
-from tiledseg.planning.memory.store import STAYING
-from tiledseg.planning.walk.items import Walk, Words, price
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS, Graph, MemoryPolicy
+from tiledseg.planning.cost_model import ASSUMED, LEAST, STAYING, Machine, Store
+from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
+from tiledseg.planning.walk.items import BACKWARD, Walk, Words, price
+from tiledseg.planning.walk.mode_cost import Task, layer_ranks, settled
+from tiledseg.planning.walk.step_memory import fixed_memory, network_walk
 
 SLACK = 0.1  # share of the way from the budget to the least peak: a start that drops more than needed
 Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
@@ -129,3 +133,130 @@ class Greedy:
                     heapq.heappush(waiting, (-math.inf, near))
             state, helped = after, True
         return state.words
+
+
+@dataclass(frozen=True)
+class MemoryChoice:
+    """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
+
+    `items`: recomputed tensors, by name, with their bytes; `away`: offloaded ones. `extra`: the seconds of both as a
+    share of the step's.
+    """
+
+    policy: MemoryPolicy
+    kept: int
+    peak: int
+    items: tuple[tuple[str, int], ...]
+    extra: float
+    away: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        saved = (self.kept - self.peak) / 2**30
+        away = f", {len(self.away)} leave for the store meanwhile" if self.away else ""
+        return (
+            f"{len(self.items)} tensors are computed once more in place of being kept{away}: {self.peak / 2**30:.4g} "
+            f"GiB a step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time"
+        )
+
+
+@dataclass(frozen=True)
+class StepChoices:
+    """A training step on one context: its walk, and the `fixed` bytes, of weights for example.
+
+    `complete`: micro-batches whose kept tensors are in memory at once, of which one runs backward.
+    """
+
+    walk: Walk
+    fixed: int
+    complete: int = 1
+
+    @cached_property
+    def greedy(self) -> Greedy:
+        return Greedy(self.walk, self.complete)
+
+    @cached_property
+    def kept(self) -> int:
+        """Bytes of a step that keeps everything."""
+        return self.fixed + self.greedy.peak(self.greedy.kept)
+
+    @cached_property
+    def least(self) -> int:
+        """Bytes from which on there surely is a choice."""
+        return self.fixed + self.greedy.peak(self.greedy.leanest)
+
+    @property
+    def leanest(self) -> MemoryPolicy:
+        """The policy of the least bytes."""
+        return self.walk.policy(self.greedy.leanest)
+
+    def choose(self, budget: int) -> MemoryChoice | None:
+        """Return the choice of at most `budget` bytes, None where none fits."""
+        chosen = self.greedy.choose(budget - self.fixed)
+        if chosen is None:
+            return None
+        pairs = list(zip(self.walk.items, chosen.words, strict=True))
+        rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.used)
+        away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
+        policy, step = self.walk.policy(chosen.words), (1 + BACKWARD) * self.walk.forward
+        sizes = self.kept, self.fixed + chosen.bytes, rebuilt
+        return MemoryChoice(policy, *sizes, chosen.seconds / step, away)
+
+    def peak(self, policy: MemoryPolicy) -> int:
+        """Return the bytes of a step by a policy."""
+        return self.fixed + self.greedy.peak(self.walk.needed_words(policy))
+
+    def by_part(self, policy: MemoryPolicy) -> list[dict[str, Any]]:
+        """Return, for each part of the network (what stands before the dot in its nodes' names), bytes kept, recomputed
+        and offloaded (`away`), and the extra seconds as a share of the step's."""
+        parts: dict[str, dict[str, Any]] = {}
+        step = (1 + BACKWARD) * self.walk.forward
+        for item, word in zip(self.walk.items, self.walk.words(policy), strict=True):
+            name = item.name.split(".")[0]
+            part = parts.setdefault(name, {"name": name, "kept": 0, "rebuilt": 0, "extra": 0.0, "away": 0})
+            key = "kept" if word == KEEP else "away" if word == OFFLOAD else "rebuilt"
+            if word != REBUILD or item.used:
+                part[key] += item.bytes
+                part["extra"] += {KEEP: 0.0, REBUILD: item.rebuild, OFFLOAD: item.offload}[word] / step
+        return list(parts.values())
+
+
+def step_choices(
+    graph: Graph,
+    bands: int,
+    context: tuple[int, int],
+    value_bytes: int,
+    store: Store | None = None,
+    machine: Machine | None = None,
+) -> StepChoices:
+    """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`.
+    `machine`: the rank's speed, the store's unless given. Raises GeometryError where this is no legal size."""
+    walk = _stored_walk(tile_walk(graph, bands, context, value_bytes), store, machine)
+    return StepChoices(walk, fixed_memory(graph, bands, value_bytes))
+
+
+def _stored_walk(forward: ForwardWalk, store: Store | None, machine: Machine | None = None) -> Walk:
+    """Return the items of a walk; large tensors that the backward pass uses may be offloaded to `store`, if any."""
+    walk = network_walk(forward, machine or (store.machine if store else ASSUMED))
+    away = [store is not None and i.home is not None and i.used and i.bytes >= LEAST for i in walk.items]
+    pairs = zip(walk.items, away, strict=True)
+    items = [replace(i, offload=store.waited(i.bytes, i.bytes)) if store and leaves else i for i, leaves in pairs]
+    return replace(walk, items=tuple(items))
+
+
+def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = None) -> list[StepChoices]:
+    """Return the choices of each kind of rank that shares an image, layer by layer; tensors may be offloaded to
+    `store`. With `overlap` a window is never whole in memory, so that tensors inside layers are kept.
+
+    Raises GeometryError where a rank would own nothing of some tensor.
+    """
+    rows, cols = settled(task.graph, task.decomposition)
+    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
+    choices = []
+    for forward, _ in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
+        walk = _stored_walk(forward, store)
+        if overlap:
+            items = [item if item.node is None else replace(item, rebuild=math.inf) for item in walk.items]
+            walk = replace(walk, items=tuple(items))
+        choices.append(StepChoices(walk, fixed + forward.besides))
+    return choices
