@@ -51,7 +51,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     """Rehearse a job, and return 1 where it would fail on its ranks. Raises ConfigError for settings that cannot be."""
     from tiledseg.commands.options import parse_config
-    from tiledseg.planning.cost_model import Machine
+    from tiledseg.planning.walk.cost_model import Machine
     from tiledseg.raster.labels.classes import read_classes
     from tiledseg.training.preparation import prepare
     from tiledseg.training.rehearsal import in_words, rehearse

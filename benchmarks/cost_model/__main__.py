@@ -30,7 +30,7 @@ from tiledseg.user_files.machine import find_machine
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.config.run import Config
-    from tiledseg.planning.cost_model import Machine
+    from tiledseg.planning.walk.cost_model import Machine
 
 STEPS = 6
 _MEMORY = 8 << 30

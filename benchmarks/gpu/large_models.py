@@ -29,9 +29,9 @@ from tiledseg.foreign.large_model_support import large_model_support
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.offload import Offload, mover_to
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.cost_model import Store
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
+from tiledseg.planning.walk.cost_model import Store
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.offloading import hooks_of, measured_store
 from tiledseg.units import ACTIVATION_BYTES

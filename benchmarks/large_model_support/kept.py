@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.units import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}

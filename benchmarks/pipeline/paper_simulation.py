@@ -11,9 +11,9 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.pipeline import PipelineCase, StagePrices, choose, stage
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.rank_steps import SentBytes
 
 BY_HAND_STAGES = 6

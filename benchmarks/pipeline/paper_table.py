@@ -22,7 +22,7 @@ from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Simulated, all_
 from benchmarks.pipeline.paper_times import Case, Measurement, legal_size
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.walk.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.cost_model import Machine
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import Task, mode_cost
 
 BANDS, CLASSES = 4, 5

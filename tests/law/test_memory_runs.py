@@ -19,11 +19,11 @@ from tiledseg.config.parallel import MemoryConfig
 from tiledseg.config.run import Config
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.memory import offload
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.walk import choice, segment_memory
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.training import preparation, start
 from tiledseg.training.offloading import check_store
 from tiledseg.training.preparation import prepare

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tiledseg.architecture.network import Network
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.units import MOST_BYTES
 
 

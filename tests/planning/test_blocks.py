@@ -18,12 +18,12 @@ from tiledseg.memory import shelf
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk import segment_memory as segment_memory_module
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.segment_memory import BlockedStep
 from tiledseg.spatial.block_network import BlockNetwork
 from tiledseg.spatial.block_pass import BlockPass, Image

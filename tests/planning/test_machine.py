@@ -15,11 +15,11 @@ import yaml
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model import CopyRates, Link, Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost_model import CopyRates, Link, Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines

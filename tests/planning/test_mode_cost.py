@@ -18,8 +18,8 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.walk.cost import layer_costs, rank_walk
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
     Task,

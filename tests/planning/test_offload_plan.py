@@ -17,12 +17,12 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import choice
 from tiledseg.planning.walk.choice import step_choices
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.training.offloading import hooks_of
 

@@ -19,12 +19,12 @@ from tiledseg.geometry.layers.resampling import AlignedUpsample, MaxPool
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.memory import why_alone
 from tiledseg.planning.run.pipeline import MeasuredTimes
 from tiledseg.planning.run.plan import balanced, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, Spread, parallelism
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.planning.walk.step_memory import fixed_memory
 

@@ -25,7 +25,7 @@ from tiledseg.commands.calibrate import (
     write_profile,
 )
 from tiledseg.plan import main
-from tiledseg.planning.cost_model import Machine
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.user_files.machine import find_machine, machine_from
 
 

@@ -17,11 +17,11 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
 from tiledseg.geometry.graph import KEEP, Graph
 from tiledseg.geometry.sharing.decomposition import decompose
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import Task, mode_cost
 from tiledseg.training.offloading import told_what_fits
 

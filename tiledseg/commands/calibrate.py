@@ -39,7 +39,7 @@ from tiledseg.memory.device import api
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import TENSOR, StoreRates, store_rates
-from tiledseg.planning.cost_model import Machine, Prices
+from tiledseg.planning.walk.cost_model import Machine, Prices
 from tiledseg.system.console import answer
 from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory, resident_bytes
 from tiledseg.system.outputs import check_outputs, whole

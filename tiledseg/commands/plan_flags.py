@@ -22,10 +22,10 @@ from tiledseg.errors import ConfigError, install
 from tiledseg.geometry.layers.crops import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.answer.table import heading, parse_sections, table
-from tiledseg.planning.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
+from tiledseg.planning.walk.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.system.console import say
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing

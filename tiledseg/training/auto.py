@@ -19,9 +19,9 @@ from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.run import Config
 from tiledseg.config.words import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import parallelism
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.system.console import counted
 
 _GROUPS = "data", "tiling", "model", "parallel", "memory"

@@ -21,11 +21,11 @@ from tiledseg.execution.precision import autocast
 from tiledseg.geometry.tiling import finest_grid
 from tiledseg.memory.mover import HOST, TENSOR
 from tiledseg.memory.saved import Hooks
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.units import SINGLE_BYTES
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.frozen import freeze, frozen_nodes
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
 from tiledseg.planning.run.spread import parallelism
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
@@ -53,7 +53,7 @@ from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 
 if TYPE_CHECKING:
-    from tiledseg.planning.cost_model import Store
+    from tiledseg.planning.walk.cost_model import Store
 
 Kept = tuple[tuple[int, ...], ...]
 """Of each image, the tiles in which pixels may count."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from tiledseg.config.checks import Range, shown
 from tiledseg.errors import ConfigError
-from tiledseg.planning.cost_model import CopyRates, Link, Machine
+from tiledseg.planning.walk.cost_model import CopyRates, Link, Machine
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.yaml_text import read_yaml
 

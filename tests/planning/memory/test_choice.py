@@ -9,8 +9,8 @@ import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.walk.choice import Greedy, StepChoices, step_choices
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.items import Walk, price
 
 WALKS, NETWORKS = 60, 25

@@ -13,8 +13,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.plan import main, plan
 from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_text
-from tiledseg.planning.cost_model import CopyRates
 from tiledseg.planning.walk.choice import step_choices
+from tiledseg.planning.walk.cost_model import CopyRates
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.user_files.machine import find_machine
 

@@ -10,13 +10,13 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.planning.answer.search import with_stores
-from tiledseg.planning.cost_model import STAYING, CopyRates, Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search import FREE, INEXACT, TERMS, Candidate, Priced, Pricing, explained, search
 from tiledseg.planning.walk.choice import step_choices
+from tiledseg.planning.walk.cost_model import STAYING, CopyRates, Machine, Store
 from tiledseg.planning.walk.items import price
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine

@@ -13,10 +13,10 @@ from tiledseg.planning.answer.modes import basis_part, better_precision, with_st
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words, steps_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
-from tiledseg.planning.cost_model import disk_of, store_of
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
+from tiledseg.planning.walk.cost_model import disk_of, store_of
 from tiledseg.system.console import counted
 from tiledseg.units import size
 

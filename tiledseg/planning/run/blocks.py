@@ -12,8 +12,8 @@ from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model import ASSUMED_STORE, Store
 from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store
 from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, check_countable
 from tiledseg.planning.walk.segment_memory import BlockedStep

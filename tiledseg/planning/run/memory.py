@@ -10,12 +10,12 @@ from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model import LEAST, STAYING
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Spread
 from tiledseg.planning.walk.choice import MemoryChoice, block_choices, step_choices
 from tiledseg.planning.walk.cost import tile_walk
+from tiledseg.planning.walk.cost_model import LEAST, STAYING
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.mode_cost import Task
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk, training_memory

@@ -28,10 +28,10 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import Timeline, simulate
-from tiledseg.planning.cost_model import Machine, Prices
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
+from tiledseg.planning.walk.cost_model import Machine, Prices
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk

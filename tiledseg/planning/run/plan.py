@@ -14,7 +14,6 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.layers.crops import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.cost_model import Prices, StepTime
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import choose_grid, crop_tiles, map_tiles
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
@@ -31,6 +30,7 @@ from tiledseg.planning.run.spread import (
     micro_batch_size,
 )
 from tiledseg.planning.walk.choice import MemoryChoice
+from tiledseg.planning.walk.cost_model import Prices, StepTime
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
 

@@ -14,9 +14,9 @@ from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes, one_of_equals
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
-from tiledseg.planning.cost_model import Machine, Store
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 

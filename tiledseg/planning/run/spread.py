@@ -13,9 +13,9 @@ from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import of_steps
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import check_blocks, choose_fusion, fusion_word
 
 

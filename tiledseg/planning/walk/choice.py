@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS, Graph, MemoryPolicy
-from tiledseg.planning.cost_model import ASSUMED, LEAST, STAYING, Machine, Store
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
+from tiledseg.planning.walk.cost_model import ASSUMED, LEAST, STAYING, Machine, Store
 from tiledseg.planning.walk.items import BACKWARD, Walk, Words, price
 from tiledseg.planning.walk.mode_cost import Task, layer_ranks, settled
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk

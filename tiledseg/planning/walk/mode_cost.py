@@ -22,8 +22,8 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
-from tiledseg.planning.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
+from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
     SentBytes,

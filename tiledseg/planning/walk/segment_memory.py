@@ -16,8 +16,8 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, block_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.planning.cost_model import Machine
 from tiledseg.planning.walk.cost import ForwardWalk, layer_costs
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.items import BACKWARD
 from tiledseg.planning.walk.rank_steps import RankSteps, TensorShape, dim_steps
 from tiledseg.planning.walk.step_memory import block_peak, weight_memory

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.cost_model import ASSUMED, Machine
 from tiledseg.planning.walk.cost import INDEX_BYTES, ForwardWalk, LayerCost, tile_walk, unfolded_bytes
+from tiledseg.planning.walk.cost_model import ASSUMED, Machine
 from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
