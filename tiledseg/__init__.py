@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
     from tiledseg.config.run import Config
     from tiledseg.export import export
-    from tiledseg.foreign.large_model_support import large_model_support
     from tiledseg.foreign.parallelize import parallelize
     from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
+    from tiledseg.memory.offload import large_model_support
     from tiledseg.models.layers.times import TimeSeries
     from tiledseg.plan import plan
     from tiledseg.raster.reader import open_raster
@@ -63,7 +63,7 @@ _PLACES = {
     "evaluate_map": "tiledseg.api:evaluate_map",
     "export": "tiledseg.export",  # modules of commands, which are callable
     "halo": "tiledseg.api:halo",
-    "large_model_support": "tiledseg.foreign.large_model_support:large_model_support",
+    "large_model_support": "tiledseg.memory.offload:large_model_support",
     "load": "tiledseg.inference.trained:load",
     "open_raster": "tiledseg.raster.reader:open_raster",
     "parallelize": "tiledseg.foreign.parallelize:parallelize",

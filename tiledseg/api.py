@@ -16,7 +16,7 @@ from tiledseg.config.checks import checked
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, TiledsegError
-from tiledseg.foreign.traced import Halo
+from tiledseg.foreign.spread import Halo, traced
 from tiledseg.raster.array_names import takes_arrays
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, 
         return Halo.of(_named(network, model).graph())
     if model:
         raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
-    from tiledseg.foreign.traced import traced
-
     module: Any = network
     return Halo.of(traced(getattr(module, "network", module), bands).graph)
 
@@ -68,8 +66,6 @@ def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
     `bands`: of its input (None: as many as its first convolution takes). Raises ConfigError that lists every place that
     would not be exact on tiles, with the reason and what to do.
     """
-    from tiledseg.foreign.traced import traced
-
     return traced(module, bands)
 
 

@@ -25,9 +25,8 @@ from benchmarks.large_model_support.kept import SHARES, keeping, plain_bytes
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
-from tiledseg.foreign.large_model_support import large_model_support
 from tiledseg.memory.mover import HOST
-from tiledseg.memory.offload import Offload, mover_to
+from tiledseg.memory.offload import Offload, large_model_support, mover_to
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices

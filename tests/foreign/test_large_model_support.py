@@ -15,7 +15,7 @@ from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.recomputing import Recomputing
+from tiledseg.memory.offload import Recomputing
 
 
 @pytest.mark.parametrize(

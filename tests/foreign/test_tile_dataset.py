@@ -19,7 +19,7 @@ import tiledseg
 from tests.small_files import PLACE, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.foreign.traced import Halo
+from tiledseg.foreign.spread import Halo
 from tiledseg.models.network import build_modules
 from tiledseg.raster.samples.sampling import Sampler
 

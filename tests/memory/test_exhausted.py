@@ -13,7 +13,7 @@ import torch
 
 from tests.memory.stores import offload
 from tiledseg.errors import MemoryLimitError
-from tiledseg.memory.exhausted import exhausted, is_exhausted
+from tiledseg.memory.allocations import exhausted, is_exhausted
 
 PROGRAM = """
 import resource, sys, threading, time

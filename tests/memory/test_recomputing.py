@@ -23,7 +23,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Mover
-from tiledseg.memory.recomputing import Recomputing
+from tiledseg.memory.offload import Recomputing
 
 ALL, NONE = 0, 1 << 62  # budgets under which everything is computed once more, and nothing
 

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from tests.comm.launching import ROOT
 from tiledseg.errors import ConfigError
-from tiledseg.memory import torch_versions
+from tiledseg.memory import device as torch_versions
 
 
 def test_the_oldest_is_that_of_setup_cfg_and_an_older_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,15 +42,3 @@ def test_lines_of_gloo_go_to_standard_error(
         os.write(1, b"line\n")
     os.write(1, b"answer\n")
     assert capfd.readouterr() == (f"{on_output}answer\n", "line\n" if not on_output else "")
-
-
-@pytest.mark.parametrize(
-    ("name", "caller", "own"),
-    [
-        ("grad_fn", "/a/torch/utils/checkpoint.py", True),
-        ("grad_fn", "/a/net.py", False),
-        ("register_hook", "/a/torch/utils/checkpoint.py", False),
-    ],
-)
-def test_reads_of_torch_itself(name: str, caller: str, own: bool) -> None:
-    assert torch_versions.is_own_read(name, caller) is own

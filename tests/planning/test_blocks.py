@@ -14,9 +14,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.memory import shelf
+from tiledseg.memory import file_store
 from tiledseg.memory.allocations import AllocationMeter
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
@@ -65,7 +65,7 @@ def test_the_memory_is_what_is_allocated(blocks: tuple[int, int], images: int | 
 
 
 def test_what_is_on_its_way_to_a_file_counts_as_the_shelf_bounds_it() -> None:
-    assert segment_memory_module.MOST_WRITTEN == shelf.MOST_WRITTEN
+    assert segment_memory_module.MOST_WRITTEN == file_store.MOST_WRITTEN
 
 
 def test_of_a_map_less_lies_there() -> None:

@@ -22,7 +22,7 @@ from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
-from tiledseg.memory.shelf import open_shelf
+from tiledseg.memory.file_store import open_shelf
 from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.block_network import BlockNetwork, ImageRanks

@@ -94,8 +94,7 @@ def open_mesh(
 
         from tiledseg.comm.collectives import SerialCommunicator
         from tiledseg.comm.mesh import KINDS, Mesh, choose_transport, fair_threads, gather_facts
-        from tiledseg.memory.device import api, is_gpu, local_device
-        from tiledseg.memory.torch_versions import check_version
+        from tiledseg.memory.device import api, check_version, is_gpu, local_device
 
     check_version()
     device = local_device(launch.local_rank)
@@ -190,7 +189,7 @@ def _connect(
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
     from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
     from tiledseg.comm.watch import open_watch
-    from tiledseg.memory.torch_versions import gloo_connects
+    from tiledseg.memory.device import gloo_connects
 
     check_open_files(launch)
     by_mpi = transport == "mpi"

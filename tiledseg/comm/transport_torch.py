@@ -23,8 +23,7 @@ import torch.distributed as dist
 from tiledseg.comm.collectives import Communicator, Turns
 from tiledseg.comm.point_to_point import Message, PointToPoint
 from tiledseg.errors import CommunicationError, first_line
-from tiledseg.memory.device import BACKENDS, is_gpu, kind_here
-from tiledseg.memory.torch_versions import gloo_connects
+from tiledseg.memory.device import BACKENDS, gloo_connects, is_gpu, kind_here
 
 # No time limit of torch's own: the watch ends a job that stands still, with a line that names the rank, and lets one
 # rank write or validate for as long as it makes progress. A year, since torch wants a number.

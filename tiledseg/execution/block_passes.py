@@ -25,7 +25,7 @@ from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
 from tiledseg.raster.samples.dataset import Sample

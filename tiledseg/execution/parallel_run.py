@@ -86,7 +86,7 @@ class ParallelRun:
         work = None
         if blocks is not None:
             from tiledseg.execution.block_passes import BlockWork
-            from tiledseg.memory.shelf import open_shelf
+            from tiledseg.memory.file_store import open_shelf
             from tiledseg.spatial.block_network import BlockNetwork
 
             work = BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)

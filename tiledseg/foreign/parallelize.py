@@ -11,8 +11,7 @@ from torch import nn
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.config.checks import MOST, Range, checked
 from tiledseg.errors import GeometryError
-from tiledseg.foreign.spread import SpreadModule, check_images
-from tiledseg.foreign.traced import traced
+from tiledseg.foreign.spread import SpreadModule, check_images, traced
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.dropout import set_dropout_key

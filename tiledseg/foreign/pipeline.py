@@ -14,15 +14,14 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.config.checks import checked
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.foreign.spread import SpreadModule, check_images
-from tiledseg.foreign.traced import traced
+from tiledseg.foreign.spread import SpreadModule, check_images, traced
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import NetworkCut, cut_network, split_network
+from tiledseg.pipeline.partition import cut_network, split_network
 from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import MicroBatchSize, parallelism
 
@@ -70,8 +69,11 @@ class Pipeline(SpreadModule):
         parallel.check()
         network = traced(module, bands)
         plan = _plan(network, parallel)
-        cut = cut_network(network.graph, plan.balance, plan.schedule, stages)
-        stage_of = _stages(network, cut)
+        cut, modules = cut_network(network.graph, plan.balance, plan.schedule, stages), list(network.layers.values())
+        pairs = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
+        holder = {id(tensor): stage for stage, index in pairs for tensor in tensors_of(modules[index])}
+        named = {name: id(tensor) for name, tensor in network.state_dict(keep_vars=True).items()}
+        stage_of = {name: holder[each] for name, each in named.items() if each in holder}
         super().__init__(network, 1, 1, stages, seed)
         self.micro_batch = micro_batch
         self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
@@ -98,7 +100,9 @@ class Pipeline(SpreadModule):
         what the module returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are looked at
         on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
-        moving, own = self._moving_norm(), self.network.own_gradients
+        own, layers = self.network.own_gradients, self.network.layers.values()
+        pairs = zip(self.network.graph.nodes, layers, strict=True)
+        moving = next((node.name for node, each in pairs if node.layer.statistics == "batch" and each.training), None)
         norm = f"'{moving}' is a batch norm, which would move its statistics on each of {self.replicas} replicas"
         faults = {
             f"{norm}; use all ranks for one pipeline, or .eval() of the norms": bool(moving) and self.replicas > 1,
@@ -130,7 +134,7 @@ class Pipeline(SpreadModule):
     ) -> list[_StagedForeign]:
         keys = self.dropout_keys(len(x_BCHW))
         cuts = [slice(i, i + self.micro_batch) for i in range(0, len(x_BCHW), self.micro_batch)]
-        shapes, targets = self._shapes(x_BCHW), [None if target is None else target[at] for at in cuts]
+        shapes, targets = self._shapes(x_BCHW), [target if target is None else target[at] for at in cuts]
         pairs = zip(cuts, targets, strict=True)
         return [_StagedForeign(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in pairs]
 
@@ -153,11 +157,6 @@ class Pipeline(SpreadModule):
         for line, holds in {**(faults or {}), **lines}.items():
             if holds:
                 raise mark_agreed(ConfigError(line))
-
-    def _moving_norm(self) -> str | None:
-        """Return the name of the first batch norm that measures in training."""
-        pairs = zip(self.network.graph.nodes, self.network.layers.values(), strict=True)
-        return next((node.name for node, each in pairs if node.layer.statistics == "batch" and each.training), None)
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -234,12 +233,3 @@ def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
     side = footprint.before + footprint.after + footprint.alignment * max(1, PIXELS // footprint.alignment)
     size = MicroBatchSize((side, side), IN_FLIGHT * parallel.stages, 4)
     return plan_pipeline(parallelism(parallel), network.graph, network.bands, size, None)
-
-
-def _stages(network: GraphNetwork, cut: NetworkCut) -> dict[str, int]:
-    """Return the stage of each weight and buffer of a layer."""
-    modules = list(network.layers.values())
-    stages = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
-    holder = {id(tensor): stage for stage, index in stages for tensor in tensors_of(modules[index])}
-    names = network.state_dict(keep_vars=True).items()
-    return {name: holder[id(tensor)] for name, tensor in names if id(tensor) in holder}

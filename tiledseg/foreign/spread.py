@@ -1,9 +1,11 @@
-"""A module whose work the ranks of a process group share: what `parallelize` and `Pipeline` have in common."""
+"""Any module as a graph, the one seam to `tracing`, and the halo that its tiles need; a module whose work the ranks of
+a process group share, of which `parallelize` and `Pipeline` are kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -16,13 +18,81 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import joined_mesh
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.run.norms import measuring
 from tiledseg.system.console import say
 
 _SHARED = "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks"
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The halo that a network needs around a tile, in pixels along either dim.
+
+    Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
+    fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and
+    `minimum_sides` have (before, after). `footprint` is what cuts tiles. `asks_place`: the network must know where in
+    the image a tile lies, as ours do, and a module that is called on tiles by themselves does not. `whole_image`: names
+    of the nodes that take a mean, a maximum or statistics of the whole image in evaluation too, which no halo covers.
+    """
+
+    minimum_sides: tuple[int, int]
+    footprint: Footprint
+    asks_place: bool = False
+    whole_image: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(graph: Graph) -> Halo:
+        """Return the halo of a graph. Raise GeometryError where no exact tile exists."""
+        asks = any(layer.asks_place for layer in graph.layers)
+        whole_image = tuple(node.name for node in measuring(graph, trains=False))
+        return Halo(minimum_halo(graph), network_footprint(graph), asks, whole_image)
+
+    def __repr__(self) -> str:
+        sides = f"minimum_sides={self.minimum_sides}, sides={self.sides}"
+        besides = f", whole_image={self.whole_image}" if self.whole_image else ""
+        return f"Halo(minimum={self.minimum}, halo={self.halo}, alignment={self.alignment}, {sides}{besides})"
+
+    @property
+    def minimum(self) -> int:
+        """Return the pixels around a core that its outputs depend on."""
+        return max(self.minimum_sides)
+
+    @property
+    def halo(self) -> int:
+        return max(self.sides)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.footprint.before, self.footprint.after
+
+    @property
+    def alignment(self) -> int:
+        return self.footprint.alignment
+
+
+def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
+    """Return the module as a network with the same weights; one of ours is that already.
+
+    `bands`: None for those that its first convolution takes. Raises ConfigError that lists every place that is not
+    exact.
+    """
+    if isinstance(module, GraphNetwork):
+        return module
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"a {type(module).__name__} is no torch.nn.Module; give one, built")
+    from tiledseg.tracing.trace import trace
+
+    if bands is None:
+        bands = next((each.in_channels for each in module.modules() if isinstance(each, nn.Conv2d)), None)
+    if bands is None:
+        raise ConfigError(f"{type(module).__name__} has no convolution that tells its bands; give bands=")
+    return trace(module, bands)
 
 
 class SpreadModule(nn.Module):
@@ -46,8 +116,13 @@ class SpreadModule(nn.Module):
         self.seed, self.calls = seed, 0
         with ExitStack() as opened:
             mesh = opened.enter_context(joined_mesh())
-            shape = _shape(mesh.size, rows, cols, stages)
-            axes = open_axes(mesh, shape)
+            image = rows * cols * stages
+            if min(rows, cols, stages) < 1:
+                raise mark_agreed(ConfigError(f"mesh ({rows}, {cols}) with {stages} stages; give at least 1 each"))
+            if mesh.size % image:
+                what = f"{f'stages {stages}' if stages > 1 else f'mesh ({rows}, {cols})'} takes {image} ranks an image"
+                raise mark_agreed(ConfigError(f"{what}, but the job has {mesh.size}; start a multiple of {image}"))
+            axes = open_axes(mesh, MeshShape(mesh.size // image, rows, cols, stages))
             opened.callback(axes.close)
             self._held = opened.pop_all()
         self.__dict__ |= {"network": network, "mesh": mesh, "axes": axes}  # no submodules
@@ -117,14 +192,3 @@ def check_images(shape: Sequence[int], bands: int) -> None:
     if len(shape) != 4 or shape[1] != bands:
         what = f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
         raise mark_agreed(GeometryError(what))
-
-
-def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:
-    """Return the mesh of ranks. Raise ConfigError, on all ranks alike, where ranks would be left over."""
-    image = rows * cols * stages
-    if min(rows, cols, stages) < 1:
-        raise mark_agreed(ConfigError(f"mesh ({rows}, {cols}) with {stages} stages; give at least 1 each"))
-    if ranks % image:
-        what = f"{f'stages {stages}' if stages > 1 else f'mesh ({rows}, {cols})'} takes {image} ranks an image"
-        raise mark_agreed(ConfigError(f"{what}, but the job has {ranks}; start a multiple of {image}"))
-    return MeshShape(ranks // image, rows, cols, stages)

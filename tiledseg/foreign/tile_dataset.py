@@ -17,7 +17,7 @@ from tiledseg.comm.launch import detect
 from tiledseg.config.checks import checked
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
-from tiledseg.foreign.traced import Halo
+from tiledseg.foreign.spread import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling

@@ -1,23 +1,40 @@
-"""A rank's device, and the ways between it and the host: no other file names the API of a GPU's maker.
+"""A rank's device, and the ways between it and the host; and what differs between the promised versions of torch.
+
+No other file names the API of a GPU's maker.
 
 CUDA, ROCm (CUDA's API in torch) and XPU have streams: their work goes on when the host has left it. A CPU has none.
 MPS, and GPUs of XPU without float64, are passed over: sums of losses, gradients and norms are float64.
 
 A copy from pageable memory makes the host wait for the GPU. Copies through pinned memory run in the order of the
 current stream. torch's cache gives a piece of pinned memory out again once the copies that read it are done.
+
+| versions of torch, 2.8 to 2.15 | difference | met by |
+| --- | --- | --- |
+| before 2.8 | Gloo's destructor holds the interpreter: ranks hang at their end | `check_version`, a refusal |
+| 2.8 (not from 2.13 on) | Gloo prints lines about its peers on standard output as a group is made | `gloo_connects` |
+| 2.8 to 2.11 | `checkpoint` reads `grad_fn` of a tensor of its own | `tracing.record`, in `_check_function` |
+| to 2.13 | a GPU's gradient of padded average pooling in channels_last (pytorch#188344) | `models.layers.pooling` |
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from tiledseg.errors import ConfigError
+from tiledseg.system.console import keep_descriptors
+
 Numbers = tuple[float, ...]
 CPU = torch.device("cpu")
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}  # what carries tensors between GPUs; RCCL has NCCL's name in torch
+OLDEST = 2, 8
+_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+_QUIET_GLOO = 2, 13
 
 
 def api(device: torch.device) -> Any:
@@ -94,3 +111,26 @@ def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Te
     """Return numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
     with torch.inference_mode(False):  # made in it they could not be trained with
         return torch.tensor(values, dtype=dtype).to(device)
+
+
+def check_version() -> None:
+    """Raise ConfigError for a torch that is older than the promised ones."""
+    if _VERSION < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(f"torch {torch.__version__} is too old, its ranks hang; pip install 'torch>={oldest}'")
+
+
+@contextmanager
+def gloo_connects() -> Iterator[None]:
+    """Send what Gloo prints on standard output inside to standard error: it would stand in a command's answer."""
+    if _VERSION >= _QUIET_GLOO:
+        yield
+        return
+    keep_descriptors()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)

@@ -81,11 +81,9 @@ class StorageEntry:
     def views(self) -> list[SavedView]:
         return [saved for reference in self.saved if (saved := reference()) is not None]
 
-    def find_alone(self) -> bool:
-        """Return True if autograd alone holds the storage now."""
-        aliases = [saved.alias for saved in self.views() if saved.alias is not None]
-        self.alone = bool(aliases) and held_by(aliases[0], len(aliases))
-        return self.alone
+    def aliases(self) -> list[torch.Tensor]:
+        """Return the views that are in memory."""
+        return [saved.alias for saved in self.views() if saved.alias is not None]
 
 
 class Ledger:
@@ -116,8 +114,19 @@ class Ledger:
         """Save a tensor. Raises WriteError or MemoryLimitError where the store does not take what must leave."""
         with self._lock:
             self._settle()
-            movable = may_move(tensor, self._least) and self._mover.takes(tensor)
-            saved = self._save(tensor) if movable else KeptTensor(tensor)
+            if not may_move(tensor, self._least) or not self._mover.takes(tensor):
+                self._move_out()
+                return KeptTensor(tensor)
+            key = storage_key(tensor)
+            entry = self._by_key.get(key)
+            if entry is None:
+                self._count += 1
+                entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
+                self._entries[entry.number] = self._by_key[key] = entry
+                self._held_by_others[entry] = None
+            saved = SavedView(tensor, entry, self._dropped.put)
+            entry.live += 1
+            entry.saved.append(weakref.ref(saved))
             self._move_out()
             return saved
 
@@ -158,22 +167,13 @@ class Ledger:
 
     # The way out.
 
-    def _save(self, tensor: torch.Tensor) -> SavedView:
-        key = storage_key(tensor)
-        entry = self._by_key.get(key)
-        if entry is None:
-            self._count += 1
-            entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
-            self._entries[entry.number] = self._by_key[key] = entry
-            self._held_by_others[entry] = None
-        saved = SavedView(tensor, entry, self._dropped.put)
-        entry.live += 1
-        entry.saved.append(weakref.ref(saved))
-        return saved
-
     def _move_out(self) -> None:
         """Send the oldest storages away until the others fit the budget; wait where more is held than may be."""
-        for entry in [entry for entry in self._held_by_others if entry.find_alone()]:
+        for entry in list(self._held_by_others):
+            aliases = entry.aliases()
+            entry.alone = bool(aliases) and held_by(aliases[0], len(aliases))
+            if not entry.alone:
+                continue
             del self._held_by_others[entry]
             self.resident_bytes += entry.size
             self._kept_bytes += entry.size
@@ -183,7 +183,14 @@ class Ledger:
         ahead = self._ahead_bytes()
         room = self._budget - ahead
         while self._staying and self.resident_bytes - self._leaving_bytes > room:
-            self._send(next(iter(self._staying)))
+            entry = next(iter(self._staying))
+            storage = entry.aliases()[0].untyped_storage()
+            flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
+            del self._staying[entry]
+            self._leaving[entry] = None
+            self._leaving_bytes += entry.size
+            self.figures.bytes_out += entry.size
         while self._leaving and self.resident_bytes > room:
             with self.figures.waiting():
                 self._finish_leaving(next(iter(self._leaving)))
@@ -193,15 +200,6 @@ class Ledger:
         """Return the bytes of storages that were prefetched, as long as anybody holds them."""
         self._ahead = [(storage, size) for storage, size in self._ahead if not storage.expired()]
         return sum(size for _, size in self._ahead)
-
-    def _send(self, entry: StorageEntry) -> None:
-        storage = next(saved.alias for saved in entry.views() if saved.alias is not None).untyped_storage()
-        flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
-        del self._staying[entry]
-        self._leaving[entry] = None
-        self._leaving_bytes += entry.size
-        self.figures.bytes_out += entry.size
 
     def _finish_leaving(self, entry: StorageEntry) -> None:
         """Forget the bytes in memory once their copy has ended. Raises the copy's error; the bytes are then still

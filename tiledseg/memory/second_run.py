@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class SavedHandle:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
         self._version = tensor._version
-        self._source: Callable[[], torch.Tensor] | None = None
+        self.source: Callable[[], torch.Tensor] | None = None  # None until it is decided
         self.kind = _kind(tensor)
 
     @property
@@ -52,22 +53,17 @@ class SavedHandle:
         assert self._tensor is not None, "its call has ended"
         return self._tensor
 
-    @property
-    def is_open(self) -> bool:
-        """True until it is decided where the tensor comes from."""
-        return self._source is None
-
     def keep(self, hooks: Hooks | None) -> None:
         """Keep the tensor, by `hooks` where there are some."""
         self.have(KeptTensor(self.tensor, hooks, self._version).get)
 
     def have(self, source: Callable[[], torch.Tensor]) -> None:
         """Drop the tensor; `source` gives it when the backward pass asks for it."""
-        self._source, self._tensor = source, None
+        self.source, self._tensor = source, None
 
     def get(self) -> torch.Tensor:
         """Return the tensor. Raises RuntimeError, as autograd does, where it has been written over."""
-        return self.tensor if self._source is None else self._source()
+        return self.tensor if self.source is None else self.source()
 
 
 class SecondRun:
@@ -87,44 +83,35 @@ class SecondRun:
     def _get(self, number: int) -> torch.Tensor:
         with _ONE_AT_A_TIME:
             if number not in self._there:
-                self._there = self._again()
+                self._again()
             return self._there.pop(number)
 
-    def _again(self) -> dict[int, torch.Tensor]:
+    def _again(self) -> None:
         wanted = {number: handle.kind for number, handle in self._wanted.items()}
-        there: dict[int, torch.Tensor] = {}
-        seen = 0
+        there, seen = dict[int, torch.Tensor](), count()
 
         def pack(tensor: torch.Tensor) -> None:
-            nonlocal seen
-            if seen in wanted:
-                if _kind(tensor) != wanted[seen]:
-                    raise self._differs(f"{_kind(tensor)} in the place of {wanted[seen]}")
-                there[seen] = tensor.detach()
-            seen += 1
+            number = next(seen)
+            if number in wanted:
+                if _kind(tensor) != wanted[number]:
+                    raise RuntimeError(differs.format(f"{_kind(tensor)} in the place of {wanted[number]}"))
+                there[number] = tensor.detach()
             if len(there) == len(wanted):
                 raise _AllSeenError
 
-        with torch.enable_grad(), saved_tensors_hooks(pack, _nothing):
+        what = f"a second run of {self._name} has kept {{}}: it depends on more than its inputs, its module's"
+        differs = f"{what} attributes and random numbers; leave model out of large_model_support"
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda packed: packed):
             try:
                 self._run()
             except _AllSeenError:
-                return there
-        raise self._differs("fewer tensors than the first")
-
-    def _differs(self, how: str) -> RuntimeError:
-        return RuntimeError(
-            f"a second run of {self._name} has kept {how}: it depends on more than its inputs, its module's "
-            "attributes and random numbers; leave model out of large_model_support"
-        )
+                self._there = there
+                return
+        raise RuntimeError(differs.format("fewer tensors than the first"))
 
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _nothing(packed: object) -> torch.Tensor:
-    raise AssertionError("a second run is not differentiated")
 
 
 def within() -> bool:
@@ -147,12 +134,13 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
     leaves, form = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     versions, around = [tensor._version for tensor in tensors], hooks_around()
-    kept = [(KeptTensor(x, around), x.requires_grad) if isinstance(x, torch.Tensor) else x for x in leaves]
+    kept = {at: (KeptTensor(x, around), x.requires_grad) for at, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    plain = [None if at in kept else leaf for at, leaf in enumerate(leaves)]
     state = _PartState(module, tensors)
 
     def again() -> None:
-        inputs = [x[0].get().detach().requires_grad_(x[1]) if _is_kept(x) else x for x in kept]
-        own_args, own_kwargs = tree_unflatten(inputs, form)
+        inputs = {at: x.get().detach().requires_grad_(learns) for at, (x, learns) in kept.items()}
+        own_args, own_kwargs = tree_unflatten([inputs.get(at, leaf) for at, leaf in enumerate(plain)], form)
         with state.restored(), _alone():
             forward(*own_args, **own_kwargs)
 
@@ -168,7 +156,7 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
     with _alone(), saved_tensors_hooks(pack, SavedHandle.get):
         result = forward(*args, **kwargs)
     second, writes = SecondRun(again, name), [tensor._version for tensor in tensors] != versions
-    opened = {number: handle for number, handle in enumerate(handles) if handle.is_open}
+    opened = {number: handle for number, handle in enumerate(handles) if handle.source is None}
     sizes = {storage_key(h.tensor): h.tensor.untyped_storage().nbytes() for h in opened.values()}
     for given in tree_flatten(result)[0]:
         sizes.pop(storage_key(given) if isinstance(given, torch.Tensor) else 0, None)  # its user keeps it
@@ -178,10 +166,6 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
         else:
             second.take(number, handle)
     return result, 0 if writes else sum(sizes.values())
-
-
-def _is_kept(leaf: Any) -> bool:
-    return isinstance(leaf, tuple) and isinstance(leaf[0], KeptTensor)
 
 
 class _PartState:

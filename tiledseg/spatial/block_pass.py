@@ -31,7 +31,7 @@ import torch
 
 from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import Tensors
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, BlockRun
 from tiledseg.spatial.block_statistics import Cast, ImageStatistics, StatisticSums, Together

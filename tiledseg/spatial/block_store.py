@@ -1,6 +1,6 @@
 """The blocks of tensors between segments: values, and gradients that are still being added up.
 
-A block is put somewhere whole and read whole, on a `memory.shelf`. The parts that other blocks read of it are thin
+A block is put somewhere whole and read whole, on a `memory.file_store`. The parts that other blocks read of it are thin
 strips. Strips stay in memory where a shelf is slow, and so do gradients of strips until their block is taken. So each
 block goes to the shelf once, and comes back once for each segment that takes it, whatever number of neighbours it has.
 
@@ -24,7 +24,7 @@ import torch
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.point_to_point import Message
 from tiledseg.geometry.box import Box
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.spatial.block_network import BlockProgram, Strip, Window
 
 Key = tuple[int, int]  # a tensor, and a block of it

@@ -19,7 +19,7 @@ from tiledseg.errors import ConfigError, first_line
 from tiledseg.execution.memory import free_memory
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
-from tiledseg.memory.exhausted import is_exhausted
+from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Call, Made, where

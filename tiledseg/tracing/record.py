@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tiledseg.errors import ConfigError
-from tiledseg.memory.torch_versions import is_own_read
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
@@ -145,8 +144,7 @@ class Recorder(TorchFunctionMode):
         self._paths = {root: "", **{module: name for name, module in named.named_modules()}}
         self._depths = {root.get_submodule(path) for path in depths_of(root)}
         self._modes = {module: module.training for module in root.modules()}
-        self._owners = [""]
-        self._inside = 0  # units
+        self._owners, self._inside = [""], 0  # paths of modules that run; units among them
         self._values: dict[int, Made | Given] = {}  # by the tensor's id
         self._alive: dict[int | None, list[torch.Tensor]] = {}  # by address; an id belongs to a tensor while it lives
         self._stale: set[int] = set()  # tensors that share memory with one that was written since
@@ -216,9 +214,13 @@ class Recorder(TorchFunctionMode):
         self._settle()
         if self._fake and name in READS_VALUES - NUMBERS:
             raise NotImplementedError(f"{name} of a tensor without values")
-        weights = name == MULTI_HEAD and kwargs.get("need_weights", True)
-        result = function(*args, **kwargs | ({"need_weights": False} if weights else {}))
-        result = (result[0], self._unseen(result[0], args, kwargs)) if weights else result
+        if name == MULTI_HEAD and kwargs.get("need_weights", True):
+            y, _ = function(*args, **kwargs | {"need_weights": False})
+            heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
+            # What stands for the weights of all pairs of pixels: a graph does not make them.
+            result = y, y.detach().new_zeros(()).expand(y.shape[1], *heads, len(args[0]), len(args[1]))
+        else:
+            result = function(*args, **kwargs)
         if module in self._depths and any(result is each for each in args):  # in evaluation, as if it were a new one
             result = args[0].view_as(args[0])
         self._settle(module is not None)
@@ -233,13 +235,12 @@ class Recorder(TorchFunctionMode):
         else:
             self.kernels.reads = self.kernels.draws = False  # what a unit does by itself is not its caller's
         if module and (module.training != self._modes[module] or (module.training and not self._in_training)):
-            self._fault(
-                f"{name} is in another mode (train, eval) than the module was set to; set modes outside of forward"
-            )
+            other = f"{name} is in another mode (train, eval) than the module was set to"
+            self._fault(f"{other}; set modes outside of forward")
         if module is not None or name == "batch_norm":
             self._measured |= {id(value.tensor) for value in constants}
-            own = module is not None and declaration(module) is None
-            self._measured |= {id(buffer) for buffer in (module.buffers(recurse=False) if own and module else ())}
+            own = module.buffers(recurse=False) if module is not None and declaration(module) is None else ()
+            self._measured |= {id(buffer) for buffer in own}
         is_method = module is None and getattr(function, "__objclass__", None) is not None
         parts = tensors_of(result)
         if not depends:
@@ -259,16 +260,14 @@ class Recorder(TorchFunctionMode):
             self._check_dtype(name if module is None else "", args, parts, not depends)
         return result
 
-    def _unseen(self, y: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-        """Return what stands for the weights of all pairs of pixels: a graph does not make them."""
-        heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
-        return y.detach().new_zeros(()).expand(y.shape[1], *heads, len(args[0]), len(args[1]))
-
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
         """Note what a function does besides computing a tensor."""
-        in_checkpoint = name == "_set_grad_enabled" and any(f.endswith("utils/checkpoint.py") for f, _ in frames())
-        if name == "_set_grad_enabled" and not in_checkpoint:
-            self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
+        if name == "_set_grad_enabled" or name in HOOKS:
+            by_checkpoint = [file.endswith("torch/utils/checkpoint.py") for file, _ in frames() if file != __file__]
+            if name == "_set_grad_enabled" and not any(by_checkpoint):
+                self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
+            if name in HOOKS and not (name == "grad_fn" and by_checkpoint[0]):  # of a tensor of its own
+                self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
         if self.kernels.draws and "dropout" not in name and name not in ("scaled_dot_product_attention", MULTI_HEAD):
@@ -278,8 +277,6 @@ class Recorder(TorchFunctionMode):
         if depends and name in ("__setitem__", "__set__", "set_"):
             what = "writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where"
             self._fault(what, inside=False)
-        if name in HOOKS and not is_own_read(name, next(f for f, _ in frames() if f != __file__)):
-            self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
 
     def _note_constants(self, name: str, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
         owner = values[0].owner if values else None
@@ -326,14 +323,18 @@ class Recorder(TorchFunctionMode):
         self._settle()
         if self.kernels.reads:
             self._fault("a number is read of a tensor out of sight; compute with tensors alone")
+        record, numbers = self.record, count()
         for name in changes.attributes:
             what = f"attribute '{name}' is changed by forward; no graph keeps what changes from call to call"
-            self.record.faults.append(what)
+            record.faults.append(what)
         hung = not set(changes.marks).isdisjoint(FORWARD_HOOKS)
-        self.record.kept, self.record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
-        self.record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
-        self.record.returned, self.record.form = self._placed(returned), _form(returned)
-        return self.record
+        record.kept, record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
+        record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
+        record.returned = self._placed(returned)
+        record.form = tree_map(
+            lambda leaf: OutputPlace(next(numbers)) if isinstance(leaf, torch.Tensor) else leaf, returned
+        )
+        return record
 
 
 def record(
@@ -373,11 +374,6 @@ def record(
             nn.Module.__call__ = call  # type: ignore[method-assign]
         recorder.record.drew = tuple(name for name, state in generators().items() if state != before[name])
     return recorder.finish(returned, changes)
-
-
-def _form(returned: Any) -> Any:
-    numbers = count()
-    return tree_map(lambda leaf: OutputPlace(next(numbers)) if isinstance(leaf, torch.Tensor) else leaf, returned)
 
 
 def generators() -> dict[str, Any]:

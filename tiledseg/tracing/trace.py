@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
-from tiledseg.memory.exhausted import is_exhausted
+from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.layers.declared import DeclaredModule
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork

@@ -113,7 +113,7 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
-        from tiledseg.memory.exhausted import is_exhausted, what_was_asked
+        from tiledseg.memory.allocations import is_exhausted, what_was_asked
 
         if not is_exhausted(error):
             raise

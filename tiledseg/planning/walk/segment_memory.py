@@ -23,7 +23,7 @@ from tiledseg.planning.walk.rank_steps import RankSteps, TensorShape, dim_steps
 from tiledseg.planning.walk.step_memory import block_peak, weight_memory
 from tiledseg.units import norm_work_bytes
 
-MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
+MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.file_store` bounds them
 
 
 class BlockedStep:
