@@ -28,6 +28,7 @@ pytestmark = [
 PRINTED = {
     "first-map": ("wrote report runs/first/report.html", "wrote a map of 192 x 192 pixels: map.tif", "building"),
     "own-imagery": ("Halo(minimum=5, halo=6", "checked: the graph gives what Net gives", "mean IoU"),
+    "time-series": ("wrote a map of 144 x 144 pixels: map.zarr", "mean IoU 9", "wheat maize meadow bare"),
     "four-ranks": ("largest difference of 5 losses", "accuracy 100.0"),
     "cluster-plan": ("#SBATCH --nodes=",),
     "swin": ("layer", "GiB a rank", "both maps have the same bytes; largest difference of 2 losses"),

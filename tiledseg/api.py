@@ -124,9 +124,10 @@ def predict_raster(
     polygons_classes: Sequence[str | int] | None = None,
     area: str | Path | None = None,
     assets: Sequence[str] = (),
-    mosaic: bool = False,
+    mosaic: bool | None = None,
     valid: int | str | None = None,
     valid_values: Sequence[float] = (),
+    times: Sequence[str] = (),
     tta: str = "none",
     verify: bool = True,
     window: int | None = None,
@@ -146,7 +147,8 @@ def predict_raster(
     a second raster, a band a class, of `probability_type` (None: float32). `polygons`: a GeoPackage of the areas of
     `polygons_classes` (names or numbers, None: all), without those below `minimum_area`. `format` and `compress`: how
     rasters are kept (docs/how-to/maps.md). `area`: polygons, to map these only. `assets`,
-    `mosaic`, `valid`, `valid_values`: sources of several rasters, as `data` has them. `tta`: the mean over reflections
+    `mosaic`, `valid`, `valid_values`, `times`: sources of several rasters, as `data` has them (None, or empty: as in
+    the training; `valid` "none": all pixels). `tta`: the mean over reflections
     or turns. `verify`: a module is compared first with what was traced of it, on a tile, and a line says so
     (docs/explanation/exactness.md).
     `window`: a module of that input size maps by crops, which `overlap` and `blend` (gaussian, cosine, mean, centre)
@@ -186,6 +188,7 @@ def predict_raster(
         **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
         **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
         **{"assets": list(assets), "mosaic": mosaic, "valid": valid, "valid_values": list(valid_values)},
+        "times": list(times),
     }
     parser = build_parser()
     options = parse(parser, words_of(parser, {"image": images, **files, **more}))
@@ -194,7 +197,7 @@ def predict_raster(
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
         mapper = _mapper(network, images, config.data, given, mesh, crops, maps_whole(config, mesh))
-        requests = mesh.on_root(lambda: each_image(request, images, files, mapper.assets))
+        requests = mesh.on_root(lambda: each_image(request, images, files, mapper.composing))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
         requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
         if array is None:

@@ -125,7 +125,12 @@ def build_parser() -> Parser:
 
 
 _OF_WEIGHTS = {
+    "series": "with --weights: the times that the module takes in a dim of their own (docs/how-to/own-network.md)",
+    "times": "what {time} in --image stands for, or beginnings of items' datetimes (default: those of the training)",
     "assets": "of STAC items: the assets that are an image's bands (default: those of the training)",
+    "mosaic": "the rasters of each entry of --image are one image, pieces of one grid (default: as in the training)",
+    "valid": "the pixels that a map has: a band's number, a pattern of rasters that are 0 elsewhere, or an asset "
+    "(default: as in the training); none: all",
     "window": "side of crops, for a module of one input size, which is not traced (docs/how-to/maps.md)",
     "classes": "with --weights: the number of classes that the network tells apart",
     "arguments": 'with --weights: what --build is called with, as {"width": 16}',
@@ -183,7 +188,7 @@ def check_own(options: Namespace) -> None:
     if given.get("model.verify") is False and "model.build" not in given:
         raise ConfigError("--no-verify is given, but no --build: the network is one of ours; leave it out")
     if weights is None:
-        own = ("data.classes", "model.arguments", "data.bands", "mean", "deviation")
+        own = ("data.classes", "model.arguments", "model.series", "data.bands", "mean", "deviation")
         refuse_given(options, own, "the checkpoint has its own")
         return
     for name in ("model.build", "data.classes"):
@@ -215,7 +220,7 @@ def bands_of(images: Sequence[str], key: str, data: DataConfig) -> int:
     from tiledseg.raster.lists import EVERY, Composing
     from tiledseg.raster.reader import open_raster
 
-    first = expand_sources(images, key, EVERY, data.references, Composing(*data.composing))[0]
+    first = expand_sources(images, key, EVERY, data.references, Composing(*data.composing).like(Composing(), images))[0]
     with open_raster(first, data.bands, None, data.references) as reader:
         return reader.info.bands
 
@@ -248,7 +253,7 @@ def request_of(options: Namespace, config: Config) -> Request:
         blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
         store=memory.store,
         verify=config.model.verify,
-        composing=Composing(*config.data.composing),
+        composing=Composing(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),
         inputs=tuple(options.config),
         threads=config.data.workers,
         prefetch=config.data.workers,
@@ -266,12 +271,10 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
     from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
-    from tiledseg.raster.joined import check_order
 
-    network_line, images = None, config.data.joined(options.image, "--image")
+    network_line = None
     if options.weights is None:
         checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
-        mesh.on_root(lambda: check_order(images, checkpoint.saved.config.data.times))
         mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
         network_line, best = f"network: {checkpoint.path}", checkpoint.saved.best
         if options.which is None and best is not None and best.step == checkpoint.saved.step:
@@ -282,5 +285,5 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
-    requests = mesh.on_root(lambda: each_image(request, images, targets, mapper.assets))
+    requests = mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))
     predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)

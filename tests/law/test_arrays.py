@@ -91,8 +91,7 @@ def test_losses_and_maps_are_those_of_the_geotiff(
     for form, (image, labels) in sources.items():
         run = train(folder, form, image, labels)
         reads.clear()
-        how = {"mosaic": True} if "mosaic" in PARTS.get(form, {}) else {}  # the assets are those of the training
-        classes_HW = mapped(run, image, folder / f"{form}.tif", **how)
+        classes_HW = mapped(run, image, folder / f"{form}.tif")  # assets and mosaics are those of the training
         assert not reads or set(reads.values()) == {1}, form
         assert bool(reads) == (form in ("zarr2", "zarr3")), form
         if expected is None:
@@ -137,7 +136,7 @@ def test_pixels_under_clouds_are_those_without_data(
         ("by raster", sources["tif"][0], by_raster),
     ):
         run = train(folder, name, image, sources["tif"][1], **how)
-        found.append((losses(run), mapped(run, image, folder / f"{name}-map.tif", **how)))
+        found.append((losses(run), mapped(run, image, folder / f"{name}-map.tif")))
         mesh.communicator.barrier()
     for one, classes_HW in found[1:]:
         assert one == found[0][0]
@@ -145,6 +144,8 @@ def test_pixels_under_clouds_are_those_without_data(
     assert (found[0][1][~clear_HW] == 255).all()
     assert (found[0][1][clear_HW] != 255).mean() > 0.9
     assert len(np.unique(found[0][1])) > 2
+    whole_HW = mapped(run, image, folder / "whole.tif", valid="none")
+    assert (whole_HW[~clear_HW] != 255).mean() > 0.9
 
 
 def test_a_store_is_written_chunk_by_chunk(

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
@@ -29,6 +29,7 @@ LIST_ENDINGS = (".txt", ".csv", ".geojson", ".json", ".gti.gpkg", ".gti.fgb", ".
 """Endings of files that hold a list of images."""
 ITEM_ENDINGS = (".geojson", ".json", ".parquet")
 """Those that may hold STAC items."""
+TIME = "{time}"
 TRANSPORTS = ("auto", "nccl", "xccl", "gloo", "mpi")
 _SHOWN = 60
 
@@ -330,3 +331,16 @@ def _fits(value: Any, kind: Any) -> bool:
         held = all(_fits(each, inner[0]) for each in value) if isinstance(value, list | tuple) else True
         return held and hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
     return isinstance(value, _WIDER.get(kind, kind))
+
+
+def with_times(patterns: Sequence[str], times: Sequence[str], key: str) -> list[str]:
+    """Return patterns with all times in the place of `{time}`, in braces (`raster.joined`). Raises ConfigError."""
+    odd = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
+    if odd or len(times) == 1:
+        remedy = "give two texts or more, different, without commas and braces"
+        raise ConfigError(f"data.times is {shown(times)}; {remedy}")
+    for pattern in patterns:
+        if (TIME in pattern) != bool(times) and not (times and pattern.lower().endswith(ITEM_ENDINGS)):
+            wrong = f"no {TIME}, but data.times is given" if times else f"{TIME}, but data.times is empty"
+            raise ConfigError(f"{key} {pattern} has {wrong}; give both or neither, as s2/*_{TIME}.tif")
+    return [pattern.replace(TIME, f"{{{','.join(times)}}}") for pattern in patterns]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tiledseg.config.checks import AUTO, ITEM_ENDINGS, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, word
+from tiledseg.config.checks import AUTO, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, with_times, word
 from tiledseg.errors import ConfigError
 from tiledseg.units import Length, parse_length
 
 IMAGENET = "imagenet"
-TIME = "{time}"
 ClassEntry = str | int | bool | None | list[str | int | None]
 """What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
 CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV file of them"
@@ -133,17 +132,8 @@ class DataConfig(Group):
             raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
 
     def joined(self, paths: str | list[str], key: str) -> list[str]:
-        """Return patterns with all times in the place of `{time}`, in braces (`raster.joined`). Raises ConfigError."""
-        patterns, times = [paths] if isinstance(paths, str) else paths, self.times
-        odd = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
-        if odd or len(times) == 1:
-            remedy = "give two texts or more, different, without commas and braces"
-            raise ConfigError(f"data.times is {shown(times)}; {remedy}")
-        for pattern in patterns:
-            if (TIME in pattern) != bool(times) and not (times and pattern.lower().endswith(ITEM_ENDINGS)):
-                wrong = f"no {TIME}, but data.times is given" if times else f"{TIME}, but data.times is empty"
-                raise ConfigError(f"{key} {pattern} has {wrong}; give both or neither, as s2/*_{TIME}.tif")
-        return [pattern.replace(TIME, f"{{{','.join(times)}}}") for pattern in patterns]
+        """Return patterns with all times (`with_times`)."""
+        return with_times([paths] if isinstance(paths, str) else paths, self.times, key)
 
 
 def _within(text: str) -> Length | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tiledseg.config.checks import with_times
 from tiledseg.config.map_formats import NO_VIEWS, ZARR, Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.inference.trained import Mapper
@@ -22,7 +23,7 @@ from tiledseg.raster.composed import label_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.joined import stem_of
+from tiledseg.raster.joined import check_order, stem_of
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, Composing
@@ -85,10 +86,10 @@ _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 
 
 def each_image(
-    request: Request, images: Sequence[str], targets: Mapping[str, str | None], assets: Sequence[str] = ()
+    request: Request, images: Sequence[str], targets: Mapping[str, str | None], run: Composing | None = None
 ) -> list[Request]:
     """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists, every split included.
-    `assets`: of items, where the request names none.
+    `run`: how images of the training were made; what the request names itself goes before.
 
     `targets` are the outputs by the request's names: a file of one image, a folder of several, in which a file has its
     image's name. A name that ends in a slash is a folder too.
@@ -97,7 +98,9 @@ def each_image(
     name.
     """
     given = {name: target for name, target in targets.items() if target is not None}
-    composing = request.composing._replace(assets=request.composing.assets or tuple(assets))
+    composing = request.composing.like(run or Composing(), images)
+    images = with_times(images, composing.times, "--image")
+    check_order((*images, f"{{{','.join(composing.times)}}}"), run.times if run else ())
     paths = expand_sources(images, "--image", EVERY, request.references, composing)
     check_assets(request.composing.assets, paths, "--assets")
     folders = set()

@@ -27,6 +27,7 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.lists import Composing
 from tiledseg.raster.statistics import Normalization, Normalizer
 from tiledseg.tracing.build import network_modules, traced_module
 
@@ -146,8 +147,8 @@ class Mapper:
     `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each rank of
     a mesh (collective), or on one alone (None).
     `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
-    what no output may take the place of. `legend`: its classes' names and colours, where they are known. `assets`: of
-    the items that it was trained on.
+    what no output may take the place of. `legend`: its classes' names and colours, where they are known. `composing`:
+    how the images were made that it was trained on.
     """
 
     describe: Callable[[], Network]
@@ -158,7 +159,7 @@ class Mapper:
     normalization: Normalization | None = None
     files: tuple[str, ...] = ()
     legend: tuple[ClassRecord, ...] | None = None
-    assets: tuple[str, ...] = ()
+    composing: Composing | None = None
 
 
 def checkpoint_mapper(
@@ -187,7 +188,7 @@ def checkpoint_mapper(
         saved.normalization,
         tuple(map(str, checkpoint_files(checkpoint))),
         saved.label_map.classes,
-        tuple(data.assets),
+        Composing(*data.composing),
     )
 
 

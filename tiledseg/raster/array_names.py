@@ -38,11 +38,6 @@ class ArrayName(NamedTuple):
         stem = os.path.splitext(os.path.basename(self.store))[0]
         return f"{stem}-{self.variable}" if self.variable else stem
 
-    @property
-    def is_netcdf(self) -> bool:
-        """Return True for a netCDF file, by its ending."""
-        return self.store.lower().endswith(NETCDF)
-
 
 def parse_array_name(path: str) -> ArrayName | None:
     """Return the store and the variable that a path names; None for any other path."""

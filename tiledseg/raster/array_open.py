@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tiledseg.errors import RasterError, install
-from tiledseg.raster.array_names import ArrayName, array_of
+from tiledseg.raster.array_names import NETCDF, ArrayName, array_of
 from tiledseg.raster.array_place import dims_of, nodata_of
 from tiledseg.raster.array_reader import ArrayReader
 from tiledseg.raster.gdal_open import CACHE_BYTES
@@ -34,7 +34,7 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
     group, _, variable = name.variable.rpartition("/")
     how: dict[str, Any] = {"mask_and_scale": False, "decode_times": False, "decode_coords": "all", "cache": False}
     with reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
-        if name.is_netcdf:
+        if name.store.lower().endswith(NETCDF):
             store, engine = None, _netcdf_engine(name.store)
         else:
             from tiledseg.raster.zarr_store import open_store

@@ -120,7 +120,7 @@ def _masked(found: _Found, key: str, composing: Composing) -> tuple[str, ...]:
     """Return the paths of the images, each with what says which of its pixels are valid."""
     sources, valid = found.sources, composing.valid
     paths = tuple(source.path for source in sources)
-    if valid is None or composing.valid_asset is not None:
+    if valid is None or (composing.valid_asset is not None and any(has_kind(path, BANDS) for path in paths)):
         return paths
     if isinstance(valid, int):
         return tuple(_masked_by_band(path, valid, composing.values) for path in paths)

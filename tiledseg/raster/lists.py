@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, shown
+from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
@@ -41,6 +41,7 @@ EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
 MISSING = "give a path, glob or URL of a raster"
 _COLUMNS = ("image", "location", "label", "split")
 _TABLES = (".gpkg", ".fgb")
+_ALL = "none"  # --valid, where the training's is not wanted
 
 
 class RasterSource(NamedTuple):
@@ -62,7 +63,7 @@ class Composing(NamedTuple):
     `values`. Items of `times`, the beginnings of their datetimes, are one image."""
 
     assets: tuple[str, ...] = ()
-    mosaic: bool = False
+    mosaic: bool | None = False
     valid: int | str | None = None
     values: tuple[float, ...] = ()
     times: tuple[str, ...] = ()
@@ -71,6 +72,22 @@ class Composing(NamedTuple):
     def valid_asset(self) -> str | None:
         """Return the asset that says which pixels of an item are valid."""
         return self.valid if self.assets and isinstance(self.valid, str) and "{" not in self.valid else None
+
+    def like(self, run: Composing, names: Sequence[str]) -> Composing:
+        """Return the way in which images of these `names` are made as those of a run, but for what is given anew.
+        Raises ConfigError for a mask of the run's one image."""
+        items = any(name.lower().endswith(ITEM_ENDINGS) for name in names)
+        times = run.times if (items and run.assets) or any(TIME in name for name in names) else ()
+        mosaic = run.mosaic if self.mosaic is None else self.mosaic
+        valid, values = self.valid, self.values
+        if valid is None and (items or run.valid_asset is None):
+            valid, values = run.valid, values or run.values
+            if isinstance(valid, str) and run.valid_asset is None and not ("{" in valid or os.path.isdir(valid)):
+                raise ConfigError(f"the run has data.valid {valid}, of one image; give --valid anew, or --valid {_ALL}")
+        valid = None if valid == _ALL else valid
+        if self.values and valid is None:
+            raise ConfigError("--valid-values is given, but no --valid; give both, or leave it out")
+        return Composing(self.assets or run.assets, mosaic, valid, values, self.times or times)
 
 
 def is_list(path: str) -> bool:

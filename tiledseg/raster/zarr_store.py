@@ -22,21 +22,8 @@ from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.remote import advice, check_obstore, is_remote, object_store, said
 from tiledseg.system.files import irregular_kind
 
-CODECS = (
-    *(
-        "bytes",
-        "transpose",
-        "sharding_indexed",
-        "crc32c",
-        "crc32",
-        "adler32",
-        "fletcher32",
-        "vlen-utf8",
-        "zstd",
-        "blosc",
-    ),
-    *("gzip", "zlib", "lz4", "lzma", "bz2", "shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "astype"),
-)
+CODECS = """bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 vlen-utf8 zstd blosc gzip zlib lz4 lzma bz2
+shuffle delta fixedscaleoffset quantize bitround astype"""
 """Codecs that decode bytes. Not pickle, which runs a stranger's code, nor what other packages register."""
 
 # xarray and zarr about metadata that are consolidated or not. Not catch_warnings, which is not safe with threads.
@@ -152,5 +139,5 @@ def _check_codecs(place: str, key: str, text: bytes) -> None:
     for codec in codecs:
         words = codec if isinstance(codec, dict) else {"id": codec}
         name = str(words.get("id", words.get("name"))).removeprefix("numcodecs.")
-        if name not in CODECS:
+        if name not in CODECS.split():
             raise RasterError(f"{key} of {place} has the codec {name[:40]!r}; write it anew with zstd, blosc or gzip")
