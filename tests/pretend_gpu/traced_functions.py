@@ -15,7 +15,7 @@ from tiledseg.comm.session import leave
 from tiledseg.errors import ConfigError, GeometryError, InputError
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.models.layers.pixelwise import resolve
-from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE
+from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[torch.Tensor], torch.Tensor]

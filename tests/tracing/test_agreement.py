@@ -15,7 +15,7 @@ from tests.foreign.sly import Sly
 from tests.tracing.styles import Functions
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import GraphNetwork
-from tiledseg.tracing.agreement import verified
+from tiledseg.tracing.compare import verified
 from tiledseg.tracing.trace import trace
 
 ROOM = 1 << 30

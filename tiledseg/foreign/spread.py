@@ -166,7 +166,7 @@ class SpreadModule(nn.Module):
         """End the run, on all ranks of `together`, where one of them finds that a traced network does not give what its
         module gives on `x_BCHW`, taken for an image of its own. Collective: ranks look by themselves, without a
         message, and then gather their verdicts once, so nothing can wait forever."""
-        from tiledseg.tracing.agreement import verified
+        from tiledseg.tracing.compare import verified
 
         error = None
         try:

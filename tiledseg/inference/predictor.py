@@ -129,7 +129,7 @@ def _verify(
     network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh, log: Callable[[str], None]
 ) -> None:
     """Compare a traced network with its module on the root's first part. Collective."""
-    from tiledseg.tracing.agreement import verify_first
+    from tiledseg.tracing.compare import verify_first
 
     def load() -> torch.Tensor | None:
         with closing(open_dataset(share, mapper)) as dataset:

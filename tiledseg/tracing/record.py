@@ -28,9 +28,9 @@ from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.spatial.twins import POINTWISE
+from tiledseg.tracing import calls
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration, depths_of
-from tiledseg.tracing.functions.names import ALL_PIXELS, MULTI_HEAD
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, kept_state
 
 WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
@@ -89,7 +89,7 @@ class Kernels(TorchDispatchMode):
                 self._meet(tensor, depends)
                 if depends and tensor.numel() > self._most:
                     raise PairsError(
-                        f"the module cannot be computed exactly on tiles: at {calling_line()} it {ALL_PIXELS}"
+                        f"the module cannot be computed exactly on tiles: at {calling_line()} it {calls.ALL_PIXELS}"
                     )
         return result
 
@@ -214,7 +214,7 @@ class Recorder(TorchFunctionMode):
         self._settle()
         if self._fake and name in READS_VALUES - NUMBERS:
             raise NotImplementedError(f"{name} of a tensor without values")
-        if name == MULTI_HEAD and kwargs.get("need_weights", True):
+        if name == calls.MULTI_HEAD and kwargs.get("need_weights", True):
             y, _ = function(*args, **kwargs | {"need_weights": False})
             heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
             # What stands for the weights of all pairs of pixels: a graph does not make them.
@@ -270,7 +270,11 @@ class Recorder(TorchFunctionMode):
                 self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
-        if self.kernels.draws and "dropout" not in name and name not in ("scaled_dot_product_attention", MULTI_HEAD):
+        if (
+            self.kernels.draws
+            and "dropout" not in name
+            and name not in ("scaled_dot_product_attention", calls.MULTI_HEAD)
+        ):
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False

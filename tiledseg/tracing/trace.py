@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.jit import ScriptModule
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import ConfigError, GeometryError, first_line
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.layers.declared import DeclaredModule
@@ -29,7 +32,6 @@ from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.declared import common_grid, declaration
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
-from tiledseg.tracing.opened import other_calls
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
@@ -43,6 +45,9 @@ SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
+# Batches and images of a look into declared modules; numbers are compared in the first dtype alone.
+VAST = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
+DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
@@ -135,15 +140,6 @@ class ModuleRuns:
             units = [lcm(*fills), 2 * lcm(*fills), *units]
         return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
 
-    def check_pairs(self, sizes: tuple[Size, Size]) -> None:
-        """Raise ConfigError, by runs without values, where a tensor holds every pixel with every other."""
-        try:
-            one, other = (self.run(batch, size, fake=True) for batch, size in zip((2, 3), sizes, strict=True))
-        except OtherSizeError:  # it needs values
-            return
-        if different := differing(one, other):
-            raise _unsteady(different)
-
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
         stride, sides = total_stride(graph), []
@@ -169,7 +165,9 @@ class ModuleRuns:
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module, own = source.module, own_gradients(source.module)
-    source.check_pairs(sizes)
+    with suppress(OtherSizeError):  # it needs values; else a tensor of every pixel with every other ends it here
+        if different := differing(source.run(2, sizes[0], fake=True), source.run(3, sizes[1], fake=True)):
+            raise _unsteady(different)
     first = one = source.run(2, sizes[0])
     own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
     if one.hangs:  # in its first call, as modules of transformers do
@@ -194,7 +192,13 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
     own = _check_declared(lowering) or own
-    _check_evaluation(lowering, one)
+    if one.moved:
+        lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
+    if one.drew and not lowering.faults:
+        what = f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps"
+        lowering.faults.append(f"{what}; leave it to training, or make them a buffer")
+    if lowering.faults:
+        raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
     for size in sizes:
         _check_size(graph, size)
@@ -241,7 +245,7 @@ def _check_declared(lowering: Lowering) -> str | None:
     leaves = {name: each for name, each in lowering.modules.items() if isinstance(each, DeclaredModule)}
     for name, module in leaves.items():
         for training in (False, True)[: 1 if lowering.untrained else 2]:
-            fault, backward = other_calls(module, training)
+            fault, backward = _other_calls(module, training)
             own = own or (backward and f"in '{name}', {backward}")
             what = f"'{name}' is declared as {module.described}, but {fault}"
             if fault and training:
@@ -252,16 +256,33 @@ def _check_declared(lowering: Lowering) -> str | None:
     return own
 
 
-def _check_evaluation(lowering: Lowering, one: Record) -> None:
-    """Raise ConfigError for all calls that no graph makes, and for what the module does besides in evaluation."""
-    faults = lowering.faults
-    if one.moved:
-        faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
-    if one.drew and not faults:
-        what = f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps"
-        faults.append(f"{what}; leave it to training, or make them a buffer")
-    if faults:
-        raise _refused(faults)
+def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, str | None]:
+    """Return what a declared module does inside that depends on an image's size, its values, the batch or the calls
+    before; and what it does in a backward pass of its own. By records of its calls: numbers cannot show it."""
+    units = [lcm(layer.size, layer.stride) for layer in (module.rows, module.cols)]
+    far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
+
+    def run(batch: int, least: Size, fake: bool = False, module: DeclaredModule = module, **how: Any) -> Record:
+        rows, cols = (round_up(n, unit) for n, unit in zip(least, units, strict=True))
+        source = ModuleRuns(module, module.channels)
+        return source.run(batch, (rows, cols), training, fake, opened=True, widest=inf, **how)
+
+    def numbered(run: Record) -> list[Any]:
+        given = [(call, tree_leaves((call.arguments, dict(call.keywords)))) for call in run.calls]
+        return [(call.function, call.at, *(leaf for leaf in each if isinstance(leaf, int))) for call, each in given]
+
+    one, other = run(2, (4 * far[0], 6 * far[1]), gradients=1), run(3, (10 * far[0], 8 * far[1]))
+    faults = [*one.faults, *(f"moves its buffer '{name}'" for name in one.moved)]
+    fault = next(iter(faults), None) or differing(one, other)
+    fault = fault or differing(one, run(2, one.size, gradients=1, first=training), "at its next call")
+    for batch, least in () if fault else VAST:  # runs without values: thresholds lie before them
+        with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
+            fault = fault or differing(one, run(batch, least, fake=True), None, other)
+    for dtype in () if fault else DTYPES:
+        with suppress(OtherSizeError):
+            again = run(2, one.size, True, copy.deepcopy(module).to(dtype))
+            fault = fault or (f"does something else in {dtype}" if numbered(again) != numbered(one) else None)
+    return fault and ("in training " if training else "") + fault, next(iter(one.own_gradients), None)
 
 
 def _check_size(graph: Graph, size: Size) -> None:

@@ -273,7 +273,7 @@ class Trainer:
 
     def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
         """Compare a traced network with its module on the root's first part, backward too. Collective."""
-        from tiledseg.tracing.agreement import verify_first
+        from tiledseg.tracing.compare import verify_first
 
         def load() -> torch.Tensor | None:
             part = next(iter(parts), None)

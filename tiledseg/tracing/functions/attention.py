@@ -16,8 +16,7 @@ from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.models.layers.pixelwise import PixelFunction
-from tiledseg.tracing.calls import Given, given_to, where
-from tiledseg.tracing.functions.names import plain
+from tiledseg.tracing.calls import Given, given_to, plain, where
 from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise
 from tiledseg.tracing.functions.views import views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, UnknownError, Value, refuse

@@ -14,11 +14,10 @@ from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.calls import Given, where
+from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, Given, plain, where
 from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
-from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, plain
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels

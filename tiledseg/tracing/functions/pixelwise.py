@@ -12,8 +12,7 @@ from typing import Any
 
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
-from tiledseg.tracing.calls import Given, values_in
-from tiledseg.tracing.functions.names import PLACES, TRUTHS
+from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
 from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value, refuse
 
 PIXELS = ("H", "W")
