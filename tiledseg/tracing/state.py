@@ -43,19 +43,28 @@ class Changes:
 def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
     """Set back what changes in `root` while this is entered. `look`: list the changes."""
     changes = Changes()
-    looked = {path: _attributes(module) if look else {} for path, module in root.named_modules()}
-    modules = [(path, module, _snapshot(module)) for path, module in root.named_modules()]
+    modules = list[tuple[str, nn.Module, dict[str, Any], dict[str, tuple[Any, Any]]]]()
+    for path, module in root.named_modules():
+        pairs = ((name, value, isinstance(value, dict | list | set)) for name, value in vars(module).items())
+        before = {name: (value, value.copy() if holds else None) for name, value, holds in pairs}
+        modules.append((path, module, _attributes(module) if look else {}, before))
     buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
     try:
         yield changes
     finally:
-        for path, module, before in modules:
-            old, now = looked[path], _attributes(module) if look else {}
+        for path, module, old, before in modules:
+            now = _attributes(module) if look else {}
             for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
                 keeps = name in vars(module) and _holds_tensors(vars(module)[name])
                 changes.marks += [name] if name in FORWARD_HOOKS or now.get(name) is True else []
                 (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
-            _restore(module, before)
+            for name in vars(module).keys() - before.keys():
+                del vars(module)[name]
+            vars(module).update({name: value for name, (value, _) in before.items()})
+            for value, inside in before.values():
+                if inside is not None:
+                    value.clear()
+                    (value.extend if isinstance(value, list) else value.update)(inside)
         with torch.no_grad():
             for name, buffer, value in buffers:
                 if not torch.equal(buffer.nan_to_num(), value.nan_to_num()):
@@ -88,23 +97,6 @@ def drawn_from(seed: int) -> Iterator[None]:
         finally:
             random.setstate(plain)
             np.random.set_state(arrays)
-
-
-def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return the attributes of a module, each with a copy of what a container holds."""
-    held = dict | list | set
-    return {name: (value, value.copy() if isinstance(value, held) else None) for name, value in vars(module).items()}
-
-
-def _restore(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> None:
-    """Set back the attributes of a module, and what its containers hold."""
-    for name in vars(module).keys() - before.keys():
-        del vars(module)[name]
-    for name, (value, inside) in before.items():
-        vars(module)[name] = value
-        if inside is not None:
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(inside)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

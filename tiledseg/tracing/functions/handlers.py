@@ -3,6 +3,7 @@ its name."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layers.pixelwise import Dropout, Layout
+from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
@@ -21,8 +23,8 @@ from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
-from tiledseg.tracing.functions.weighted import WEIGHTED, called, mirroring, of_size, right
-from tiledseg.tracing.functions.windows import WINDOWS, over_its_length
+from tiledseg.tracing.functions.weighted import WEIGHTED, called, of_size, right
+from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored, over_its_length
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
 # Activations that take `inplace` by its place, and where.
@@ -183,8 +185,11 @@ def _unit(step: Step) -> list[Value]:
     else:
         more = len(step.call.arguments) + len(step.call.keywords) > 1
         refuse(more, "takes more than one tensor; give the rest to its constructor")
-    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
-        module, value = mirroring(step, module, value)
+    if isinstance(module, nn.Conv2d) and (mode := module.padding_mode) != "zeros":
+        refuse(mode not in MIRRORED, f"pads {WHY_NOT.get(mode)}; let padding_mode be reflect, replicate or zeros")
+        value = mirrored(step, value, module._reversed_padding_repeated_twice, mode)
+        module = copy.copy(module)
+        module.padding, module.padding_mode = (0, 0), "zeros"
     if over and type(module) not in POINTWISE:
         return of_one_time(step, right(module), value)
     return step.by(right(module), value, None, value.layout)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiledseg.comm.axes import serial_axes
@@ -80,8 +79,10 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
             twin = copy.deepcopy(module).cpu().double().train(training)
             for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
                 each.data.add_(0.1 * torch.randn_like(each))
-            for constant in (each for part in twin.modules() for each in _constants(part)):  # which may open a gate
-                constant.add_(0.1 * torch.randn((), dtype=torch.float64))
+            held = [each for part in twin.modules() for each in (*part.buffers(recurse=False), *vars(part).values())]
+            for constant in held:  # buffers, and tensors that are no weights: which may open a gate
+                if isinstance(constant, torch.Tensor) and constant.is_floating_point():
+                    constant.add_(0.1 * torch.randn((), dtype=torch.float64))
             for number, (side, scale, places) in enumerate(looks):
                 x_BCHW = scale * torch.randn(2, channels, *side, dtype=torch.float64)
                 x_BCHW, other_BCHW = x_BCHW[:1].clone().requires_grad_(), x_BCHW
@@ -94,28 +95,16 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW, other_BCHW)
                 if fault:
                     return mode + fault, costs
-                if number == 0:
-                    costs = own
-                    looks += _long_looks(rows, cols, costs[0] + 64 * channels)
+                if number == 0:  # a high and a wide image, as long as the work of a pixel allows, and their middles
+                    costs, work = own, own[0] + 64 * channels
+                    high = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * cols))), rows)
+                    wide = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * rows))), cols)
+                    longest = (high, 3 * cols), (3 * rows, wide)
+                    looks += [(size, 1.0, [(size[0] // 2, size[1] // 2)]) for size in longest]
         except Exception as error:  # whatever the module raises
             said = f"{type(error).__name__}: {first_line(error)}"
             return f"{mode}it does not run on {side[0]} x {side[1]}: {said}", costs
     return None, costs
-
-
-def _constants(module: nn.Module) -> list[torch.Tensor]:
-    """Return a module's buffers, and other tensors that are no weights, of real numbers."""
-    held = [*module.buffers(recurse=False), *vars(module).values()]
-    return [each for each in held if isinstance(each, torch.Tensor) and each.is_floating_point()]
-
-
-def _long_looks(rows: int, cols: int, work: int) -> list[tuple[Pair, float, list[Pair]]]:
-    """Return a high and a wide image, as long as the work of a pixel allows, and their middles."""
-    high, wide = (
-        round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * beside))), unit)
-        for unit, beside in ((rows, cols), (cols, rows))
-    )
-    return [(size, 1.0, [(size[0] // 2, size[1] // 2)]) for size in ((high, 3 * cols), (3 * rows, wide))]
 
 
 def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:

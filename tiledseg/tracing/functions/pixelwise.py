@@ -13,7 +13,7 @@ from typing import Any
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
 from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
-from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value, refuse
+from tiledseg.tracing.lowering import Step, UnknownError, Value, refuse
 
 PIXELS = ("H", "W")
 TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
@@ -64,7 +64,15 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
     for atom, own in atoms:  # a single channel, wherever there is room
         free = next((dim for dim, size in zip(dims, shape, strict=True) if size == 1 and not dim), [])
         free.append((atom, own))
-    return with_channels(_renamed(layout, dims, sizes))
+    before = [name for name in sorted(sizes) if name.startswith("C")]
+    parts = {atom: size for dim in dims for atom, size in dim if atom.startswith("C")}
+    ordered = sorted(parts, key=lambda atom: (before.index(atom.rstrip("ab")), atom.lstrip("C0123456789")))
+    names = {atom: f"C{index}" for index, atom in enumerate(ordered)}  # in the order of the tensor's own channels
+    made = tuple(tuple(names.get(atom, atom) for atom, _ in dim) for dim in dims)
+    factors = tuple(parts[atom] for atom in ordered) if len(ordered) > 1 else ()
+    if factors and (together := tuple(names.values())) in made:  # all of them again, in their order
+        made, factors = tuple(("C0",) if dim == together else dim for dim in made), ()
+    return with_channels(replace(layout, dims=made, channels=factors))
 
 
 def with_channels(layout: Layout) -> Layout:
@@ -73,20 +81,6 @@ def with_channels(layout: Layout) -> Layout:
         return layout
     at = layout.dims.index(())
     return replace(layout, dims=(*layout.dims[:at], ("C0",), *layout.dims[at + 1 :]))
-
-
-def _renamed(layout: Layout, dims: list[list[tuple[str, int]]], sizes: dict[str, int]) -> Layout:
-    """Number channels anew, in the order of the tensor's own channels."""
-    before = [name for name in sorted(sizes) if name.startswith("C")]
-    parts = {atom: size for dim in dims for atom, size in dim if atom.startswith("C")}
-    ordered = sorted(parts, key=lambda atom: (before.index(atom.rstrip("ab")), atom.lstrip("C0123456789")))
-    names = {atom: f"C{index}" for index, atom in enumerate(ordered)}
-    made = tuple(tuple(names.get(atom, atom) for atom, _ in dim) for dim in dims)
-    together = tuple(names.values())
-    if len(together) > 1 and together in made:  # all of them again, in their order
-        return replace(layout, dims=tuple(("C0",) if dim == together else dim for dim in made), channels=())
-    factors = tuple(parts[atom] for atom in ordered) if len(ordered) > 1 else ()
-    return replace(layout, dims=made, channels=factors)
 
 
 def pixelwise(
@@ -98,8 +92,12 @@ def pixelwise(
     name, truths = function.removeprefix("Tensor."), step.lowering.truths
     given = tuple(arguments), tuple(sorted(keywords.items()))
     filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
-    common = _common_layout(inputs)
-    after = layout or _sized(common, step.call.shapes[0])
+    common, after = _common_layout(inputs), layout
+    if layout is None:  # channels of which an input had one are more
+        ones = zip(common.dims, step.call.shapes[0], strict=True)
+        numbers = {dim[0]: size for dim, size in ones if len(dim) == 1}
+        factors = (numbers.get(f"C{index}", size) for index, size in enumerate(common.channels))
+        after = replace(common, channels=tuple(factors))
     for value in values_in((given[0], keywords)) if broadcasts else ():
         _check_weight(value, common)
     before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
@@ -153,32 +151,17 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
     """Return the layout of what the inputs give together: pixels where one of them has pixels."""
     if any(value.node is None for value in inputs):
         raise UnknownError
-    full = [value.layout for value in inputs if not value.layout.one_pixel] or [value.layout for value in inputs]
-    ranks = {len(value.layout.dims) for value in inputs}
+    layouts = [value.layout for value in inputs]
+    full = [layout for layout in layouts if not layout.one_pixel] or layouts
     most = max(full, key=lambda layout: sum(map(bool, layout.dims)))
-    alike = all(_is_part(layout, most) for layout in full)
-    if not alike or len(ranks) > 1 or any(not _fits(value.layout, most) for value in inputs):
-        raise RefusalError("joins tensors that lie in different layouts; bring them to one before")
+    # Dims are the same in both, or one of them has a single channel there; pixels of one pixel may be missing.
+    pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in full]
+    alike = all(a == b or (not a and is_channels(b)) for each in pairs for a, b in each)
+    pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in layouts]
+    fits = all(is_channels(a) == is_channels(b) or not (a and b) for each in pairs for a, b in each)
+    other = not alike or not fits or len({len(layout.dims) for layout in layouts}) > 1
+    refuse(other, "joins tensors that lie in different layouts; bring them to one before")
     return most
-
-
-def _is_part(one: Layout, other: Layout) -> bool:
-    """Return True if dims are the same in both, or one of them has a single channel there."""
-    pairs = zip(one.dims, other.dims, strict=False)
-    return all(a == b or (not a and is_channels(b)) for a, b in pairs)
-
-
-def _sized(layout: Layout, shape: Sequence[int]) -> Layout:
-    """Return the layout of a tensor of this shape: channels of which an input had one are more."""
-    sizes = {dim[0]: size for dim, size in zip(layout.dims, shape, strict=True) if len(dim) == 1}
-    factors = tuple(sizes.get(f"C{index}", size) for index, size in enumerate(layout.channels))
-    return replace(layout, channels=factors)
-
-
-def _fits(one: Layout, other: Layout) -> bool:
-    """Return True if dims that hold pixels, or channels, are the same in both."""
-    pairs = zip(one.dims, other.dims, strict=False)
-    return all(is_channels(a) == is_channels(b) or not (a and b) for a, b in pairs)
 
 
 def _check_weight(value: Any, layout: Layout) -> None:

@@ -25,7 +25,15 @@ def _view(step: Step) -> list[Value]:
     """Lower a permutation, a part or several parts of a tensor, or a mixture of these."""
     value = step.value(0, "self")
     views = views_of(step, step.call, value.shape), views_of(step, step.other, value.other_shape)
-    return [_seen(step, value, one, other, part) for part, (one, other) in enumerate(zip(*views, strict=True))]
+    made = list[Value]()
+    for part, ((ranges, order), (others, again)) in enumerate(zip(*views, strict=True)):
+        refuse(order != again, "takes parts by indices that depend on the image's size; give it fixed ones")
+        cut = value
+        for dim, (one, other) in enumerate(zip(ranges, others, strict=True)):
+            cut = _cut(step, cut, dim, one, other)
+        dims = tuple(() if dim is None else cut.layout.dims[dim] for dim in order)
+        made.append(step.made(cut.node, with_channels(replace(cut.layout, dims=dims)), part))
+    return made
 
 
 def views_of(step: Step, call: Call, shape: Shape) -> list[View]:
@@ -40,32 +48,22 @@ def views_of(step: Step, call: Call, shape: Shape) -> list[View]:
     result = resolve(step.as_called(call.function))(stand_in, *call.arguments[1:], **keywords)
     parts = [result] if isinstance(result, torch.Tensor) else list(result)
     refuse(any(part._base is not stand_in for part in parts), "takes values by a list of indices; take slices")
-    return [_view_of(part, shape, strides) for part in parts]
-
-
-def _view_of(part: torch.Tensor, shape: Shape, strides: list[int]) -> View:
-    offset, starts = part.storage_offset(), []
-    for stride in strides:
-        starts.append(offset // stride)
-        offset %= stride
-    ranges, order = [(start, 1, 1) for start in starts], list[int | None]()
-    for stride, count in reversed(list(zip(part.stride(), part.shape, strict=True))):
-        dim = next((dim for dim, whole in enumerate(strides) if whole <= stride), None)
-        step = 1 if dim is None else stride // strides[dim]
-        if dim is None or dim in order or (step > 1 and step >= shape[dim]):
-            order.insert(0, None)
-        else:
-            order.insert(0, dim)
-            ranges[dim] = starts[dim], step, count
-    return ranges, order
-
-
-def _seen(step: Step, value: Value, view: View, other: View, part: int) -> Value:
-    refuse(view[1] != other[1], "takes parts by indices that depend on the image's size; give it fixed ones")
-    for dim, (one, again) in enumerate(zip(view[0], other[0], strict=True)):
-        value = _cut(step, value, dim, one, again)
-    dims = tuple(() if dim is None else value.layout.dims[dim] for dim in view[1])
-    return step.made(value.node, with_channels(replace(value.layout, dims=dims)), part)
+    views = list[View]()
+    for part in parts:
+        offset, starts = part.storage_offset(), []
+        for stride in strides:
+            starts.append(offset // stride)
+            offset %= stride
+        ranges, order = [(start, 1, 1) for start in starts], list[int | None]()
+        for stride, count in reversed(list(zip(part.stride(), part.shape, strict=True))):
+            dim = next((dim for dim, whole in enumerate(strides) if whole <= stride), None)
+            every = 1 if dim is None else stride // strides[dim]
+            seen = dim is not None and dim not in order and (every == 1 or every < shape[dim])
+            order.insert(0, dim if seen else None)
+            if dim is not None and seen:
+                ranges[dim] = starts[dim], every, count
+        views.append((ranges, order))
+    return views
 
 
 def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
@@ -82,8 +80,11 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
         rest = size - start - count * every, other - other_start - other_count * every
         if every == 1 and start == other_start and rest[0] == rest[1]:
             return _cropped(step, value, dim, start, rest[0])
-        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:
-            return _thinned(step, value, dim, start, every)
+        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:  # pooling over windows of one
+            value, strides = _cropped(step, value, dim, start, 0), (every, 1) if names == ("H",) else (1, every)
+            node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
+            sizes = (-(-shape[dim] // every) for shape in (value.shape, value.other_shape))
+            return _resized(replace(value, node=node), dim, *sizes)
     stop, other_stop = start + count * every, other_start + other_count * every
     what = f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}"
     raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers")
@@ -123,15 +124,6 @@ def add_border(step: Step, value: Value, dim: int, before: int, after: int) -> V
 def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
     """Add a node that pads or crops rows and columns."""
     return replace(value, node=step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols))
-
-
-def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Value:
-    """Take every `stride`-th row or column: pooling over windows of one."""
-    value = _cropped(step, value, dim, start, 0)
-    strides = (stride, 1) if value.layout.dims[dim] == ("H",) else (1, stride)
-    node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
-    sizes = (-(-shape[dim] // stride) for shape in (value.shape, value.other_shape))
-    return _resized(replace(value, node=node), dim, *sizes)
 
 
 def _reshape(step: Step) -> list[Value]:

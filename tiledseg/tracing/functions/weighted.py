@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from tiledseg.geometry.layers.pixelwise import Layout
-from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule
@@ -17,7 +16,6 @@ from tiledseg.models.norm import InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
-from tiledseg.tracing.functions.windows import WHY_NOT, mirrored
 from tiledseg.tracing.lowering import Handler, Step, UnknownError, Value, refuse
 
 OVER_PIXELS = "multiplies tensors that both depend on the input, or over pixels, of which a tile has a part only"
@@ -86,15 +84,6 @@ def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTran
     return module if again.output_padding == tuple(module.output_padding) else again
 
 
-def mirroring(step: Step, module: nn.Conv2d, value: Value) -> tuple[nn.Conv2d, Value]:
-    """Return a convolution that pads in a mode as one that does not, and its padded input."""
-    mode = module.padding_mode
-    refuse(mode not in MIRRORED, f"pads {WHY_NOT.get(mode)}; let padding_mode be reflect, replicate or zeros")
-    again = copy.copy(module)
-    again.padding, again.padding_mode = (0, 0), "zeros"
-    return again, mirrored(step, value, module._reversed_padding_repeated_twice, mode)
-
-
 def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     """Lower a convolution by the weights of some module, as one of our own that shares them."""
     forward = kind is nn.Conv2d
@@ -107,12 +96,14 @@ def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
         return step.by(_with(module, weight=weight, bias=bias), value, "conv", layout)
     out, inner = weight.tensor.shape[:2]
     channels = (inner * options["groups"], out) if forward else (out, inner * options["groups"])
-    module = right(
-        _with(kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options), weight=weight, bias=bias)
-    )
-    if is_of_times(value):
-        return of_one_time(step, module, value, "conv")
-    return step.by(module, step.full(), "conv", value.layout)
+    made = kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options)
+    return _of_images(step, _with(made, weight=weight, bias=bias), value, "conv")
+
+
+def _of_images(step: Step, module: nn.Module, value: Value, what: str) -> list[Value]:
+    """Return the output of a module of images, or of the images of several times."""
+    over, module = is_of_times(value), right(module)
+    return of_one_time(step, module, value, what) if over else step.by(module, step.full(), what, value.layout)
 
 
 def _check_learnt(*tensors: Any) -> None:
@@ -183,12 +174,7 @@ def _group_norm(step: Step) -> list[Value]:
         keeps = step.argument(1, "running_mean") is not None
         refuse(keeps, "keeps running statistics of instances; leave them away")
         module = InstanceNorm(value.shape[1], eps, device="meta")
-    module = right(_with(module, weight=weight, bias=bias))
-    return (
-        of_one_time(step, module, value, "norm")
-        if is_of_times(value)
-        else step.by(module, step.full(), "norm", value.layout)
-    )
+    return _of_images(step, _with(module, weight=weight, bias=bias), value, "norm")
 
 
 WEIGHTED: dict[str, Handler] = {
