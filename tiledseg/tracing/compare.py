@@ -13,6 +13,7 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -96,12 +97,10 @@ def differences(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, *mode
 
 def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors, and the largest number of the second, where that is finite."""
-    if not theirs.numel():
-        return (0.0 if mine.shape == theirs.shape else float("inf")), 0.0
-    if mine.shape != theirs.shape:
-        return float("inf"), float(theirs.abs().max())
+    if not theirs.numel() or mine.shape != theirs.shape:
+        return 0.0 if mine.shape == theirs.shape else inf, float(theirs.abs().max()) if theirs.numel() else 0.0
     theirs = theirs.double()
-    apart = (mine.double() - theirs).abs().nan_to_num(float("inf"), float("inf"))
+    apart = (mine.double() - theirs).abs().nan_to_num(inf, inf)
     largest = [float(each.where(theirs.isfinite(), 0.0).max()) for each in (apart, theirs.abs())]
     return largest[0], largest[1]
 
@@ -279,50 +278,44 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
 
 def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
     """Compare on a crop in float64 (in the run's dtype where the module knows no float64), in training with gradients,
-    and on the whole window in the run's dtype."""
-    backward, looked, twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
+    and on the whole window in the run's dtype. Raise ConfigError that names the last of the gradients, which a backward
+    pass makes first."""
+    trains, looked, twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
     cast = torch.is_autocast_enabled(kind := window_BCHW.device.type)
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
-    for precise, side in itertools.product((True, False), SIDES):
-        sizes = (range(min(side, most), most) for most in window_BCHW.shape[2:])
-        least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
-        crop_BCHW = _crop(window_BCHW, least)
-        if looked or _bytes(network, crop_BCHW, torch.float64.itemsize * (3 if backward else 1)) > room:
-            continue
-        relative, each = (EXACT, twin) if precise else (1e4 * epsilon, plain)
-        rounding = 16 * torch.finfo(torch.float64 if precise else crop_BCHW.dtype).eps
+    name_of = type(network.recorded.module).__name__
+    for precise, side in (*itertools.product((True, False), SIDES), (False, 0)):
+        if side:
+            sizes = (range(min(side, most), most) for most in window_BCHW.shape[2:])
+            least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
+            x_BCHW, bound = _crop(window_BCHW, least), EXACT if precise else 1e4 * epsilon
+            rounding = 16 * torch.finfo(torch.float64 if precise else x_BCHW.dtype).eps
+            if looked or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
+                continue
+        else:
+            x_BCHW, rounding = window_BCHW, 4 * epsilon
+            bound = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
         try:
-            apart, looked = differences(each, crop_BCHW, relative, precise, backward, epsilon=rounding), True
+            apart = differences(
+                twin if precise else plain, x_BCHW, bound, precise, trains and side > 0, epsilon=rounding
+            )
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
-            continue
-        _refuse(network, crop_BCHW, apart, relative, precise)
-    relative = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
-    try:
-        apart = differences(plain, window_BCHW, relative, epsilon=4 * epsilon)
-    except Exception as error:
-        if is_exhausted(error):
-            raise
-        what = f"{type(network.recorded.module).__name__} does not run on {_size(window_BCHW)} of the data"
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"{what}: {said}; mend it, or choose another size of tiles") from error
-    _refuse(network, window_BCHW, apart, relative, False)
-
-
-def _refuse(network: GraphNetwork, x_BCHW: torch.Tensor, apart: Gaps, relative: float, precise: bool) -> None:
-    """Raise ConfigError for a difference. It names the last of the gradients, which a backward pass makes first."""
-    if not apart:
-        return
-    outputs = [name for name in apart if not name.startswith("gradient")]
-    name = outputs[0] if outputs else list(apart)[-1]
-    most, size = apart[name]
-    place = _first_differing(network, x_BCHW, relative, precise) if outputs else "a backward pass of its own, after it"
-    mode = " in training" if network.training else ""
-    name_of = type(network.recorded.module).__name__
-    what = f"{name_of} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
-    remedy = "write that in other words, or set verify to false (docs/explanation/exactness.md)"
-    raise ConfigError(f"{what}: {name} differs by {most:.1e} of {size:.1e}; first: {place}; {remedy}")
+            if side:
+                continue
+            what = f"{name_of} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"{what}; mend it, or choose another size of tiles") from error
+        looked = True
+        if apart:
+            outputs = [name for name in apart if not name.startswith("gradient")]
+            name, place = outputs[0] if outputs else list(apart)[-1], "a backward pass of its own, after it"
+            place = _first_differing(network, x_BCHW, bound, precise) if outputs else place
+            most, size = apart[name]
+            mode = " in training" if network.training else ""
+            what = f"{name_of} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
+            remedy = "write that in other words, or set verify to false (docs/explanation/exactness.md)"
+            raise ConfigError(f"{what}: {name} differs by {most:.1e} of {size:.1e}; first: {place}; {remedy}")
 
 
 def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:

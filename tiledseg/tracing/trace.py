@@ -98,11 +98,9 @@ class ModuleRuns:
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
         """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
         weight = next((p for p in self.module.parameters() if p.is_floating_point()), torch.zeros(()))
-        if fakes is not None:
-            with fakes:
-                return torch.empty(batch, self.bands, *size, dtype=weight.dtype, device=weight.device)
-        noise_BCHW = torch.randn(batch, self.bands, *size, generator=torch.Generator().manual_seed(0))
-        return noise_BCHW.to(weight.device, weight.dtype)
+        with fakes or nullcontext():
+            draw = None if fakes else torch.Generator().manual_seed(0)
+            return torch.randn(batch, self.bands, *size, generator=draw).to(weight.device, weight.dtype)
 
     def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
         """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
@@ -168,26 +166,21 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     with suppress(OtherSizeError):  # it needs values; else a tensor of every pixel with every other ends it here
         if different := differing(source.run(2, sizes[0], fake=True), source.run(3, sizes[1], fake=True)):
             raise _unsteady(different)
-    first = one = source.run(2, sizes[0])
+    one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
     own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
     if one.hangs:  # in its first call, as modules of transformers do
-        large = source.run(3, sizes[1])
+        first, large = one, other
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
         one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
-        pairs = (first, one), (large, other)
-        changed = next(filter(None, (differing(*pair, "at its next call") for pair in pairs)), None)
-    else:
-        other = source.run(3, sizes[1])
+        changed = differing(first, one, "at its next call") or differing(large, other, "at its next call")
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else _unsteady(different)
-    of_training, untrained = None, None
     try:
-        trained = [source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other)]
-        reasons = (differing(run, again, "in training") for run, again in zip((one, other), trained, strict=True))
-        of_training, untrained = trained[0], next(filter(None, reasons), None)
+        of_training, again = (source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other))
+        untrained = differing(one, of_training, "in training") or differing(other, again, "in training")
     except OtherSizeError as error:
-        untrained = str(error).replace("the module", "it", 1)
+        of_training, untrained = None, str(error).replace("the module", "it", 1)
     lowering = Lowering(one, other, of_training, still)
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
@@ -206,18 +199,18 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     for again in (third, *source.far_away(graph, sizes[0])):
         if different := differing(one, again, other=other):
             raise _unsteady(different)
-    kept = [*one.kept, *(of_training.kept if of_training else ())]
-    for before, training in [(one, False), *([(of_training, True)] if of_training else [])] if kept else []:
-        again = source.run(before.batch, before.size, training, first=of_training is not None)
-        if reason := differing(before, again, "at its next call"):
+    runs = [one, *([of_training] if of_training else [])]
+    kept = [name for run in runs for name in run.kept]
+    for training, run in enumerate(runs) if kept else ():
+        again = source.run(run.batch, run.size, bool(training), first=of_training is not None)
+        if reason := differing(run, again, "at its next call"):
             what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
             raise ConfigError(f"{what}: {reason}; compute it anew")
-    untrained = untrained or lowering.untrained
     if own is None:
         graded = source.run(2, sizes[0], gradients=True)
         own = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
     own = own or own_gradients(module)
-    untrained = own or untrained
+    untrained = own or untrained or lowering.untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
         raise ConfigError(f"{what}; switch that off, or trace module.eval() to map with it")
