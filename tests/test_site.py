@@ -17,8 +17,9 @@ from tests.conftest import NIGHTLY
 pytest.importorskip("myst_nb", reason="the extra docs builds the site")
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 PHONE = 360  # pixels
-# What they start by mpirun has tests of its own (tests/law, tests/crash): these run at night, and for `make docs`.
-AT_NIGHT = () if NIGHTLY else ("four-ranks", "killed-run", "swin", "vit")
+# What they start has tests of its own (tests/law, tests/crash, tests/test_printed_plans.py): these run at night, and
+# for `make docs`.
+AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "swin", "vit")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),

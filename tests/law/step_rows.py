@@ -124,14 +124,14 @@ def preset(name: str, schedule: str, recompute: str | list[str]) -> Row:
 
 ROWS: dict[str, Row] = {
     # Tiles, each with its context.
-    "read": Row(Steps(small("pixel", "bilinear"), images=ONE_LAST, batch=2), (1, 3), True),
+    "read": Row(Steps(small("pixel", "bilinear"), images=ONE_LAST, batch=2), (3,), True),
     "read, all tiles at once": Row(Steps(small(), images=THREE, batch=100, update="adamw", **loss("focal")), (2,)),
     "read, whole images at once": Row(Steps(small("instance", grid=(1, 1)), images=ONE_LAST, batch=2), (2,)),
     "read, tversky": Row(Steps(small("pixel"), **loss("tversky")), (3,)),
     "read, all losses": Row(Steps(short(gated("pixel", False)), batch=4, **loss("all")), (2,)),
     "read, frozen": Row(Steps(small("pixel"), update="adamw", factors=PARTS), (2,)),
     "read, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), factors=ENCODER), (3,)),
-    "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2, 9)),
+    "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2,)),
     "exchange, valid": Row(Steps(larger("pixel", "bilinear", "valid"), exchange(), batch=3, **loss("both")), (3, 4)),
     "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4, 6), True),
     "exchange, every layer": Row(Steps(Case(EveryLayer(), (8, 4)), exchange()), (2, 9)),
@@ -174,6 +174,14 @@ ROWS: dict[str, Row] = {
         f"three stages, {schedule}": Row(Steps(small(), staged(3, schedule), ((0, 1),) * 2, **more), (3, 6), True)
         for schedule, more in (("1f1b", loss("both")), ("gpipe", {}), ("folded", loss("tversky")))
     },
+    **{
+        f"four stages, {schedule}, {recompute}": Row(
+            Steps(small("pixel"), staged(4, schedule, recompute=recompute), ((0, 1),) * 2), (4,)
+        )
+        for schedule in ("1f1b", "gpipe", "folded")
+        for recompute in ("never", "always", "except_last")
+    },
+    "three stages, valid": Row(Steps(larger("none", "nearest", "valid"), staged(3, "gpipe")), (3,)),
     "stages, exchange": Row(Steps(small(), staged(2, "1f1b", halo="exchange", mesh=[2, 1]), ((0, 1),) * 2), (4,), True),
     **{
         f"stages, layer {schedule}": Row(

@@ -20,7 +20,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("without_plots")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.usefixtures("without_plots")]
 SHAPE = 101, 120
 
 

@@ -58,7 +58,7 @@ def no_search(*given: object, **named: object) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_losses_are_those_of_what_was_found_given_by_hand(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,12 +220,12 @@ def mapped(image: Path, name: str, row: str, grid: tuple[int, int], mesh: Mesh) 
 @pytest.mark.parametrize(
     ("row", "grid"),
     [
-        pytest.param("gaussian", (1, 1), marks=marks((1, 3))),
-        pytest.param("gaussian", (3, 3), marks=marks((1, 2, 9))),
-        pytest.param("gaussian", (9, 5), marks=marks((1, 3, 9))),
-        pytest.param("mirrored", (2, 4), marks=marks((1, 2))),
-        pytest.param("centre", (4, 3), marks=marks((1, 2, 4))),
-        pytest.param("turns", (3, 4), marks=marks((1, 3))),
+        pytest.param("gaussian", (1, 1), marks=marks((3,))),
+        pytest.param("gaussian", (3, 3), marks=marks((2, 9))),
+        pytest.param("gaussian", (9, 5), marks=marks((3, 9))),
+        pytest.param("mirrored", (2, 4), marks=marks((2,))),
+        pytest.param("centre", (4, 3), marks=marks((2, 4))),
+        pytest.param("turns", (3, 4), marks=marks((3,))),
     ],
 )
 def test_a_map_has_the_same_bits_for_any_ranks_and_tiles(

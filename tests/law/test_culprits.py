@@ -79,7 +79,7 @@ def fail(config: Config, mesh: Mesh) -> str:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("what", WORDS)
 def test_the_tile_is_named(shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     mesh = meshes["gloo"]

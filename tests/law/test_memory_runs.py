@@ -42,12 +42,10 @@ def sparing(config: Config, name: str, **memory: Any) -> Config:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ["norms", "split"])
 def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     mesh = meshes["mpi"]
-    if name == "split" and mesh.size == 1:
-        pytest.skip("two stages")
     how = halo("layer") | {"model.norm": "batch"} if name == "norms" else stages(2, balance=[20, 29])
     whole = kept(shared, name, {"model.norm": "pixel", **how})
     prepared = prepare(whole, 1 << 40, mesh.size)
@@ -68,7 +66,7 @@ def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mes
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,11 +99,11 @@ def everything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WAYS: dict[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
-    "read": ((1,), {"model.norm": "pixel"}, "none"),
+    "read": ((2,), {"model.norm": "pixel"}, "none"),
     "layer": ((2,), halo("layer", overlap=True) | {"model.norm": "batch"}, "compact"),
     "exchange": ((2,), halo("exchange"), "none"),
     "stages": ((2,), stages(2), "none"),
-    "half precision": ((1,), {"train.precision": "fp16"}, "all"),
+    "half precision": ((2,), {"train.precision": "fp16"}, "all"),
 }
 
 
@@ -135,7 +133,7 @@ def test_what_leaves_memory_comes_back_to_the_last_bit(name: str, shared: Path, 
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_what_a_budget_has_leave_changes_no_loss(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +142,7 @@ def test_what_a_budget_has_leave_changes_no_loss(
     )
     monkeypatch.setattr(choice, "LEAST", 1)
     mesh = meshes["gloo"]
-    whole = kept(shared, "nothing left", {"model.norm": "pixel"} if mesh.size == 1 else halo("layer"))
+    whole = kept(shared, "nothing left", halo("layer"))
     budget = int(0.8 * prepare(whole, 1 << 40, mesh.size).plan.memory)
     left = sparing(whole, "left", budget=f"{budget}B", offload="auto", store=str(shared))
     assert losses(run(left, mesh)) == losses(run(whole, mesh))

@@ -248,7 +248,7 @@ def check_stages(lines: list[dict[str, Any]], count: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_class_weights_are_counted_once(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Count the one image by hand: pixels that are valid in the image too. A run that goes on does not look again."""
     config = of(shared, "weights", {**CONSTANT, "train.class_weights": "median_frequency", "train.epochs": 2})

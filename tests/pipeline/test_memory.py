@@ -9,18 +9,20 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.pipeline.test_executor import PLAIN, run
-from tests.pipeline.test_executor import Case as ExecutorCase
-from tests.pipeline.undivided import Drawn
+from tests.pipeline.undivided import Drawn, network_of
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import SCHEDULES
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import MeshShape
+from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.schedule import Route, is_skip
+from tiledseg.pipeline.partition import split_network
+from tiledseg.pipeline.schedule import Route, Settings, is_skip
 
 COUNT = 8
+PLAIN = UNet(3, 2, 3, 3, "same", "none", "transposed", 0.2, bands=2, classes=3)
 
 
 class Saved:
@@ -52,14 +54,23 @@ class Alive:
             yield
 
 
+def run(schedule: str, recompute: str, count: int, mesh: Mesh, balance: tuple[int, ...] = ()) -> None:
+    """A step of micro-batches of 16 x 16 pixels, a stage on each rank. Collective."""
+    axes, graph, network = open_axes(mesh, MeshShape(1, 1, 1, mesh.size)), PLAIN.graph(), network_of(PLAIN)
+    prices = BalancePrices([1] * len(graph))
+    if schedule == "folded":
+        balance = choose_folded_balances(prices, [(tensor - 1, reader) for tensor, reader in graph.skips], mesh.size)[0]
+    settings = Settings(schedule, balance or choose_balances(prices, mesh.size)[0], (recompute,) * mesh.size)
+    executor = PipelineExecutor(split_network(network, settings, mesh.rank, torch.device("cpu"), torch.float64), axes)
+    executor.train([Drawn(network, number, (16, 16)) for number in range(count)], lambda chunk: None)
+    axes.close()
+
+
 def most_alive(schedule: str, recompute: str, count: int, mesh: Mesh) -> tuple[int, int]:
     """Saved tensors alive at most on this rank, and at the end; 0 where it is outside the mesh. Collective."""
-    case = ExecutorCase(PLAIN, schedule, recompute, ((16, 16),) * count)
-    axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
     alive = Alive()
     with alive.counting():
-        run(case, axes, mesh.size)
-    axes.close()
+        run(schedule, recompute, count, mesh)
     return alive.most, alive.now
 
 
@@ -102,14 +113,12 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
 
     monkeypatch.setattr(PipelineExecutor, "buffer", noted)
     monkeypatch.setattr(Drawn, "loss", counted)
-    axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
     # All marks on the first stage, the pooling after the last of them too; all that take them on the last.
     layers = PLAIN.graph()
     encoder = max(index for index, layer in enumerate(layers.layers) if isinstance(layer, Mark)) + 2
     between = mesh.size - 2
     stages = (encoder, *(1,) * between, len(layers) - encoder - between)
-    run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT, stages), axes, mesh.size)
-    axes.close()
+    run("gpipe", "never", COUNT, mesh, stages)
     if mesh.rank == mesh.size - 1:
         assert len(received) == 2 * COUNT, "both skips have come each time"
         assert alive == [0]

@@ -28,15 +28,15 @@ class Session:
 
 
 SESSIONS = [
-    Session(2, "nccl", ("-k", "that_of_one_rank and (exchange or folded or windows)", RUNS)),
+    Session(2, "nccl", ("-k", "that_of_one_rank and (exchange or folded or windows)", RUNS), alone=True),
     Session(2, "mpi", ("-k", "that_of_one_rank and exchange", RUNS)),
-    Session(4, "nccl", ("-k", "that_of_one_rank and fused", RUNS), alone=True),
 ]
-NIGHTLY_SESSIONS = [Session(ranks, "nccl", (folder,)) for ranks in (2, 4) for folder in FOLDERS]
+if NIGHTLY:
+    SESSIONS += [Session(ranks, "nccl", (folder,)) for ranks in (2, 4) for folder in FOLDERS]
 
 
 @pytest.mark.timeout(3000 if NIGHTLY else 300)
-@pytest.mark.parametrize("session", [*SESSIONS, *(NIGHTLY_SESSIONS if NIGHTLY else ())], ids=str)
+@pytest.mark.parametrize("session", SESSIONS, ids=str)
 def test_laws_hold_without_races(session: Session, pretend_gpu: PretendGpu) -> None:
     options = {"PRETEND_GPU_TRANSPORT": session.transport, **({"PRETEND_GPU_ALONE": "1"} if session.alone else {})}
     ran = pretend_gpu.run(

@@ -30,18 +30,19 @@ from tiledseg.planning.run.norms import exact_modes
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
 AT_NIGHT |= {"MONAI BasicUNet", "MONAI BasicUNetPlusPlus"}
 AT_NIGHT |= {"MONAI SwinUNETR", "timm Swin v2", "timm Swin", "smp Unet, MiT-B0"}  # by day: test_ranks_give_what_...
+AT_NIGHT |= {"SmallSwin"}  # by day: test_windows.py, and over ranks a Swin of smp
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None and (NIGHTLY or name not in AT_NIGHT)]
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
 BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet", "TemporalUNet"}
-BY_DAY |= {"SmallSwin", "OfProducts"}
+BY_DAY |= {"OfProducts"}
 SHARED = [
     name
     for name in EXACT
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
-# More: tests.tracing.over_ranks.
-THIN = ["smp Unet, Swin, patches of 2", "smp Segformer, PVT v2, thin"]
+# More: tests.tracing.over_ranks. Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
+THIN = ["smp Unet, Swin, patches of 2", *(["smp Segformer, PVT v2, thin"] if NIGHTLY else [])]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
 
