@@ -8,10 +8,9 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz.driver import KINDS, Result, Workshop, missed, run_cases, warm_up
+from tests.fuzz.driver import KINDS, Workshop, missed, run_cases, warm_up
 from tests.fuzz.trial import make_pristine
 
 
@@ -23,7 +22,6 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="one case alone, of all kinds or of --kind")
     parser.add_argument("--kind", choices=tuple(KINDS), help="cases of one kind only")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--page", type=Path, help="benchmarks/faults/README.md, whose table this run becomes")
     parser.add_argument("--plants", action="store_true", help="plant faults first, each of which has to be found")
     flags = parser.parse_args()
     kinds = (flags.kind,) if flags.kind else tuple(KINDS)
@@ -42,41 +40,13 @@ def main() -> int:
     for result in faulty:
         print(f"{again} --case {result.number}: {result.kind}: {result.words}")
         print("\n".join(f"    {line}" for line in (*result.faults, result.said)))
-    text = table(results, f"{again} --cases {flags.cases}", flags.jobs)
-    print(text)
-    if flags.page:
-        put_table(flags.page, text)
-    return 1 if faulty else 0
-
-
-BEGIN, END = "<!-- table: written by python -m tests.fuzz -->", "<!-- end of table -->"
-
-
-def table(results: Sequence[Result], command: str, jobs: int) -> str:
-    """Markdown: a row a kind, a column an outcome."""
-    outcomes = sorted({result.outcome for result in results})
-    kinds = list(dict.fromkeys(result.kind for result in sorted(results, key=lambda result: result.number)))
-    counts = Counter((result.kind, result.outcome) for result in results)
-    heads = [f"exit {word}" if word[0].isdigit() else word for word in outcomes]
-    rows = [["kind", "cases", *heads, "faults", "longest"]]
-    rows.append(["---"] * len(rows[0]))
+    print(f"{again} --cases {flags.cases}, {flags.jobs} processes on {len(os.sched_getaffinity(0))} cores")
     for kind in (*kinds, "all"):
         own = [result for result in results if kind in ("all", result.kind)]
-        faults = sum(bool(result.faults) for result in own)
-        found = [sum(counts[name, word] for name in kinds if kind in ("all", name)) for word in outcomes]
-        longest = max(result.seconds for result in own)
-        rows.append([kind, str(len(own)), *map(str, found), str(faults), f"{longest:.1f} s"])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    seconds = sum(result.seconds for result in results)
-    head = f"`{command}`, {jobs} processes on {len(os.sched_getaffinity(0))} cores, {seconds:.0f} s in the cases."
-    return "\n".join([head, "", *lines])
-
-
-def put_table(page: Path, text: str) -> None:
-    """Puts the table between its marks on the page."""
-    whole = page.read_text()
-    before, after = whole[: whole.index(BEGIN) + len(BEGIN)], whole[whole.index(END) :]
-    page.write_text(f"{before}\n{text}\n{after}")
+        ends = ", ".join(f"{count} x {word}" for word, count in sorted(Counter(r.outcome for r in own).items()))
+        longest = max((result.seconds for result in own), default=0.0)
+        print(f"| {kind} | {len(own)} | {ends} | {sum(bool(r.faults) for r in own)} faults | {longest:.1f} s |")
+    return 1 if faulty else 0
 
 
 if __name__ == "__main__":
