@@ -66,7 +66,7 @@ def test_a_failing_job_ends_with_one_line(ranks: int, arguments: list[str], code
 @needs_mpirun
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_job() -> None:
-    """Over Gloo: `tests/crash/test_killed_training.py`."""
+    """Over Gloo: `tests/crash/test_killed.py`."""
     done = mpirun(3, JOB, "kill", "--transport", "mpi")
     assert done.code == 137
     assert seconds_to_end(done) < SOON

@@ -19,8 +19,7 @@ import torch
 from tests.comm.in_order import Order, in_order
 from tests.conftest import SIZE
 from tests.law.cases import IGNORED, one_rank
-from tests.law.losses import LOSSES, K
-from tests.law.step_rows import BLOCKS, ONE_LAST, POLICIES, ROWS, THREE, Row, layer, small, unet
+from tests.law.step_rows import BLOCKS, LOSSES, ONE_LAST, POLICIES, ROWS, THREE, K, Row, layer, small, unet
 from tests.law.steps import Steps, check, check_same_bits, gathered, train
 from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.mesh import Mesh
