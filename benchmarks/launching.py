@@ -1,9 +1,8 @@
-"""Starting the jobs that are measured: under mpirun or torchrun, one thread a rank, each with a time limit."""
+"""Starting the jobs that are measured: under mpirun, one thread a rank, each with a time limit."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tiledseg.errors import CommunicationError, ConfigError
 
@@ -57,11 +55,6 @@ def mpirun(ranks: int, module: str, *arguments: str) -> list[str]:
     return [*python_ranks(ranks), "-m", module, *arguments]
 
 
-def torchrun(ranks: int, module: str, *arguments: str) -> list[str]:
-    """The same under torchrun, with a free port."""
-    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), "-m", module, *arguments]
-
-
 def run_process(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Done:
     """Runs a command to its end, one thread a process. `limit`: seconds; `extra`: variables of its environment.
 
@@ -89,24 +82,6 @@ def run_process(command: Sequence[str], limit: float, extra: Mapping[str, str] |
                 raise CommunicationError(f"'{name} ...' ran longer than {limit:.0f} s; give a larger --limit") from None
             raise
     return Done(process.returncode, out, err)
-
-
-def run_job(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The JSON line that a job prints; arguments as of `run_process`.
-
-    Raises NotRunnableError where the job exits 3, ConfigError where it exits 2, CommunicationError where it fails
-    otherwise, prints no such line, or runs past the limit.
-    """
-    done = run_process(command, limit, extra)
-    lines = [line.strip() for line in done.out.splitlines() if line.startswith("{")]
-    if done.code == 0 and lines:
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-    if done.code == NOT_RUNNABLE or "not runnable:" in done.err:  # torchrun exits 1 whatever its ranks exit with
-        raise NotRunnableError(done.reason)
-    if done.code == ConfigError.exit_code:
-        raise ConfigError(done.reason)
-    raise CommunicationError(f"a job ended with code {done.code}: {done.reason}")
 
 
 def _find(tool: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,6 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.median:.3g} ({self.least:.3g} - {self.most:.3g})"
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def ratios(values: Sequence[float], bases: Sequence[float]) -> Spread:

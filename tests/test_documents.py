@@ -16,7 +16,7 @@ from tiledseg.config.words import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("tutorials", "how-to", "reference", "explanation")
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "figures.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "figures.md", ROOT / "docs" / "choosing.md"]
 PAGES += [page for kind in KINDS for page in sorted((ROOT / "docs" / kind).glob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 LONGEST = 35  # words of a sentence

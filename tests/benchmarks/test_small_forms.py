@@ -21,7 +21,7 @@ from benchmarks.pipeline.paper_table import main as paper_table
 from benchmarks.planned_memory.peaks import main as planned_memory
 from benchmarks.planned_memory.resident import OFF, Case, in_its_own_process
 from benchmarks.reading.__main__ import main as reading
-from benchmarks.spatial import step_case
+from benchmarks.side_by_side.page import pages
 from tests.comm.launching import ROOT, clean_environment, run_job
 from tests.conftest import NIGHTLY
 from tests.small_files import write_raster, write_yaml
@@ -84,15 +84,25 @@ def test_the_papers_table_is_simulated_from_kept_times(tmp_path: Path, capsys: C
     assert float(re.findall(r"\*\*(.*)\*\*", line)[0]) >= 4.4
 
 
-def test_all_halo_modes_give_one_loss_and_send_what_is_planned() -> None:
-    job = step_case.StepJob((1, 1), (step_case.READ, step_case.EXCHANGE, step_case.LAYER), 32, 3, 4, steps=2)
-    command = [sys.executable, "-m", "benchmarks.spatial.step_job", job.to_json()]
+def test_a_network_side_by_side(tmp_path: Path) -> None:
+    """Layer mode is exact; torch's DTensor, whichever way its version goes, has a row that says how."""
+    words = ["--only", "layers", "--peers", "tiledseg", "torch DTensor", "--items", "convolution, kernel 3"]
+    command = [sys.executable, "-m", "benchmarks.side_by_side", *words, "--folder", str(tmp_path)]
     done = run_job(command, environ=clean_environment())
     assert done.code == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])["cases"]
-    assert step_case.check_losses([case["losses"] for case in found], [str(case) for case in job.cases]) <= 1e-6
-    for case, figures in zip(job.cases, found, strict=True):
-        assert step_case.planned(job, case) == (1.0, figures["halo_bytes"], figures["halo_messages"])
+    found = json.loads((tmp_path / "measured.json").read_text())["layers"]
+    ours, theirs = (found[who]["convolution, kernel 3"] for who in ("tiledseg", "torch DTensor"))
+    assert max(ours[key] for key in ("y", "dx", "dW")) < 1e-12
+    assert theirs.get("error") or "y" in theirs
+    rows = [line for line in (tmp_path / "tables.md").read_text().splitlines() if line.startswith("| convolution")]
+    assert len(rows) == 1
+    assert rows[0].split(" | ")[1].startswith("exact, ")
+
+
+def test_pages_side_by_side_are_made_of_what_is_measured() -> None:
+    folder = ROOT / "benchmarks/side_by_side"
+    for name, text in pages(json.loads((folder / "measured.json").read_text())).items():
+        assert (folder / name).read_text() == text, f"{name}: make it anew by benchmarks.side_by_side --page"
 
 
 def test_rows_of_naip_trees_are_configurations(tmp_path: Path, capsys: Capture) -> None:

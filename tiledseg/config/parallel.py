@@ -49,7 +49,7 @@ class ParallelConfig(Group):
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, whole (one exchange of the
             input), or auto (by the cost model)
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
-            on the machine (python -m benchmarks.spatial measures it)
+            on the machine (benchmarks/spatial/README.md)
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
         balance: layers a stage as a list (folded: a chunk); auto or modelled by the machine's profile, else by
             multiply-adds

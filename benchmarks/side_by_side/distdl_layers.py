@@ -1,0 +1,124 @@
+"""DistDL's layers in the places of torch's, over MPI. Its convolutions, pooling and resizing know of blocks; each layer
+of single pixels stays; a transposed convolution whose kernel is its stride takes its weights by DistDL's Broadcast."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.side_by_side.spatial import BATCH, Block, Step, weights
+
+np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
+OF_PIXELS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Identity, nn.modules.dropout._DropoutNd)
+
+
+class Spread(nn.Module):
+    """A transposed convolution with kernel = stride; rank 0 holds its weights, as those of DistDL's layers."""
+
+    def __init__(self, partition: Any, layer: nn.ConvTranspose2d) -> None:
+        super().__init__()
+        if layer.kernel_size != layer.stride:
+            raise NotImplementedError("DistDL has no transposed convolution with a halo")
+        self.stride = layer.stride
+        root = partition.create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+        for name, tensor in layer.named_parameters():
+            held = nn.Parameter(tensor.detach()) if root.active else torch.empty(0, requires_grad=True)
+            setattr(self, name, held)
+        broadcast = import_module("distdl.nn").Broadcast
+        self.sent = nn.ModuleList(broadcast(root, partition, preserve_batch=False) for _ in range(2))
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        weight, bias = (each(held) for each, held in zip(self.sent, (self.weight, self.bias), strict=True))
+        return functional.conv_transpose2d(x_BCHW, weight, bias, stride=self.stride)
+
+
+def twin(partition: Any, layer: nn.Module) -> nn.Module | None:
+    """Return DistDL's layer for one of torch's; None for a module whose parts are to be replaced."""
+    theirs = import_module("distdl.nn")
+    match layer:
+        case nn.Conv2d(groups=1, padding_mode="zeros"):
+            made = theirs.DistributedConv2d(
+                partition,
+                in_channels=layer.in_channels,
+                out_channels=layer.out_channels,
+                kernel_size=layer.kernel_size,
+                stride=layer.stride,
+                padding=layer.padding,
+                dilation=layer.dilation,
+                bias=layer.bias is not None,
+            )
+            for name, tensor in layer.named_parameters():
+                if isinstance(getattr(made, name), nn.Parameter):  # rank 0 holds them
+                    getattr(made, name).data.copy_(tensor.data)
+            return made
+        case nn.ConvTranspose2d():
+            return Spread(partition, layer)
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            kind = "Max" if isinstance(layer, nn.MaxPool2d) else "Avg"
+            pool = getattr(theirs, f"Distributed{kind}Pool2d")
+            return pool(partition, kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding)
+        case nn.BatchNorm2d():
+            made = theirs.DistributedBatchNorm(partition, num_features=layer.num_features, eps=layer.eps)
+            for name, tensor in (("gamma", layer.weight), ("beta", layer.bias)):
+                if isinstance(getattr(made, name), nn.Parameter) and getattr(made, name).numel():
+                    getattr(made, name).data.copy_(tensor.data.reshape(getattr(made, name).shape))
+            return made
+        case nn.Upsample():
+            mode = {"nearest": "nearest", "bilinear": "linear"}[layer.mode]
+            corners = bool(layer.align_corners)
+            return theirs.DistributedUpsample(
+                partition, scale_factor=layer.scale_factor, mode=mode, align_corners=corners
+            )
+        case _ if isinstance(layer, OF_PIXELS):
+            return layer
+        case _ if not list(layer.children()):
+            raise NotImplementedError(
+                f"DistDL has no {type(layer).__name__}" + ("" if not isinstance(layer, nn.Conv2d) else " of this kind")
+            )
+    return None
+
+
+def replace(partition: Any, module: nn.Module) -> nn.Module:
+    """Replace layers by DistDL's, in depth. Raises NotImplementedError where it has none."""
+    made = twin(partition, module)
+    if made is not None and made is not module:  # its exchange writes into its input, which autograd may have saved
+        made.register_forward_pre_hook(lambda _, given: (given[0].clone(),))
+    if made is not None:
+        return made
+    for name, child in module.named_children():
+        setattr(module, name, replace(partition, child))
+    return module
+
+
+def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step:
+    """Return a step of the network by DistDL's layers, on even blocks."""
+    torch.set_default_dtype(next(module.parameters()).dtype)  # its empty weights are of the default type
+    world = MPI.COMM_WORLD
+    partition = import_module("distdl.backends.mpi.partition").MPIPartition(world)
+    network = replace(partition.create_cartesian_topology_partition([1, 1, *mesh]), module)
+    place = divmod(world.rank, mesh[1])
+
+    def at(size: torch.Size) -> tuple[slice, ...]:
+        each = [length // parts for length, parts in zip(size[2:], mesh, strict=True)]
+        return (*BATCH, *(slice(n * k, n * (k + 1)) for n, k in zip(each, place, strict=True)))
+
+    def step(x_BCHW: torch.Tensor) -> Block:
+        network.zero_grad()
+        part_BCHW = x_BCHW[at(x_BCHW.shape)].clone().requires_grad_()
+        y_BCHW = network(part_BCHW)
+        given = weights(shape, x_BCHW.dtype)[at(shape)]
+        if y_BCHW.shape != given.shape:
+            raise ValueError(f"a block of the output is {tuple(y_BCHW.shape)}, of a whole of {tuple(shape)}")
+        (y_BCHW * given).sum().backward()
+        grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        gradients = {name.replace("gamma", "weight").replace("beta", "bias"): grad for name, grad in grads.items()}
+        assert part_BCHW.grad is not None
+        return Block(y_BCHW.detach(), at(shape), part_BCHW.grad, at(x_BCHW.shape), gradients)
+
+    return step

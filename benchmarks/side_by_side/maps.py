@@ -1,0 +1,148 @@
+"""A map of one scene by each way, in a process each: seconds, memory, and pixels that differ from the whole image.
+
+    python -m benchmarks.side_by_side.maps FOLDER prepare [SIDE] | WAY
+
+`prepare` writes a scene, trains a small U-Net for a minute, and maps the scene as one image. A way maps the scene with
+these weights, from the file to a file, and prints a line of JSON. Imports are not timed. The ways by crops of one size
+(`of crops`) take a module that knows no other: patches with learned places, mixed by attention.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tiledseg
+from benchmarks.side_by_side.layers import UNet
+
+BANDS, CLASSES, CROP, BATCH = 4, 5, 224, 4
+EXACT, MONAI, GAUSSIAN = "tiledseg", "MONAI, windows of 512", "MONAI, half overlapping, gaussian"
+CROPS, MONAI_CROPS = "tiledseg, of crops", "MONAI, of crops"
+WAYS = (EXACT, MONAI, GAUSSIAN, CROPS, MONAI_CROPS)
+MEAN, STD = 100.0, 50.0
+
+
+class PatchMixer(nn.Module):
+    """A module of one input size: patches with learned places, mixed by four blocks of attention."""
+
+    def __init__(self, side: int = CROP, width: int = 192) -> None:
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(BANDS, width, 16, 16), nn.Parameter(torch.randn((side // 16) ** 2, width))
+        block = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        self.mixer = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
+        self.head = nn.ConvTranspose2d(width, CLASSES, 16, 16)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        x_BCHW = self.patches(x_BCHW)
+        mixed = self.mixer(x_BCHW.flatten(2).transpose(1, 2) + self.places)
+        y_BKHW: torch.Tensor = self.head(mixed.transpose(1, 2).reshape(x_BCHW.shape))
+        return y_BKHW
+
+
+class Normalised(nn.Module):
+    """A network that takes the file's own values."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BKHW: torch.Tensor = self.network((x_BCHW - MEAN) / STD)
+        return y_BKHW
+
+
+def module_of(way: str, folder: Path) -> nn.Module:
+    torch.manual_seed(0)
+    module = Normalised(PatchMixer() if way in (CROPS, MONAI_CROPS) else UNet(BANDS, 16, CLASSES))
+    if isinstance(module.network, UNet) and (folder / "unet.pt").exists():
+        module.load_state_dict(torch.load(folder / "unet.pt"))
+    return module.eval()
+
+
+def prepare(folder: Path, side: int) -> None:
+    """Write the scene, a small one to learn from, the network's weights, and the map of the undivided scene."""
+    for name, size in (("scene", side), ("small", 512)):
+        tiledseg.write_scene(folder / f"{name}.tif", folder / f"{name}-labels.tif", size=(size, size), seed=len(name))
+    x_CHW, y_HW = (torch.from_numpy(_read(folder / f"small{end}.tif")) for end in ("", "-labels"))
+    module = module_of(EXACT, folder).train()
+    optimizer = torch.optim.Adam(module.parameters(), 0.002)
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        row, col = draw.integers(0, 384, 2)
+        at = slice(row, row + 128), slice(col, col + 128)
+        loss = functional.cross_entropy(module(x_CHW[None, :, *at].float()), y_HW[0][at].long()[None], ignore_index=255)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.save(module.state_dict(), folder / "unet.pt")
+    with torch.inference_mode():
+        scores_BKHW = module.eval()(torch.from_numpy(_read(folder / "scene.tif"))[None].float())
+    np.save(folder / "whole.npy", scores_BKHW[0].argmax(0).to(torch.uint8).numpy())
+
+
+def _read(path: Path) -> Any:
+    with rasterio.open(path) as file:
+        return file.read()
+
+
+def mapped(folder: Path, way: str) -> dict[str, Any]:
+    """Map the scene in this way."""
+    module, image, output = module_of(way, folder), folder / "scene.tif", folder / f"{way}.tif"
+    windows = import_module("monai.inferers").sliding_window_inference if way.startswith("MONAI") else None
+    import_module("tiledseg.inference.predictor")
+    before, begun, worked = _peak(), time.perf_counter(), time.process_time()
+    if windows is None:
+        options: dict[str, Any] = {"window": CROP, "overlap": 0.25, "blend": "gaussian"} if way == CROPS else {}
+        tiledseg.predict_raster(module, image, output, format="gtiff", compress="none", **options)
+    else:
+        side, overlap, mode = {
+            MONAI: (512, 0.25, "constant"),
+            GAUSSIAN: (512, 0.5, "gaussian"),
+            MONAI_CROPS: (CROP, 0.25, "gaussian"),
+        }[way]
+        with rasterio.open(image) as file, torch.inference_mode():
+            x_BCHW = torch.from_numpy(file.read()).float()[None]
+            scores_BKHW = windows(x_BCHW, (side, side), BATCH, module, overlap, mode=mode)
+            with rasterio.open(output, "w", **file.profile | {"count": 1, "dtype": "uint8", "nodata": None}) as out:
+                out.write(scores_BKHW[0].max(0).indices.to(torch.uint8).numpy(), 1)
+    found = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - worked, "MiB": _peak() - before}
+    expected_HW = np.load(folder / "whole.npy") if way not in (CROPS, MONAI_CROPS) else None
+    with rasterio.open(image) as file:
+        valid_HW = file.dataset_mask() > 0
+    wrong = None if expected_HW is None else int((_read(output)[0] != expected_HW)[valid_HW].sum())
+    return {
+        **{key: round(value, 2) for key, value in found.items()},
+        "wrong": wrong,
+        "pixels": int(_read(output)[0].size),
+    }
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> int:
+    folder, way, *more = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if way == "prepare":
+        prepare(Path(folder), int(more[0]))
+    else:
+        print(json.dumps(mapped(Path(folder), way)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,197 @@
+"""A training step of one U-Net in two stages by each pipeline, beside one process on the same micro-batches.
+
+    python -m benchmarks.side_by_side.pipelines PEER [SIZE]
+
+prints a line of JSON: the largest difference of loss and gradients, seconds of one process over those of the pipeline
+(by turns), and bytes sent. Ranks are forks of this process, over Gloo; torchgpipe's partitions are threads of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+
+from benchmarks.many_ranks.ranks import import_all, run_ranks
+from benchmarks.side_by_side.layers import UNet
+from benchmarks.side_by_side.spatial import OURS, PAIRS, Sent, gathered
+
+MICRO_BATCHES, SIZE, LIMIT = 8, 192, 240.0
+PIPELINES = (OURS, "torch.distributed.pipelining", "torchgpipe")
+Step = Callable[[], Any]
+
+
+class Work:
+    """A network and a batch, alike on every rank, and their step in one process."""
+
+    def __init__(self, size: int) -> None:
+        torch.manual_seed(0)
+        self.network = UNet(width=16)
+        self.x_BCHW = torch.randn(MICRO_BATCHES, 3, size, size)
+        self.target_BHW = torch.randint(2, (MICRO_BATCHES, size, size))
+
+    def loss(self, y_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(y_BKHW, target_BHW, reduction="sum") / self.target_BHW.numel()
+
+    def alone(self) -> None:
+        """Take the micro-batches one after the other."""
+        self.network.zero_grad()
+        for x_BCHW, target_BHW in zip(self.x_BCHW.split(1), self.target_BHW.split(1), strict=True):
+            self.loss(self.network(x_BCHW), target_BHW).backward()
+
+
+def tiledseg_pipeline(work: Work) -> tuple[Step, Any]:
+    import copy
+
+    import tiledseg
+
+    pipeline = tiledseg.Pipeline(copy.deepcopy(work.network), stages=2)
+
+    def step() -> None:
+        pipeline.zero_grad()
+        pipeline.step(work.x_BCHW, work.target_BHW, work.loss)
+
+    return step, pipeline
+
+
+def torch_pipeline(work: Work) -> tuple[Step, Any]:
+    import copy
+
+    from torch.distributed import pipelining
+
+    rank, cut = distributed.get_rank(), {"join.0": pipelining.SplitPoint.BEGINNING}
+    pipe = pipelining.pipeline(copy.deepcopy(work.network), mb_args=(work.x_BCHW[:1],), split_spec=cut)
+    stage = pipe.build_stage(rank, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(stage, MICRO_BATCHES, loss_fn=work.loss, scale_grads=False)
+
+    def step() -> None:
+        stage.submod.zero_grad()
+        given = [work.x_BCHW] if rank == 0 else []
+        schedule.step(*given, target=work.target_BHW if rank else None, losses=[] if rank else None)
+
+    return step, stage.submod
+
+
+def torchgpipe_pipeline(work: Work) -> tuple[Step, Any]:
+    peer, skip, pipeline = (import_module(f"torchgpipe{name}") for name in ("", ".skip", ".pipeline"))
+    worker = import_module("torchgpipe.worker")
+
+    class Own:
+        """A device that is like no other, so that each partition has a thread."""
+
+        type, index = "cpu of a partition", None
+
+    @contextmanager
+    def spawn(devices: list[Any]) -> Iterator[Any]:
+        with worker.spawn_workers([Own() for _ in devices]) as queues:
+            yield queues
+
+    setattr(pipeline, "spawn_workers", spawn)  # noqa: B010
+
+    def stashing(module: nn.Module, name: str) -> nn.Module:
+        @skip.skippable(stash=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
+        class Stash(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.module = module
+
+            def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
+                y_BCHW: torch.Tensor = self.module(x_BCHW)
+                yield skip.stash(name, y_BCHW)
+                return y_BCHW
+
+        return Stash()
+
+    def popping(name: str) -> nn.Module:
+        @skip.skippable(pop=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
+        class Pop(nn.Module):
+            def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
+                return torch.cat([(yield skip.pop(name)), x_BCHW], 1)
+
+        return Pop()
+
+    net = work.network
+    down, up, join = net.down, net.up, net.join
+    ends = [popping("1"), join[0], up[1], popping("0"), join[1], net.head]
+    before = [stashing(down[0], "0"), net.pool, stashing(down[1], "1"), nn.MaxPool2d(2), down[2], up[0]]
+    sequence = nn.Sequential(*before, *ends)
+    module = peer.GPipe(sequence, [7, 5], devices=["cpu"] * 2, chunks=MICRO_BATCHES, checkpoint="never")
+
+    def step() -> None:
+        work.network.zero_grad()
+        work.loss(module(work.x_BCHW), work.target_BHW).backward()
+
+    return step, None
+
+
+MAKERS = dict(zip(PIPELINES, (tiledseg_pipeline, torch_pipeline, torchgpipe_pipeline), strict=True))
+
+
+def measured(peer: str, work: Work) -> dict[str, Any]:
+    """Compare and time a pipeline and one process by turns; rank 1 waits while rank 0 works alone."""
+    many = distributed.is_initialized()
+    rank, wait = (distributed.get_rank(), distributed.barrier) if many else (0, lambda: None)
+    work.alone()
+    expected = {name: p.grad.clone() for name, p in work.network.named_parameters() if p.grad is not None}
+    step, module = MAKERS[peer](work)
+    step()
+    own = dict((module or work.network).named_parameters())
+    found = {name: p.grad for name, p in own.items() if p.grad is not None}
+    largest = max(each.abs().max() for each in expected.values())
+    far = max(((found[name] - expected[name]).abs().max() / largest).item() for name in found)
+    fars, names = zip(*(gathered((far, list(found))) if many else [(far, list(found))]), strict=True)
+    missing = expected.keys() - {name for each in names for name in each}
+    with Sent() as sent:
+        step()
+    taken: list[list[float]] = [[], []]
+    for _ in range(PAIRS + 1):
+        for of, run in zip(taken, (work.alone if rank == 0 else lambda: None, step), strict=True):
+            wait()
+            begun = time.perf_counter()
+            run()
+            wait()
+            of.append(time.perf_counter() - begun)
+    speed_ups = [alone / piped for alone, piped in zip(*taken, strict=True)][1:]
+    total = sum(gathered(sent.bytes)) if many else 0
+    return {"far": max(fars), "missing": sorted(missing), "speed_up": speed_ups, "bytes": total}
+
+
+def main() -> int:
+    peer, size = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else SIZE
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import_all()
+    work = Work(size)
+    if peer == "torchgpipe":
+        print(json.dumps(measured(peer, work)))
+        return 0
+
+    def body() -> int:
+        torch.set_num_threads(1)
+        distributed.init_process_group("gloo")
+        found = measured(peer, work)
+        if distributed.get_rank() == 0:
+            print("=" + json.dumps(found))
+        distributed.destroy_process_group()
+        return 0
+
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_ranks(2, body, Path(folder), LIMIT)
+    lines = [line[1:] for line in ended.said[0].splitlines() if line.startswith("={")]
+    print(lines[0] if lines else json.dumps({"error": ended.said[0].strip().splitlines()[-1:]}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
