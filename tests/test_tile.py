@@ -13,6 +13,8 @@ import rasterio
 from tests.comm.launching import MPIRUN, mpirun
 from tests.small_files import write_raster
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.finding import pair_sources
 from tiledseg.raster.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
 
@@ -131,3 +133,23 @@ def test_a_grid_may_be_written_as_in_every_other_place() -> None:
 def test_labels_are_warped_where_there_are_some(flags: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*flags[:3], *flags[6:], "--warp", "--output", flags[1] + ".h5"]) == 2
     assert "--warp is given, but no labels are" in capfd.readouterr().err
+
+
+def test_a_zarr_store_takes_no_halo_and_holds_all_images(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("zarr")
+    output = str(tmp_path / "tiles.zarr")
+    assert main([*flags, "--format", "zarr", "--output", output]) == 2
+    assert "--levels is 3, but --format zarr keeps no halos" in capsys.readouterr().err
+    assert main([*flags[:-6], "--format", "zarr", "--output", f"{tmp_path}/tiles.h5"]) == 2
+    assert "ends in .zarr" in capsys.readouterr().err
+    assert main([*flags[:-6], "--format", "zarr", "--output", output]) == 0
+    assert "2 images" in capsys.readouterr().out
+    images, labels = pair_sources([output], [], ("data.images", "data.labels"))
+    assert (images[1], labels[1]) == (f"{output}:/1/images", f"{output}:/1/labels")
+    for path, source in ((images[1], flags[2]), (labels[1], flags[5])):
+        with open_raster(path) as reader, open_raster(source) as expected:
+            box = Box.of_shape(expected.info.shape)
+            np.testing.assert_array_equal(reader.read(box)[0], expected.read(box)[0])
+    assert not list(tmp_path.glob(".*"))

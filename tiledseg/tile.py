@@ -8,31 +8,38 @@ if __name__ == "__main__":
     enter("tiledseg.tile")
 
 import argparse
+import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
-from tiledseg.commands.parser import Parser, run, warn
+from tiledseg.commands.parser import Parser, refuse_given, run, warn
+from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
-from tiledseg.system.outputs import check_outputs
+from tiledseg.system.outputs import check_outputs, files_below
+from tiledseg.system.writing import flush, writing
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.tile_store_writer import StorePlan
+    from tiledseg.raster.tile_store_writer import Opener, StorePlan
 
 
+HDF5 = "hdf5"
 PLAIN = (
     *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
     *("data.classes", "data.warp", "data.times", "data.assets", "data.mosaic", "data.valid", "data.valid_values"),
@@ -46,12 +53,18 @@ def build_parser() -> Parser:
     """Return the command's parser. An option left out is that of --config, or of the default configuration."""
     parser = Parser(
         prog="tiledseg tile",
-        description="Cut rasters into an HDF5 tile store: each context, halo included, in one piece.",
+        description="Cut rasters into a tile store: in HDF5 each context, halo included, in one piece.",
     )
     parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
     parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
     parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
+    parser.add_argument(
+        "--format",
+        choices=(HDF5, ZARR),
+        default=HDF5,
+        help="hdf5 (default), or zarr: rasters without halos, a chunk a tile, which the ranks write together",
+    )
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
     add_keys(parser, PLAIN, plain=True, classes="of labels that are polygons: as train's; rasters keep their values")
     add_keys(parser, ("parallel.transport",))
@@ -64,12 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         options = build_parser().parse_args(argv)
         config = resolve(options)
+        if options.format == ZARR:
+            halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
+            refuse_given(options, halo, "--format zarr keeps no halos")
+            from tiledseg.raster.zarr_writer import check_zarr
 
-        def work(mesh: Mesh) -> None:
+            check_zarr("--output", options.output)
+
+        def cut(mesh: Mesh) -> None:
             inputs = [options.config] if options.config else []
-            _work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
+            work = cut_into_zarr if options.format == ZARR else _work
+            work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
 
-        return run_on_mesh(work, config.parallel.transport)
+        return run_on_mesh(cut, config.parallel.transport)
 
     return run(body)
 
@@ -161,16 +181,66 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
         answer(summary)
 
 
-def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> None:
-    from tiledseg.execution.progress import StepProgress
+def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
+    """Cut on all ranks: each writes chunks of its own."""
+    from tiledseg.raster.tile_store_writer import store_output
+    from tiledseg.raster.zarr_writer import begin_tiles, write_tiles
+
+    made: list[Path] = []
+
+    def begin() -> tuple[Any, ...]:
+        plan, reading, names = plan_store(config, not inputs, classes_given)
+        check_outputs([store_output(output, plan)], [*plan.files, *inputs])
+        _say(config, plan)
+        lost = [info.path for info in plan.images if info.ground is not None]
+        warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
+        with writing(Path(output)):
+            made.append(Path(tempfile.mkdtemp(prefix=".", suffix=f".{Path(output).name}", dir=Path(output).parent)))
+            begin_tiles(made[0], plan)
+        return made[0], plan, reading, names
+
+    def finish() -> None:
+        with writing(Path(output)):
+            for file in files_below(part):
+                flush(file)
+            made[0].chmod(0o755)
+            os.rename(made.pop(), output)
+
+    try:
+        part, plan, reading, names = mesh.on_root(begin)
+        with doing("writing tiles"):
+            mesh.on_all(lambda: write_tiles(part, plan, *_openers(plan, reading, names), mesh.rank, mesh.size, tick))
+        mesh.on_root(finish)
+    finally:
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+    if mesh.is_root and config.run.verbosity:
+        answer(f"{output}: {counted(len(plan.images), 'image')}, {plan.bytes / 1e9:.2f} GB; use it as data.images")
+
+
+def _say(config: Config, plan: StorePlan) -> None:
+    """Warn of what a store leaves out."""
     from tiledseg.raster.info import code_notes, reference_notes
     from tiledseg.raster.lists import left_out
-    from tiledseg.raster.tile_store_writer import write_store
 
-    images, labels = plan.images, plan.labels or ()
     if config.run.verbosity:
         warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
-        warn([*reference_notes((*images, *labels)), *code_notes(images)])
+        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
+
+
+def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> tuple[Opener, Opener]:
+    """Return what opens the images, and their labels, by number."""
+    return (
+        lambda number: reading.open_as(names[0][number], plan.images[number]),
+        lambda number: reading.labels.open(names[1][number], plan.images[number]),
+    )
+
+
+def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> None:
+    from tiledseg.execution.progress import StepProgress
+    from tiledseg.raster.tile_store_writer import write_store
+
+    _say(config, plan)
     with closing(StepProgress(plan.tiles, 0, config.run.verbosity)) as progress, doing("writing tiles"):
         done = count(1)
 
@@ -178,10 +248,4 @@ def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, n
             tick()
             progress.advance(next(done), f"image {image}")
 
-        write_store(
-            output,
-            plan,
-            lambda number: reading.open_as(names[0][number], images[number]),
-            lambda number: reading.labels.open(names[1][number], images[number]),
-            advance,
-        )
+        write_store(output, plan, *_openers(plan, reading, names), advance)

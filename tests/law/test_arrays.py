@@ -16,9 +16,13 @@ from zarr.storage import LocalStore
 
 import tiledseg
 from tests.array_scenes import CRS, FORMS, PARTS, TRANSFORM, as_array, scene, write, write_parts
+from tiledseg import tile
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.composed import label_of
+from tiledseg.raster.finding import find_sources
+from tiledseg.raster.zarr_writer import check_zarr
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.usefixtures("without_plots")]
 SHAPE = 101, 120
@@ -102,6 +106,39 @@ def test_losses_and_maps_are_those_of_the_geotiff(
     assert expected is not None
     assert len(expected[0]) > 2
     assert len(np.unique(expected[1])) > 1
+
+
+def test_what_tile_has_cut_into_zarr_trains_and_maps_as_its_rasters(
+    forms: tuple[Path, dict[str, Any]], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks, names of classes and the place are kept, and ranks write chunks of their own."""
+    mesh, (folder, sources) = meshes["gloo"], forms
+    put, written = LocalStore.set, Counter[str]()
+
+    async def counted(store: Any, key: str, *more: Any) -> None:
+        written.update([key] if key[-1].isdigit() and "/c/" in key and key.startswith("0/") else [])
+        await put(store, key, *more)
+
+    monkeypatch.setattr(LocalStore, "set", counted)
+    image, labels = sources["tif"]
+    store = folder / "tiles.zarr"
+    words = ["--images", image, "--labels", labels, "--grid", "3", "2", "--format", "zarr", "--output", str(store)]
+    options = tile.build_parser().parse_args(words)
+    tile.cut_into_zarr(tile.resolve(options), str(store), [], False, mesh)
+    parts = mesh.communicator.broadcast_object(mesh.communicator.gather_objects(written))
+    chunks = {key: number for key, number in sum(parts, Counter[str]()).items() if "images" in key or "labels" in key}
+    assert set(chunks.values()) == {1}
+    assert len(chunks) == 3 * 6
+    assert min(len(part) for part in parts) > 0
+    assert [label_of(one.path) for one in find_sources([str(store)], "data.images")] == [f"{store}#0"]
+    found = []
+    for name, data in (("whole", (image, labels)), ("cut", (str(store), []))):
+        run = train(folder, name, *data, val_images=[data[0]], val_labels=[labels])
+        found.append((losses(run), mapped(run, data[0], folder / f"{name}-map.tif")))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    with pytest.raises(OutputError, match="is there; remove it"):
+        check_zarr("--output", store)
 
 
 def test_pixels_under_clouds_are_those_without_data(

@@ -18,7 +18,6 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.raster.array_names import parse_array_name
 from tiledseg.raster.composed import label_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
@@ -115,9 +114,7 @@ def each_image(
             )
     requests: dict[str, Request] = {}
     for path in paths:
-        array = parse_array_name(path)
-        own = os.path.basename(path) if parse_store_name(path) else array and array.stem
-        name = own or stem_of(path.rstrip("/"))
+        name = os.path.basename(path) if parse_store_name(path) else stem_of(path.rstrip("/"))
         stem = re.sub(r"[^\w.+-]", "-", name)  # images of a store keep their number, or their variable
         if stem in requests:
             raise OutputError(

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
 STORE_FILES = ("zarr.json", ".zgroup", ".zmetadata", ".zarray")
 """Names of the files, one of which a Zarr store has."""
+TILES, OWN = "tiledseg", ("times", "holds_classes", "drawn", "palette")
+"""The attribute of what `tiledseg tile` has cut, and fields of `RasterInfo` that it holds for each raster."""
 
 _NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
 _OF_FOLDER = re.compile(r"([^:]+):/+(.*)", re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from tiledseg.errors import RasterError, install
-from tiledseg.raster.array_names import NETCDF, ArrayName, array_of
+from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import dims_of, nodata_of
 from tiledseg.raster.array_reader import ArrayReader
+from tiledseg.raster.composed import VALID, Composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import is_remote
@@ -57,14 +59,6 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
         raise
 
 
-def open_memory(path: str, bands: Sequence[int] | None, nodata: float | None) -> ArrayReader:
-    """Return the reader of one of the program's arrays."""
-    array = array_of(path)
-    if array is None:
-        raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
-    return ArrayReader(path, array, bands, nodata)
-
-
 def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: str) -> Any:
     """Return the variable that is named, or the only one with rows and columns."""
     images = sorted(str(each) for each in dataset.data_vars if dims_of(dataset[each]) is not None)
@@ -75,6 +69,32 @@ def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: st
     if not variable and len(images) != 1:
         raise RasterError(f"{name.store} has {len(images)} variables with x and y; name one: {named}")
     return dataset[variable or images[0]]
+
+
+def stored_tiles(place: str) -> list[tuple[str, str | None]]:
+    """Return the names of the images, and of their labels, that `tiledseg tile` has put into a store; none for any
+    other store."""
+    if place.lower().endswith(NETCDF) or importlib.util.find_spec("zarr") is None:
+        return []
+    import zarr
+
+    from tiledseg.raster.zarr_store import open_store
+
+    try:
+        words: Any = zarr.open_group(open_store(place), mode="r").attrs.get(TILES)
+    except (ValueError, KeyError, OSError):  # no group: an array, or nothing
+        return []
+    if not isinstance(words, dict):
+        return []
+
+    def name(number: int, kind: str, masked: bool) -> str:
+        pixels = f"{place}:/{number}/{kind}"
+        return str(Composed.of(f"{place}#{number}", VALID, (pixels, f"{pixels}_valid"))) if masked else pixels
+
+    with reading(f"open {place}", "cut it again with tiledseg tile"):
+        images = [name(at, "images", bool(masked)) for at, masked in enumerate(words["images"])]
+        labels: list[str | None] = [name(at, "labels", bool(masked)) for at, masked in enumerate(words["labels"])]
+        return list(zip(images, labels or [None] * len(images), strict=True))
 
 
 def _netcdf_engine(file: str) -> str:

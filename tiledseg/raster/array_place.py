@@ -68,10 +68,11 @@ def class_names_of(array: Any) -> tuple[tuple[int, str], ...]:
     return tuple((int(value), str(name)) for value, name in zip(values, names, strict=False))
 
 
-def flags(names: Sequence[str]) -> dict[str, Any]:
-    """Return the attributes that name the classes of a map, from 0."""
+def flags(names: Sequence[str], values: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the attributes that name the classes of a map, from 0, or of these `values`."""
     meanings = " ".join(re.sub(r"[^\w.@+-]", "_", name) for name in names)
-    return {"flag_values": list(range(len(names))), "flag_meanings": meanings, "class_names": list(names)}
+    numbers = list(range(len(names)) if values is None else values)
+    return {"flag_values": numbers, "flag_meanings": meanings, "class_names": list(names)} if names else {}
 
 
 def placed(path: str, array: Any, array_CHW: Any) -> tuple[Any, Affine | None, tuple[str, ...]]:

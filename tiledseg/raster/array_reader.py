@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.array_names import TILES
 from tiledseg.raster.array_place import check_dims, class_names_of, nodata_of, placed
 from tiledseg.raster.gdal_reader import GdalReader, as_stored, check_header, dtype_of, nodata_values, select_bands
 from tiledseg.raster.info import RasterInfo
@@ -72,6 +73,7 @@ class ArrayReader(GdalReader):
                 files=files,
                 notes=notes,
                 class_names=class_names_of(array) if len(numbers) == 1 else (),
+                **_cut(array.attrs.get(TILES), bands is None),
             )
 
     def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
@@ -92,3 +94,13 @@ class ArrayReader(GdalReader):
         self._closed = True
         self._forget()
         self._close_store()
+
+
+def _cut(words: Any, whole: bool) -> dict[str, Any]:
+    """Return the fields of an info that the attribute of a cut raster holds; those of its times, if it is `whole`."""
+    if not isinstance(words, dict):
+        return {}
+    palette = tuple((int(index), tuple(map(int, colour))) for index, colour in words.get("palette") or ())
+    times = int(words.get("times", 1)) if whole else 1
+    own = {"holds_classes": bool(words.get("holds_classes")), "drawn": str(words.get("drawn", ""))}
+    return {"times": times, "palette": palette or None, **own}

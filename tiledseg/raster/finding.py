@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
+from tiledseg.raster.array_open import stored_tiles
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_kind, label_of, parse_composed
 from tiledseg.raster.joined import joined, joined_paths, stem_of
 from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
@@ -177,7 +178,8 @@ def pair_sources(
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
         given = _find(labels, keys[1], parts, references, Composing())
-        label_paths = given.joined([_store_labels(one.path) or one.path for one in given.sources], composing)
+        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given.sources]
+        label_paths = given.joined(own, composing)
     else:
         label_paths = found.joined([_own_labels(source, keys[1]) for source in found.sources], composing)
     if len(image_paths) != len(label_paths):
@@ -277,7 +279,8 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
 def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
     """Return the variable of each store that a name, or a glob of stores of this machine, means."""
     if not glob.has_magic(array.store) or os.path.exists(array.store):
-        return [RasterSource(existing(pattern, key))]
+        tiles = [] if array.variable or not existing(pattern, key) else stored_tiles(array.store)
+        return [RasterSource(image, labels) for image, labels in tiles] or [RasterSource(existing(pattern, key))]
     if is_remote(array.store):
         raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
     stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)

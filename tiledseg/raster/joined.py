@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from tiledseg.errors import ConfigError
+from tiledseg.raster.array_names import parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, Composed, label_of, parse_composed
 
 _NAME = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
@@ -54,7 +55,9 @@ def file_name(path: str) -> str:
 
 def stem_of(path: str) -> str:
     """Return the name of files that go with an image: its own without ending, the item's, the first part's."""
-    composed = parse_composed(path)
+    composed, array = parse_composed(path), parse_array_name(path)
+    if array is not None:
+        return array.stem
     if composed is None or (composed.kind == TIMES and isinstance(composed.parts[0], str)):
         return os.path.splitext(file_name(path))[0]
     of_items = composed.kind in (BANDS, TIMES)

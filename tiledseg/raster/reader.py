@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import MEMORY, file_of, is_zarr, parse_array_name
-from tiledseg.raster.array_open import open_memory, open_named
+from tiledseg.raster.array_names import MEMORY, array_of, file_of, is_zarr, parse_array_name
+from tiledseg.raster.array_open import open_named
 from tiledseg.raster.array_place import dims_of, flags
+from tiledseg.raster.array_reader import ArrayReader
 from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
@@ -57,7 +58,9 @@ def open_raster(
             lambda name, own, is_image: open_raster(name, own, nodata if is_image else None, references),
         )
     if path.startswith(MEMORY):
-        return open_memory(path, bands, nodata)
+        if (array := array_of(path)) is None:
+            raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
+        return ArrayReader(path, array, bands, nodata)
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
     name = parse_array_name(path)

@@ -7,7 +7,7 @@ one rank, whole. The store has a temporary name until it is whole.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,19 @@ from rasterio.windows import Window
 
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError, OutputError, install
+from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.array_names import OWN, TILES
 from tiledseg.raster.array_place import flags
+from tiledseg.raster.info import is_placed
+from tiledseg.raster.mirrored_reader import prefetch
+from tiledseg.raster.tile_store_writer import Opener, StorePlan
 from tiledseg.system.outputs import check_ending
 
 CLASSES, SHARES = "classes", "probabilities"
 """Names of the variables."""
+_SIDE = 2048
+"""The most pixels of a side of a tile's chunk: codecs take at most 2 GiB."""
+_CONVENTIONS = {"Conventions": "CF-1.11"}
 _WHOLE = {"array.write_empty_chunks": True}  # a chunk that is not there is damage
 
 
@@ -43,18 +51,12 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
 
     codecs = {"auto": [ZstdCodec()], "zstd": [ZstdCodec()], "deflate": [GzipCodec()], "none": None}
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
-        place: dict[str, Any] = {}
-        transform, wkt = dataset.transform, dataset.crs.to_wkt() if dataset.crs else None
-        mapping = {"crs_wkt": wkt, "spatial_ref": wkt} if wkt else {}
-        if not transform.is_identity:
-            place = {"spatial:transform": list(transform)[:6]} | ({"proj:wkt2": wkt} if wkt else {})
-            mapping["GeoTransform"] = " ".join(map(repr, transform.to_gdal()))
-        attributes = {"grid_mapping": "spatial_ref", "spatial:dimensions": ["y", "x"], **place}
+        root = zarr.create_group(store, zarr_format=3, attributes=_CONVENTIONS, overwrite=True)
+        attributes = _place(root, dataset.shape, dataset.transform, dataset.crs)
         if dataset.dtypes[0] == "uint8":  # NaN never is a pixel's value, and need not be said
             attributes["_FillValue"] = int(dataset.nodata)
         if dataset.scales[0] != 1:
             attributes["scale_factor"] = dataset.scales[0]
-        root = zarr.create_group(store, zarr_format=3, attributes={"Conventions": "CF-1.11"}, overwrite=True)
         shares = not legend
         root.create_array(
             SHARES if shares else CLASSES,
@@ -66,16 +68,33 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
             fill_value=dataset.nodata,
             attributes=attributes | ({"class_names": list(dataset.descriptions)} if shares else flags(legend)),
         )
-        sides = (("y", dataset.height, transform.f, transform.e), ("x", dataset.width, transform.c, transform.a))
-        for name, count, start, step in sides if place and transform.is_rectilinear else ():
-            degrees = {"y": "latitude", "x": "longitude"} if dataset.crs and dataset.crs.is_geographic else {}
+        _consolidate(store)
+
+
+def _place(group: Any, shape: Sequence[int], transform: Any, crs: Any) -> dict[str, Any]:
+    """Give a group the coordinates and the CRS of a grid, and return the attributes of arrays on it."""
+    place: dict[str, Any] = {}
+    wkt = crs.to_wkt() if crs else None
+    mapping = {"crs_wkt": wkt, "spatial_ref": wkt} if wkt else {}
+    if is_placed(transform):
+        place = {"spatial:transform": list(transform)[:6]} | ({"proj:wkt2": wkt} if wkt else {})
+        mapping["GeoTransform"] = " ".join(map(repr, transform.to_gdal()))
+    for name, count, at in (("y", shape[0], (5, 4)), ("x", shape[1], (2, 0))):
+        if place and transform.is_rectilinear:
+            degrees = {"y": "latitude", "x": "longitude"} if crs and crs.is_geographic else {}
             words = {"axis": name.upper(), "standard_name": degrees.get(name, f"projection_{name}_coordinate")}
-            data = start + step * (np.arange(count) + 0.5)
-            root.create_array(name, data=data, dimension_names=(name,), attributes=words)
-        root.create_array("spatial_ref", data=np.array(0), attributes=mapping)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Zarr 3 does not name it yet; web servers list no folder
-            zarr.consolidate_metadata(store, zarr_format=3)
+            data = transform[at[0]] + transform[at[1]] * (np.arange(count) + 0.5)
+            group.create_array(name, data=data, dimension_names=(name,), attributes=words)
+    group.create_array("spatial_ref", data=np.array(0), attributes=mapping)
+    return {"grid_mapping": "spatial_ref", "spatial:dimensions": ["y", "x"], **place}
+
+
+def _consolidate(store: Path) -> None:
+    import zarr
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Zarr 3 does not name it yet; web servers list no folder
+        zarr.consolidate_metadata(store, zarr_format=3)
 
 
 def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[[], None]) -> None:
@@ -85,10 +104,67 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         group = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         array: Any = group[CLASSES if CLASSES in group else SHARES]
-        rows, cols = (-(-side // BLOCK) for side in dataset.shape)
-        for chunk in range(rank, dataset.count * rows * cols, size):
-            band, row, col = np.unravel_index(chunk, (dataset.count, rows, cols))
-            window = Window(col * BLOCK, row * BLOCK, BLOCK, BLOCK).intersection(Window(0, 0, *dataset.shape[::-1]))
-            part = tuple(slice(start, stop) for start, stop in window.toranges())
-            array[part if array.ndim == 2 else (int(band), *part)] = dataset.read(int(band) + 1, window=window)
+        every = [(band, box) for band in range(dataset.count) for box in _boxes(dataset.shape, (BLOCK, BLOCK))]
+        for band, box in every[rank::size]:
+            part, window = box.slices, Window.from_slices(*box.slices)
+            array[part if array.ndim == 2 else (band, *part)] = dataset.read(band + 1, window=window)
             beat()
+
+
+def begin_tiles(store: Path, plan: StorePlan) -> None:
+    """Make a store of rasters and their labels without its chunks, on one rank: those of image 0 in the group `0`, with
+    masks where pixels may be invalid. Chunks are cores of tiles."""
+    import zarr
+
+    with zarr.config.set(_WHOLE):
+        words = {TILES: {"images": [image.has_mask for image in plan.images]}}
+        words[TILES]["labels"] = [label.has_mask for label in plan.labels or ()]
+        root = zarr.create_group(store, zarr_format=3, attributes=_CONVENTIONS | words, overwrite=True)
+        for name, info, tiling in plan.rasters():
+            group, sides = root.require_group(str(name.number)), tuple(min(side, _SIDE) for side in tiling.core_max)
+            if not name.labels:
+                place = _place(group, info.shape, info.transform, info.crs)
+            bands, own = () if name.labels else (info.bands,), {key: getattr(info, key) for key in OWN}
+            named = dict(info.class_names) if name.labels else {}
+            group.create_array(
+                name.kind,
+                shape=(*bands, *info.shape),
+                chunks=(*bands, *sides),
+                dtype=info.dtype,
+                dimension_names=("band", "y", "x")[-len(bands) - 2 :],
+                attributes=place | flags(list(named.values()), list(named)) | {TILES: own},
+            )
+            if info.has_mask:
+                how = {"shape": info.shape, "chunks": sides, "dimension_names": ("y", "x"), "attributes": place}
+                group.create_array(f"{name.kind}_valid", dtype="uint8", **how)
+        _consolidate(store)
+
+
+def write_tiles(
+    store: Path, plan: StorePlan, image: Opener, label: Opener, rank: int, size: int, beat: Callable[[], None]
+) -> None:
+    """Write this rank's chunks of a begun store of tiles: every `size`-th one."""
+    import zarr
+
+    turn = 0
+    with zarr.config.set(_WHOLE):
+        root = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
+        for name, info, tiling in plan.rasters():
+            group: Any = root[str(name.number)]
+            boxes = list(_boxes(info.shape, tuple(min(side, _SIDE) for side in tiling.core_max)))
+            own = boxes[(rank - turn) % size :: size]
+            turn += len(boxes)
+            with (label if name.labels else image)(name.number) as reader:
+                read = prefetch(own, reader.read, threads=2, depth=2)
+                for box, (pixels_CHW, valid_HW) in zip(own, read, strict=True):
+                    group[name.kind][(..., *box.slices)] = pixels_CHW[0] if name.labels else pixels_CHW
+                    if info.has_mask:
+                        group[f"{name.kind}_valid"][box.slices] = valid_HW
+                    beat()
+
+
+def _boxes(shape: Sequence[int], sides: Sequence[int]) -> Iterator[Box]:
+    rows, cols = (
+        [Interval(at, min(at + side, n)) for at in range(0, n, side)] for n, side in zip(shape, sides, strict=True)
+    )
+    return (Box(row, col) for row in rows for col in cols)
