@@ -7,7 +7,6 @@ P padding, N image side, d what one convolution takes off, epsilon the halo.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
@@ -50,7 +49,7 @@ class Footprint:
 
     Core edges lie on multiples of `alignment`; the context reaches `before` pixels before the aligned core and `after`
     pixels after it. `offset` is the position of the network's first output, counted from the context's first pixel
-    (0 for a padded network); the output has `surplus` pixels more than the aligned core after it.
+    (0 for a padded network).
     `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped there, where the
     padding of the network's own convolutions takes over, as it would on the whole raster.
     """
@@ -60,11 +59,6 @@ class Footprint:
     after: int
     offset: int = 0
     mirror: bool = False
-
-    @property
-    def surplus(self) -> int:
-        """Outputs after the aligned core that a legal input size brings along (unpadded networks)."""
-        return self.after - self.offset if self.mirror else 0
 
 
 def is_padded(graph: Graph) -> bool:
@@ -82,17 +76,13 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
     core = Interval(64 * alignment, 128 * alignment)
     needs = [(core, required_input(each, core).shift(-_offset(graph))) for each in _dims(graph)]
     if any(layer.padding_after and layer.clamps for each in _dims(graph) for layer in each.layers):
-        needs += [need for each in _dims(graph) for need in _needs_at_ends(each, alignment)]
+        first = 128 * alignment  # pixels are mirrored at either end of an image
+        for each in _dims(graph):
+            sizes = tensor_sizes(each, next(n for n in range(first, first + 4 * alignment) if is_legal_size(each, n)))
+            size = sizes[graph.results[0]]
+            for least in (Interval(0, alignment), Interval(size - alignment, size)):
+                needs.append((least, required_input(each, least, sizes).shift(-_offset(each))))
     return max(core.start - need.start for core, need in needs), max(need.stop - core.stop for core, need in needs)
-
-
-def _needs_at_ends(graph: Graph, alignment: int) -> Iterator[tuple[Interval, Interval]]:
-    """Yield the least core at either end of an image, and its input there, where pixels are mirrored."""
-    first = 128 * alignment
-    sizes = tensor_sizes(graph, next(n for n in range(first, first + 4 * alignment) if is_legal_size(graph, n)))
-    size = sizes[graph.results[0]]
-    for core in (Interval(0, alignment), Interval(size - alignment, size)):
-        yield core, required_input(graph, core, sizes).shift(-_offset(graph))
 
 
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
@@ -101,7 +91,13 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
     Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False. Raises it too where a
     network's output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
     """
-    _check_resolution(graph)
+    for each in _dims(graph):
+        scale = scales(each)[each.results[0]]
+        if scale != 1:
+            raise GeometryError(
+                f"the network makes {scale.denominator} pixels of output of {scale.numerator} of its input; resize its "
+                "output to the size of the input"
+            )
     sides = minimum_halo(graph)
     minimum = max(sides)
     if halo is not None and halo < 0:
@@ -116,26 +112,11 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
     if is_padded(graph):
         width = round_up(max(before, after), alignment)
         return Footprint(alignment, width, width)
-    return _unpadded_footprint(graph, alignment, before, after)
-
-
-def _check_resolution(graph: Graph) -> None:
-    for each in _dims(graph):
-        scale = scales(each)[each.results[0]]
-        if scale != 1:
-            raise GeometryError(
-                f"the network makes {scale.denominator} pixels of output of {scale.numerator} of its input; resize its "
-                "output to the size of the input"
-            )
-
-
-def _unpadded_footprint(graph: Graph, alignment: int, before: int, after: int) -> Footprint:
     lost = _lost(graph)
     offset = lost // 2
     before = offset + round_up(max(0, before - offset), alignment)
     after = max(after, lost - offset)
-    core = 64 * alignment
-    while not is_legal_size(graph, before + core + after):
+    while not is_legal_size(graph, before + 64 * alignment + after):
         after += 1
     return Footprint(alignment, before, after, offset, mirror=True)
 

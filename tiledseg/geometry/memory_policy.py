@@ -115,14 +115,9 @@ def compaction(graph: Graph, bands: int) -> MemoryPolicy:
 
 def recomputation(graph: Graph, bands: int) -> MemoryPolicy:
     """Return the policy that rebuilds convolutions as well: it keeps what several nodes take (skips, residuals), and
-    what goes to another resolution. All within such a run of nodes is rebuilt from its beginning."""
-    anchors = _anchors(graph)
-    return _chosen(graph, bands, lambda home: home in anchors or not can_rebuild(graph, home))
-
-
-def _anchors(graph: Graph) -> frozenset[int]:
-    """Return the homes where runs of nodes end; in place of one that cheap nodes make of one other, that other."""
-    place = homes(graph)
+    what goes to another resolution. All within such a run of nodes is rebuilt from its beginning. In place of a tensor
+    that cheap nodes make of one other, that other is kept."""
+    place, origins = homes(graph), origins_of(graph)
     steps = list(zip(scales(graph), scales(graph.along_columns), strict=True))
     readers: dict[int, set[int]] = {}
     for k, sources in enumerate((*graph.sources, graph.results)):
@@ -130,15 +125,12 @@ def _anchors(graph: Graph) -> frozenset[int]:
             for source in sources:
                 readers.setdefault(place[source], set()).add(k)
     moved = {place[s] for k, sources in enumerate(graph.sources) for s in sources if steps[s] != steps[k + 1]}
-    ends = {home for home, nodes in readers.items() if len(nodes) > 1} | moved
-    return frozenset(_before_cheap(graph, home) for home in ends)
-
-
-def _before_cheap(graph: Graph, home: int) -> int:
-    sizes, origins = scales(graph), origins_of(graph)
-    while is_cheap(graph, home) and len(origins[home]) == 1 and sizes[origins[home][0]] == sizes[home]:
-        home = origins[home][0]
-    return home
+    anchors = set()
+    for home in {home for home, nodes in readers.items() if len(nodes) > 1} | moved:
+        while is_cheap(graph, home) and len(origins[home]) == 1 and steps[origins[home][0]][0] == steps[home][0]:
+            home = origins[home][0]
+        anchors.add(home)
+    return _chosen(graph, bands, lambda home: home in anchors or not can_rebuild(graph, home))
 
 
 @dataclass(frozen=True)

@@ -71,27 +71,21 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
     """
 
     def step(k: int, sizes: list[int]) -> int:
-        source = graph.sources[k][0]
-        spare = graph.layers[source - 1].padding_after if source else 0
+        source, layer = graph.sources[k][0], graph.layers[k]
+        spare = graph.layers[source - 1].padding_after if source else 0  # padding at the end, which may be left over
         try:
-            return _output_size(graph.layers[k], sizes, spare)
+            following = layer.output_size(*sizes)
+            shrunk = layer.required_input(Interval(0, max(following, 1))).size
+            # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
+            fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
+            if following < 1 or (following < sizes[0] and not (fits or shrunk <= sizes[0] <= shrunk + spare)):
+                words = f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size"
+                raise GeometryError(words)
+            return following
         except GeometryError as error:
             raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
 
     return tuple(graph.fold(size, step))
-
-
-def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
-    """Return the size of an output. `spare`: positions at the end of the (first) input that are padding, which may be
-    left over."""
-    following = layer.output_size(*sizes)
-    shrunk = layer.required_input(Interval(0, max(following, 1))).size
-    # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
-    fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
-    fits = fits or shrunk <= sizes[0] <= shrunk + spare
-    if following < 1 or (following < sizes[0] and not fits):
-        raise GeometryError(f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size")
-    return following
 
 
 def output_size(graph: Graph, size: int) -> int:

@@ -177,7 +177,8 @@ def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint
         clipped = context.clip(extended)
         return TileSpan(core, clipped, clipped)
     start = context.start + footprint.offset
-    return TileSpan(core, context, Interval(start, aligned.stop + footprint.surplus))
+    # A legal size of the input brings along outputs after the aligned core.
+    return TileSpan(core, context, Interval(start, context.stop - footprint.offset))
 
 
 def tiling_efficiency(tiling: Tiling) -> float:

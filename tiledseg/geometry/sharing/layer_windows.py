@@ -122,24 +122,6 @@ def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor:
     return first if partitions[tensor].size == first.size else partitions[tensor]
 
 
-def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
-    """Cut an input of `size` positions in `parts` blocks that give about as many outputs each: what unpadded layers
-    lose at the ends of the image the first and the last block read besides.
-
-    Raises GeometryError where there are more blocks than outputs.
-    """
-    last = graph.results[0]
-    outputs = graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))[last]
-    covered = min(size, int(outputs * scales(graph)[last]))
-    if parts > covered:
-        raise GeometryError(
-            f"{parts} blocks of an image whose outputs cover {covered} of {size} pixels along a dim; use fewer blocks, "
-            "or larger images"
-        )
-    ahead = (size - covered) // 2
-    return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
-
-
 @lru_cache(maxsize=256)
 def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
     """Cut each of `ranks` of an input into `parts` blocks, as even as fits the layers, or into the most below that of
@@ -156,10 +138,23 @@ def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
 
 
 def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
-    if ranks.parts == 1:
-        return cut_evenly(graph, ranks.size, parts)
-    inner = [own.start + edge for own in ranks.blocks for edge in Partition.even(own.size, parts).edges[:-1]]
-    return Partition((*inner, ranks.size))
+    """Cut each of `ranks` in `parts` blocks. Blocks of a whole input give about as many outputs each: what unpadded
+    layers lose at the ends of the image the first and the last block read besides. Raises GeometryError where there are
+    more of these than outputs."""
+    size = ranks.size
+    if ranks.parts > 1:
+        inner = [own.start + edge for own in ranks.blocks for edge in Partition.even(own.size, parts).edges[:-1]]
+        return Partition((*inner, size))
+    last = graph.results[0]
+    outputs = graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))[last]
+    covered = min(size, int(outputs * scales(graph)[last]))
+    if parts > covered:
+        raise GeometryError(
+            f"{parts} blocks of an image whose outputs cover {covered} of {size} pixels along a dim; use fewer blocks, "
+            "or larger images"
+        )
+    ahead = (size - covered) // 2
+    return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +186,9 @@ def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -
     edges: set[Edge] = set()
     runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
     for k, sources in enumerate(graph.sources):
-        run = _common_run([runs[source] for source in sources])
+        exchanged = [run for source in sources if (run := runs[source]) is not None]
+        is_common = len(exchanged) == len(sources) and len({run[0] for run in exchanged}) == 1
+        run = max(exchanged) if is_common else None  # the longest of those that come of one exchange
         short = all_short[k]
         if len(sources) > 1:
             edges.update(short if run is None else ())
@@ -206,25 +203,17 @@ def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -
 
 @lru_cache(maxsize=16)
 def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
-    """Return each node's inputs of which some rank needs more than it owns, whatever the fusion."""
+    """Return each node's inputs of which some rank needs more than it owns for its own block, whatever the fusion."""
     partitions = partitions_of(graph, partition)
+
+    def needs_more(k: int, index: int) -> bool:
+        source, layer = partitions[graph.sources[k][index]], graph.layers[k]
+        reads = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
+        return source.parts > 1 and any(not own.contains(read) for own, read in zip(source.blocks, reads, strict=True))
+
     return tuple(
-        tuple((k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i))
-        for k, sources in enumerate(graph.sources)
+        tuple((k, i) for i in range(len(sources)) if needs_more(k, i)) for k, sources in enumerate(graph.sources)
     )
-
-
-def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the longest run of tensors that all come of one exchange; else None."""
-    exchanged = [run for run in runs if run is not None]
-    return max(exchanged) if len(exchanged) == len(runs) and len({run[0] for run in exchanged}) == 1 else None
-
-
-def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
-    """Return True if some rank needs more of an input than it owns, for its own block of the output."""
-    source, layer = partitions[graph.sources[k][index]], graph.layers[k]
-    reads = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
-    return source.parts > 1 and any(not own.contains(read) for own, read in zip(source.blocks, reads, strict=True))
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:

@@ -39,15 +39,8 @@ def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
     `once`: no node is in two, as where an image is one block: all that several nodes take is stored. Gradients are then
     added up as those of the whole image are, to the last bit.
     """
-    stored = _stored_tensors(graph, once)
-    every = {0, *stored}
-    return (*(_segment(graph, (tensor,), every - {tensor}) for tensor in stored), _segment(graph, graph.results, every))
-
-
-def _stored_tensors(graph: Graph, once: bool) -> list[int]:
-    """Return the tensors that are stored, besides the input, in their order."""
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
-    stored: list[int] = []
+    stored: list[int] = []  # besides the input, in their order
 
     def step(k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
         way = _SegmentWay.through(graph.layers[k], inputs)
@@ -57,7 +50,8 @@ def _stored_tensors(graph: Graph, once: bool) -> list[int]:
         return way
 
     graph.fold(_SegmentWay(), step)
-    return stored
+    every = {0, *stored}
+    return (*(_segment(graph, (tensor,), every - {tensor}) for tensor in stored), _segment(graph, graph.results, every))
 
 
 class _SegmentWay(NamedTuple):
@@ -83,7 +77,9 @@ def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
         return False
     if graph.layers[tensor - 1].gradient == "none" or (len(graph.readers[tensor]) > 1 and way.branched):
         return True
-    if len(readers) == 1 and _goes_on(graph.layers[readers[0]]):
+    layer = graph.layers[readers[0]]
+    fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
+    if len(readers) == 1 and layer.statistics is None and (_is_cheap(layer) or fewer):
         return False  # after that node, where it is no larger
     return way.wide or way.weighted >= MOST_WEIGHTED
 
@@ -102,13 +98,6 @@ def _segment(graph: Graph, leaving: tuple[int, ...], stored: set[int]) -> Segmen
 
 def _is_weighted(layer: Layer) -> bool:
     return layer.multiply_adds(1) > 0
-
-
-def _goes_on(layer: Layer) -> bool:
-    """Return True if a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures
-    none."""
-    fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
-    return layer.statistics is None and (_is_cheap(layer) or fewer)
 
 
 def _is_cheap(layer: Layer) -> bool:
