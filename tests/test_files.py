@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.system.files import irregular_kind
-from tiledseg.system.writing import replacing
+from tiledseg.system.files import irregular_kind, replacing
 
 
 def test_regular_and_absent_files_are_of_no_irregular_kind(tmp_path: Path) -> None:

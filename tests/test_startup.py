@@ -20,7 +20,7 @@ NOT_FOR_A_STEP = {
     "matplotlib",
     "tensorboard",
     "mpi4py.MPI",
-    "tiledseg.checkpoint.weights_file",
+    "tiledseg.checkpoint.loading",
     "tiledseg.comm.watch",
     "tiledseg.execution.block_passes",
     "tiledseg.execution.scores",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
-    from tiledseg.geometry.layers.crops import CropGrid
+    from tiledseg.geometry.layers.declared import CropGrid
     from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.models.network import GraphNetwork
     from tiledseg.raster.statistics import Normalization

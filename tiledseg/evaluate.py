@@ -35,7 +35,7 @@ from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import LabelReading, check_used
 from tiledseg.raster.reader import open_raster
-from tiledseg.reporting.pictures import can_draw
+from tiledseg.reporting.page import can_draw
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 

@@ -21,8 +21,8 @@ from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_give
 from tiledseg.config.checks import Range, checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
+from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_outputs, whole
-from tiledseg.system.writing import replacing
 
 if TYPE_CHECKING:
     from tiledseg.inference.exports import TileAdvice

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh

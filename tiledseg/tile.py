@@ -30,8 +30,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
+from tiledseg.system.files import flush, writing
 from tiledseg.system.outputs import check_outputs, files_below
-from tiledseg.system.writing import flush, writing
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh

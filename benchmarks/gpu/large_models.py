@@ -24,7 +24,7 @@ from benchmarks.gpu.production import forget_peak, median_seconds, peak_bytes
 from benchmarks.large_model_support.kept import SHARES, keeping, plain_bytes
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.execution.carrying import autocast, make_deterministic
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.offload import Offload, large_model_support, mover_to
 from tiledseg.models.network import GraphNetwork, build_modules

@@ -13,7 +13,7 @@ from benchmarks.gpu.part import Part, SkippedError, begin_part
 from benchmarks.gpu.production import ProductionStep, forget_peak, peak_bytes
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import TiledsegError
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.carrying import make_deterministic
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.units import ACTIVATION_BYTES
 

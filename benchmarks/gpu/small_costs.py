@@ -16,8 +16,8 @@ import torch
 from benchmarks.gpu.part import begin_part
 from benchmarks.gpu.production import finish
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.comm.mesh import serial_axes
+from tiledseg.execution.carrying import make_deterministic
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor

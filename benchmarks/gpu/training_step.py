@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.execution.carrying import autocast, make_deterministic
 from tiledseg.models import compiled
 from tiledseg.models.network import build_modules
 from tiledseg.training.objective import cross_entropy_sums

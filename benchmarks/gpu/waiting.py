@@ -18,8 +18,7 @@ import torch
 from benchmarks.gpu.part import Part, SkippedError, begin_part
 from benchmarks.gpu.production import ProductionStep, drawn_sample, finish, median_seconds
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.carrying import labels, network_input, sender
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.carrying import labels, make_deterministic, network_input, sender
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.spread import Spread

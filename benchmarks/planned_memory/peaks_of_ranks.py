@@ -27,8 +27,8 @@ from benchmarks.planned_memory.peaks import (
 )
 from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.launch import detect
+from tiledseg.comm.mesh import Axes, open_axes
 from tiledseg.comm.session import open_mesh
 from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint

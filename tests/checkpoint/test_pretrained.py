@@ -15,7 +15,7 @@ from tiledseg.architecture.network import Pretrainable
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.resnet import BLOCKS
 from tiledseg.architecture.segnet import SegNet
-from tiledseg.checkpoint.weights_file import FirstWeights, load_pretrained, widened
+from tiledseg.checkpoint.loading import FirstWeights, load_pretrained, widened
 from tiledseg.errors import CheckpointError
 from tiledseg.models.network import GraphNetwork, build_modules
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
+from tiledseg.checkpoint.loading import read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import fill
 

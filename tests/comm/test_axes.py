@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from tests.comm.messages import letter, swap_letters
-from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.sharing.decomposition import MeshShape
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.comm.messages import StagedMessages, blank, letter, swap_letters
-from tiledseg.comm import stopwatch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
 from tiledseg.comm.session import cuda_aware_mpi
-from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import ConfigError
+from tiledseg.memory import device as stopwatch
+from tiledseg.memory.device import Stopwatch
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

@@ -10,7 +10,7 @@ import torch
 from tests.law.cases import one_rank, step_gradients
 from tests.law.test_devices import CASE
 from tiledseg.errors import ConfigError
-from tiledseg.execution.precision import make_deterministic, naming_disorder, use_one_kernel
+from tiledseg.execution.carrying import make_deterministic, naming_disorder, use_one_kernel
 
 CPU = torch.device("cpu")
 FLAGS = (

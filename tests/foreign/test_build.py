@@ -19,7 +19,7 @@ from tests.foreign.modules import Somebody, build
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError
-from tiledseg.execution.precision import use_one_kernel
+from tiledseg.execution.carrying import use_one_kernel
 
 BUILD = "tests.foreign.modules:build"
 

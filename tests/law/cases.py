@@ -14,13 +14,12 @@ from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Mesh, serial_axes
+from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import ReadMode
 from tiledseg.execution.part_passes import SerialPasses
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling

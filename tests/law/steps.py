@@ -22,9 +22,9 @@ from tests.models.test_rebuild import POLICIES
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
+from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import read_ahead
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key

@@ -21,7 +21,7 @@ from tests.small_files import write_raster
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.tracing.crops import crops_network
 
 

@@ -22,7 +22,7 @@ from tests.law.test_steps import marks
 from tests.small_files import write_raster
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.inference.predictor import predict_all
 from tiledseg.inference.request import Request

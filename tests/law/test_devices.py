@@ -19,11 +19,10 @@ from tests.pipeline.undivided import Drawn, Result, network_of, result_of
 from tests.pipeline.undivided import undivided as undivided_result
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.comm.mesh import Mesh, serial_axes
+from tiledseg.execution.carrying import autocast, make_deterministic
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.resampling import Border, Upsample

@@ -21,8 +21,7 @@ from tests.conftest import SIZE
 from tests.law.cases import IGNORED, one_rank
 from tests.law.step_rows import BLOCKS, LOSSES, ONE_LAST, POLICIES, ROWS, THREE, K, Row, layer, small, unet
 from tests.law.steps import Steps, check, check_same_bits, gathered, train
-from tiledseg.comm.axes import serial_axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Mesh, serial_axes
 from tiledseg.execution.halo_modes import LayerMode
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape

@@ -14,7 +14,7 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands import calibrate as calibration
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.carrying import make_deterministic
 from tiledseg.memory.host import HostMover
 
 MIB = 1 << 20

@@ -30,7 +30,7 @@ a tile takes kept rows that lack its first ones
 a last batch of crops is smaller
 -[group[-1]] * (size - len(group))
 +[]
-== geometry/layers/crops.py | law/test_crops.py
+== geometry/layers/declared.py | law/test_crops.py
 a blend is of a wrong width
 -(side / 8)
 +(side / 7)
@@ -109,7 +109,7 @@ a shifted window has another place
 results of shifted windows are not given back
 -return edge - self.moved
 +return edge
-== models/layers/declared.py | tracing/test_windows.py
+== models/layers/pixelwise.py | tracing/test_windows.py
 zeros before a rank's windows are left out
 -before, after = place.read.start % layer.size,
 +before, after = 0,
@@ -185,7 +185,7 @@ pixels without data enter the statistics
 +values = band_HW.ravel().astype(np.float64)
 == checkpoint/check.py | checkpoint/test_checkpoint_damage.py
 a damaged file of a checkpoint is read
--elif sha256(path / name) != checksums.get(name):
+-elif sha256(path / file) != checksums.get(file):
 +elif False:
 == checkpoint/folder.py | checkpoint/test_checkpoint_killed.py checkpoint/test_checkpoint.py
 a checkpoint gets its name before it is whole
@@ -233,7 +233,7 @@ a map is shifted by a pixel at each tile
 messages of two peers are swapped
 -incoming = [message(*each) for each in zip(receives, strips_BHWC, strict=True)]
 +incoming = [message(*each) for each in zip(reversed(list(receives)), strips_BHWC, strict=True)]
-== training/ending.py | training/test_stop.py test_signals.py
+== training/saving.py | training/test_stop.py test_signals.py
 a signal in training is not acted on
 -return is_met() or (
 +return (

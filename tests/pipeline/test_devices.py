@@ -12,9 +12,9 @@ import tiledseg
 from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.mesh import serial_axes
 from tiledseg.config.words import RECOMPUTE
-from tiledseg.execution.precision import autocast
+from tiledseg.execution.carrying import autocast
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import cut_network, split_network, tensor_dtypes

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tests.pipeline.test_executor import PLAIN, run
 
 from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import open_axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Mesh, open_axes
 from tiledseg.config.words import SCHEDULES
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import MeshShape

@@ -10,8 +10,7 @@ import torch
 
 from tests.spatial.twins import axes_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import Axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling

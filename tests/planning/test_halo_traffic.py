@@ -9,8 +9,7 @@ import torch
 
 from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, cut, open_run_axes, spread
-from tiledseg.comm.axes import Axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE

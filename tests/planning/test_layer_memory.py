@@ -12,8 +12,7 @@ from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.spread import UNETS, Run, open_run_axes, spread
 from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import Axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.memory.allocations import AllocationMeter

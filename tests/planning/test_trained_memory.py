@@ -12,9 +12,9 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config, TrainConfig
+from tiledseg.execution.carrying import INPUT_DTYPES
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape

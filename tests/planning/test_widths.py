@@ -16,7 +16,7 @@ from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
+from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.training.preparation import prepare

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.conftest import NIGHTLY
 from tiledseg.comm.session import leave
 from tiledseg.errors import ConfigError, GeometryError, InputError
-from tiledseg.execution.precision import make_deterministic, naming_disorder
+from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE
 from tiledseg.tracing.trace import trace

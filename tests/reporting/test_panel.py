@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiledseg.reporting.pictures import (
+from tiledseg.reporting.page import (
     BLANK,
     RIGHT,
     as_picture,

@@ -18,7 +18,7 @@ from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Network, Result, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import Axes, serial_axes
+from tiledseg.comm.mesh import Axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle

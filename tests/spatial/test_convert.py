@@ -12,7 +12,7 @@ from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
 from tests.spatial.twins import forward, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution

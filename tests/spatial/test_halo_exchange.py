@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import partitions, windows
 from tests.spatial.together import for_all
 from tests.spatial.twins import NAMED_SHAPES, OpenAxes
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.sharing.decomposition import (
     BlockExchange,

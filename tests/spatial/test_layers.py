@@ -14,7 +14,7 @@ from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, difference, forward, undivided
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE

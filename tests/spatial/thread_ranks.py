@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import SerialCommunicator, sum_dtype
+from tiledseg.comm.mesh import Axes
 from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 

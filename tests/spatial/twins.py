@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import Axes, open_axes, serial_axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition

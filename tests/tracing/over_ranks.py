@@ -32,9 +32,8 @@ from tests.law.steps import Steps, gathered, train
 from tests.spatial.twins import OpenAxes, Result, copied, loss_weights, start, undivided
 from tests.tracing.cases import NETWORKS, ForeignCase, traced
 from tests.tracing.cases import Foreign as Named
-from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.comm.launch import detect
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh, serial_axes
 from tiledseg.comm.session import open_mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError

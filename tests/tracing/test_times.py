@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.law.cases import relative
-from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.layers.times import TimeSeries

@@ -17,7 +17,7 @@ from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Result, difference, forward, undivided
 from tests.tracing.windows import Block, DropPath, Neighbours
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.memory_policy import compaction, recomputation

@@ -11,9 +11,9 @@ from tests.checkpoint.saved import make_network, state_of
 from tests.checkpoint.saved import train as steps
 from tests.crash.runs import Material, lines, train
 from tiledseg.checkpoint.folder import contents_of, find_checkpoint
-from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.mesh import serial_axes
 from tiledseg.config.run import OptimizerConfig
-from tiledseg.system.writing import write_error
+from tiledseg.system.files import write_error
 from tiledseg.training import saving
 from tiledseg.training.optimizer import AveragedWeights, build_optimizer
 from tiledseg.training.saving import Saver

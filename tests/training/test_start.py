@@ -20,7 +20,6 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError, OutputError
-from tiledseg.training import surveyed
 from tiledseg.training.run_files import check_run_folder
 from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import start
@@ -68,7 +67,7 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     def fail(*_: object) -> None:
         raise InputError("found at last")
 
-    monkeypatch.setattr(surveyed, "survey", fail)
+    monkeypatch.setattr("tiledseg.training.start.survey", fail)
     with pytest.raises(InputError, match="found at last"):
         run(config_of(material, tmp_path / "run"))
     assert tree(tmp_path) == {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 
 _BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

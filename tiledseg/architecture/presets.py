@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
-from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.gated_scnn import GatedSCNN
-from tiledseg.architecture.network import Network
+from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 
 KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet, "gated_scnn": GatedSCNN}
 """A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""

@@ -62,21 +62,16 @@ def verified(path: Path) -> Checkpoint:
             "give the folder the name that it had"
         )
     for file in (MODEL, OPTIMIZER, *([AVERAGE] if averages else [])):
-        _check_file(path, file, checksums)
+        kind, fault = irregular_kind(path / file), None
+        if not (path / file).exists():
+            fault = "is missing"
+        elif kind is not None:
+            fault = f"is {kind}"
+        elif sha256(path / file) != checksums.get(file):
+            fault = "does not match its checksum"
+        if fault:
+            raise DamagedCheckpointError(f"{path} is damaged: {file} {fault}; use an older checkpoint")
     return Checkpoint(path, manifest["state"], saved, averages=averages)
-
-
-def _check_file(path: Path, name: str, checksums: Mapping[str, str]) -> None:
-    kind = irregular_kind(path / name)
-    if not (path / name).exists():
-        fault = "is missing"
-    elif kind is not None:
-        fault = f"is {kind}"
-    elif sha256(path / name) != checksums.get(name):
-        fault = "does not match its checksum"
-    else:
-        return
-    raise DamagedCheckpointError(f"{path} is damaged: {name} {fault}; use an older checkpoint")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

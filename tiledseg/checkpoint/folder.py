@@ -38,8 +38,8 @@ from tiledseg.checkpoint.check import (
 )
 from tiledseg.errors import CheckpointError
 from tiledseg.models.frozen import by_memory
+from tiledseg.system.files import delete, flush, write_whole, writing
 from tiledseg.system.outputs import files_below
-from tiledseg.system.writing import flush, write_whole, writing
 
 _LATEST, BEST = "latest", "best"
 _NO_BEST = "it was trained without train.best, or has not been validated yet; leave --which out"
@@ -110,7 +110,7 @@ def save_checkpoint(
     with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{_PARTIAL}{final.name}"
-        _delete(partial)
+        delete(partial)
         partial.mkdir()
         try:
             _write(partial, step, contents, state)
@@ -136,7 +136,9 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
         files[AVERAGE] = contents.average
     for name, tensors in files.items():
         try:
-            save_file(_apart(tensors), partial / name)
+            groups = (enumerate(group.items()) for group in by_memory(tensors))  # each in memory of its own
+            apart = {k: v.clone() if number else v for group in groups for number, (k, v) in group}
+            save_file(apart, partial / name)
         except SafetensorError as error:  # its own class for the system's refusals too
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
@@ -153,12 +155,6 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
         flush(path)
 
 
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors as safetensors takes them: each in memory of its own."""
-    groups = by_memory(tensors)
-    return {k: v.clone() if number else v for group in groups for number, (k, v) in enumerate(group.items())}
-
-
 def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:
     """Find the checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
 
@@ -173,7 +169,14 @@ def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint
             which = which or (BEST if (candidate / BEST).is_file() else _LATEST)
             if not (candidate / which).is_file():
                 raise CheckpointError(f"{path} keeps no {which} checkpoint: {_NO_BEST}")
-            return verified(candidate / _named_by(candidate / which))
+            with (candidate / which).open(errors="replace") as file:
+                name = file.read(100).strip()
+            if not _NAME.fullmatch(name):
+                raise CheckpointError(
+                    f"{candidate / which} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's "
+                    "folder"
+                )
+            return verified(candidate / name)
     if not (path / MANIFEST).exists():
         raise CheckpointError(
             f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {MANIFEST} is in it; give a run's folder or "
@@ -217,7 +220,7 @@ def newest_step(folder: Path) -> int | None:
 def clean_leftovers(folder: Path) -> None:
     """Remove what an interrupted save left behind."""
     for path in folder.glob(f"{_PARTIAL}*"):
-        _delete(path)
+        delete(path)
 
 
 def unfinished_bytes(folder: Path) -> int:
@@ -260,31 +263,13 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _named_by(latest: Path) -> str:
-    with latest.open(errors="replace") as file:
-        name = file.read(100).strip()
-    if not _NAME.fullmatch(name):
-        raise CheckpointError(
-            f"{latest} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's folder"
-        )
-    return name
-
-
 def _remove(path: Path) -> None:
     """Remove a checkpoint, of which no part keeps the name meanwhile."""
     if path.exists() or path.is_symlink():
         going = path.with_name(f"{_PARTIAL}old-{path.name}")
-        _delete(going)
+        delete(going)
         os.replace(path, going)
-        _delete(going)
-
-
-def _delete(path: Path) -> None:
-    """Delete a folder with its contents; a link or a file in its place, alone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        delete(going)
 
 
 def _point(folder: Path, pointer: str, name: str) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import CommunicationError
-from tiledseg.memory.device import name_of
+from tiledseg.memory.device import Stopwatch, name_of
 from tiledseg.memory.device import versions as gpu_versions
 from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION

@@ -117,21 +117,17 @@ def _in_slurm_step(environ: Mapping[str, str]) -> bool:
 def _detect_slurm(environ: Mapping[str, str]) -> Launch:
     rank, size, local_rank, node = (_number(environ, name, "slurm", _SLURM_NAMES) for name in _SLURM_NAMES[:4])
     tasks_per_node = _text(environ, "SLURM_STEP_TASKS_PER_NODE", "slurm", _SLURM_NAMES)
-    counts = _expand_counts(tasks_per_node)
+    counts: list[int] = []
+    for piece in tasks_per_node.split(","):  # run lengths: '2(x3),1' -> [2, 2, 2, 1]
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
+        if not found:
+            raise ConfigError(
+                f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node} is not of the form 2(x3),1: unset it or use mpirun"
+            )
+        counts.extend([int(found[1])] * int(found[2] or 1))
     if node >= len(counts):
         raise ConfigError(f"SLURM_NODEID={node} but SLURM_STEP_TASKS_PER_NODE={tasks_per_node}: unset stale variables")
     return Launch(rank, size, local_rank, counts[node], "slurm")
-
-
-def _expand_counts(text: str) -> list[int]:
-    """Parse Slurm's run lengths: '2(x3),1' -> [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for piece in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
-        if not found:
-            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={text} is not of the form 2(x3),1: unset it or use mpirun")
-        counts.extend([int(found[1])] * int(found[2] or 1))
-    return counts
 
 
 def _text(environ: Mapping[str, str], name: str, launcher: str, names: tuple[str, ...]) -> str:

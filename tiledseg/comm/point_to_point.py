@@ -18,8 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
-from tiledseg.comm.stopwatch import Stopwatch, least
-from tiledseg.memory.device import CPU, is_gpu
+from tiledseg.memory.device import CPU, Stopwatch, is_gpu, least
 
 
 class Work:

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -72,22 +73,15 @@ def await_all_ranks(store: dist.Store, launch: Launch) -> None:
     try:
         store.wait(["all ranks are here"], timeout)
     except RuntimeError as error:
-        raise CommunicationError(_who_is_late(store, launch.size, timeout.total_seconds())) from error
-
-
-def _who_is_late(store: dist.Store, size: int, seconds: float) -> str:
-    """Return the late ranks in words, the same on all that wait.
-
-    One of them looks for each rank: together they would ask the store `size` squared times.
-    """
-    if store.add("ranks that wait in vain", 1) == 1:
-        late = [rank for rank in range(size) if not store.check([f"rank {rank} is here"])]
-        store.set(
-            "who is late",
-            f"{len(late)} of {size} ranks did not arrive within {seconds:g} s: {name_ranks(late)}; start them "
-            "together, or look for what holds them up",
-        )
-    return store.get("who is late").decode()
+        # One rank looks for all, and says the same to all that wait: together they would ask size squared times.
+        if store.add("ranks that wait in vain", 1) == 1:
+            late = [rank for rank in range(launch.size) if not store.check([f"rank {rank} is here"])]
+            store.set(
+                "who is late",
+                f"{len(late)} of {launch.size} ranks did not arrive within {timeout.total_seconds():g} s: "
+                f"{name_ranks(late)}; start them together, or look for what holds them up",
+            )
+        raise CommunicationError(store.get("who is late").decode()) from error
 
 
 def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
@@ -172,8 +166,10 @@ def gloo_interface(launch: Launch) -> str | None:
 
 def _addresses() -> dict[str, str]:
     """Return each network interface's IPv4 address, the default route's first; no loopback's."""
-    found = {name: _address_of(name) or LOOPBACK for _, name in socket.if_nameindex()}
-    default = _default_address()
+    found, default = {name: _address_of(name) or LOOPBACK for _, name in socket.if_nameindex()}, None
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # a datagram's socket sends nothing
+        default = str(probe.getsockname()[0])
     others = {name: address for name, address in found.items() if not address.startswith("127.")}
     return dict(sorted(others.items(), key=lambda item: item[1] != default))
 
@@ -188,13 +184,3 @@ def _address_of(interface: str) -> str | None:
     except (ImportError, OSError):
         return None
     return socket.inet_ntoa(answer[20:24])
-
-
-def _default_address() -> str | None:
-    """Return the address that packets to the outside would carry. Connecting a datagram socket sends nothing."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None

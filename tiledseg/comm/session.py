@@ -56,10 +56,20 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as met:
         error = swallowed() or met
-        if mesh is not None:
-            return _end_in_failure(mesh, error)
-        report_before_mesh(error, launch, socket.gethostname())
-        return _end(launch, exit_code(error))
+        code = exit_code(error)
+        if mesh is None:
+            report_before_mesh(error, launch, socket.gethostname())
+            return _end(launch, code)
+        ending(code)
+        if not is_agreed(error):
+            report_from(error, launch, mesh.host, mesh.watch.lost if mesh.watch is not None else None)
+            return _end(launch, code)
+        if mesh.is_root:
+            report(error)
+        try:  # in step: all ranks know of the error
+            return _leave_together(mesh, code)
+        except CommunicationError:
+            return _end(launch, code)
 
 
 def leave(code: int) -> NoReturn:
@@ -85,8 +95,10 @@ def open_mesh(
     """
     one_of("transport", transport, TRANSPORTS)
     host = socket.gethostname()
-    world = load_world(launch) if _needs_mpi(launch, environ, transport) else None
-
+    # MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed.
+    meets = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT") and not importlib.util.find_spec("mpi4py")
+    by_mpi = transport == "mpi" or (launch.launcher in MPI_LAUNCHERS and not meets)
+    world = load_world(launch) if launch.size > 1 and by_mpi else None
     if launch.size > 1:
         environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where the store is gone: a page of C++ frames, then a line
     with without_collections("torch"):
@@ -109,8 +121,16 @@ def open_mesh(
     chosen = choose_transport(transport, facts)
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(fair_threads(launch.rank, facts))
-    communicator = _with_nccl(device, environ) if chosen in KINDS else control
-    return Mesh(launch, communicator, device, chosen, host, watch)
+    if chosen not in KINDS:
+        return Mesh(launch, control, device, chosen, host, watch)
+    # Gloo's group keeps objects and CPU tensors. torch's own threads would abort a process whose peer is lost, without
+    # a word of who it is: the watch does that work.
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
+
+    with peer_errors("start of NCCL"):
+        return Mesh(launch, TorchCommunicator(all_ranks(gpu_of=device)), device, chosen, host, watch)
 
 
 @contextmanager
@@ -169,17 +189,6 @@ def without_collections(module: str) -> Iterator[None]:
             gc.enable()
 
 
-def _needs_mpi(launch: Launch, environ: Mapping[str, str], transport: str) -> bool:
-    """Return True if ranks meet through MPI: several ranks of an MPI launcher, or where the user says.
-
-    MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed.
-    """
-    if launch.size == 1 or transport == "mpi":
-        return launch.size > 1
-    meets = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT") and not importlib.util.find_spec("mpi4py")
-    return launch.launcher in MPI_LAUNCHERS and not meets
-
-
 def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
@@ -233,34 +242,6 @@ def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
     if said not in ("0", "1"):
         raise ConfigError(f"TILEDSEG_CUDA_AWARE_MPI={said} is neither 0 nor 1: set 1 only where MPI takes GPU memory")
     return said == "1"
-
-
-def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
-    """Add NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective.
-
-    torch's own threads would abort a process whose peer is lost, without a word of who it is: the watch does that work.
-    """
-    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
-
-    with peer_errors("start of NCCL"):
-        return TorchCommunicator(all_ranks(gpu_of=device))
-
-
-def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
-    """Print the error, then end the job: in step where all ranks know of the error, else at once and for all."""
-    code = exit_code(error)
-    ending(code)
-    if is_agreed(error):
-        if mesh.is_root:
-            report(error)
-        try:
-            return _leave_together(mesh, code)
-        except CommunicationError:
-            return _end(mesh.launch, code)
-    report_from(error, mesh.launch, mesh.host, mesh.watch.lost if mesh.watch is not None else None)
-    return _end(mesh.launch, code)
 
 
 def _leave_together(mesh: Mesh, code: int) -> int:

@@ -208,18 +208,24 @@ class Watch:
         self._changes = changed
         self._beat += 1
         self._board.put(self._report())
-        line = self._look_at_all(seconds) if self._launch.is_root else self._look_at_root(seconds)
-        if line is not None and not self._stopped.is_set():
-            self._speak(line)
-
-    def _look_at_all(self, seconds: float) -> str | None:
-        """Return rank 0's verdict."""
-        if self._age < (STALE - SILENT) * self._deadline - 2 * self._period:
+        line = None
+        if not self._launch.is_root:
+            line = self._look_at_root(seconds)
+        elif self._age < (STALE - SILENT) * self._deadline - 2 * self._period:
             self._seen.clear()
-            return None
-        reports = self._board.read(range(self._launch.size))
-        seen = [self._observe(report.rank, report, seconds) for report in reports or ()]
-        return verdict(seen, self._deadline) if seen and self._age >= STALE * self._deadline else None
+        else:
+            reports = self._board.read(range(self._launch.size))
+            seen = [self._observe(report.rank, report, seconds) for report in reports or ()]
+            line = verdict(seen, self._deadline) if seen and self._age >= STALE * self._deadline else None
+        if line is None or self._stopped.is_set():
+            return
+        flush()
+        sys.stderr.write(f"error: {line}\n")
+        wait_until_read()
+        if self._launch.is_root:
+            self._board.put(self._report(ended=True))
+            time.sleep(2 * self._period)  # until the others have read it, who then leave unheard
+        os._exit(1)
 
     def _look_at_root(self, seconds: float) -> str | None:
         """End this rank where rank 0 has spoken; return the verdict where rank 0 is silent."""
@@ -245,15 +251,6 @@ class Watch:
         same = report is None or (rank in self._seen and before.report.beat == report.beat)
         self._seen[rank] = SeenReport(report or before.report, before.unchanged + seconds if same else 0.0)
         return self._seen[rank]
-
-    def _speak(self, line: str) -> None:
-        flush()
-        sys.stderr.write(f"error: {line}\n")
-        wait_until_read()
-        if self._launch.is_root:
-            self._board.put(self._report(ended=True))
-            time.sleep(2 * self._period)  # until the others have read it, who then leave unheard
-        os._exit(1)
 
     def _end(self) -> None:
         """Leave: another rank has spoken, or is about to."""

@@ -31,19 +31,18 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import measure_link
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.comm.stopwatch import least
 from tiledseg.commands.options import as_config, to_yaml
-from tiledseg.execution.precision import CAST_DTYPES, make_deterministic
+from tiledseg.execution.carrying import CAST_DTYPES, make_deterministic
 from tiledseg.geometry.graph import Graph
-from tiledseg.memory.device import api
+from tiledseg.memory.device import api, least
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import TENSOR, StoreRates, store_rates
 from tiledseg.planning.walk.cost_model import Machine, Prices
 from tiledseg.system.console import answer
+from tiledseg.system.files import replacing
 from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory, resident_bytes
 from tiledseg.system.outputs import check_outputs, whole
-from tiledseg.system.writing import replacing
 from tiledseg.training.start import start
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from

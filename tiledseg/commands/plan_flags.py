@@ -10,8 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.network import Network
+from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.commands.parser import flag_of, refuse_given
@@ -19,7 +18,7 @@ from tiledseg.config.checks import MOST, Range
 from tiledseg.config.parallel import REBUILDS, ParallelConfig
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.answer.table import heading, parse_sections, table
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
@@ -27,8 +26,8 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
 from tiledseg.planning.walk.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.system.console import say
+from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_ending, check_outputs, whole
-from tiledseg.system.writing import replacing
 from tiledseg.units import MOST_BYTES, parse_bytes
 
 _SEARCHED = (

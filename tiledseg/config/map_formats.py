@@ -15,7 +15,7 @@ VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
 """The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
 
 BLENDS, ENDS = ("gaussian", "cosine", "mean", "centre"), ("inside", "mirrored")
-"""Ways to blend the crops of a map, and what lies beyond its image (`geometry.layers.crops.CropGrid`)."""
+"""Ways to blend the crops of a map, and what lies beyond its image (`geometry.layers.declared.CropGrid`)."""
 
 BLOCK = 512
 """Side of a block, pixels."""

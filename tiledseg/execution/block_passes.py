@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import doing
+from tiledseg.comm.mesh import Axes
+from tiledseg.execution.carrying import autocast
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
 from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
-from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
 from tiledseg.memory.file_store import MemoryShelf
@@ -99,7 +99,13 @@ class BlockPasses(Passes):
                         for piece, sample in _pieces(running):
                             loss.look(piece, sample)
                     loss.agree()
-                run.backward(*(partial(_loss_of, loss, tile, sample) for tile, sample, _ in running))
+
+                def loss_of(
+                    tile: BlockTile, sample: Sample, block: int, outputs: Outputs
+                ) -> torch.Tensor | None:  # None where the tile owns none of the block
+                    return loss([(tile.piece(block, outputs), sample)]) if tile.owns(block) else None
+
+                run.backward(*(partial(loss_of, tile, sample) for tile, sample, _ in running))
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
@@ -166,8 +172,3 @@ def _pieces(running: Running) -> Iterator[tuple[Piece, Sample]]:
         for block in tile.program.own:
             if tile.owns(block):
                 yield tile.piece(block, blocks.outputs(block)), sample
-
-
-def _loss_of(loss: Loss, tile: BlockTile, sample: Sample, block: int, outputs: Outputs) -> torch.Tensor | None:
-    """Return the loss of a block; None where the tile owns none of it."""
-    return loss([(tile.piece(block, outputs), sample)]) if tile.owns(block) else None

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tiledseg.comm.axes import Axes
-from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.carrying import network_input
-from tiledseg.execution.precision import autocast
+from tiledseg.comm.mesh import Axes, Mesh
+from tiledseg.execution.carrying import autocast, network_input
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.axes import Axes, open_axes, serial_axes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
+from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
 from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
-from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.planning.run.pipeline import PipelinePlan

@@ -17,12 +17,11 @@ from torch import nn
 from tiledseg.comm.doing import doing
 from tiledseg.execution.carrying import sender
 from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part, Piece, ReadMode
-from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
+from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.dropout import DropoutKey, dropouts, set_dropout_key
 from tiledseg.models.frozen import Lending
 from tiledseg.models.network import Tensors
-from tiledseg.models.notes import still_statistics
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
 
@@ -212,16 +211,21 @@ class StepPasses(SerialPasses):
 
     def __init__(self, mode: LayerMode) -> None:
         super().__init__(mode)
-        self._norms = step_norms(mode.network.graph)
+        layers = mode.network.graph.layers
+        self._norms = tuple(k for k, layer in enumerate(layers) if layer.statistics == "batch")  # over a step's images
         self._lending = Lending(mode.network.layers.values())
         self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image tells them before each run of nodes
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        timed = TimedSamples(samples)
-        nodes = len(self.mode.network.graph)
-        batches = [self._loaded(batch, timed) for batch in self.mode.batches(parts)]
+        timed, graph = TimedSamples(samples), self.mode.network.graph
+        nodes, batches = len(graph), list[_Batch]()
+        for batch in self.mode.batches(parts):
+            own = [next(timed) for _ in batch]
+            inputs_BCHW = [x_BCHW for sample in own for x_BCHW in self.mode.inputs(sample)]
+            batches.append((own, self._micro_batches(batch), {0: batched(inputs_BCHW)}))
+            del inputs_BCHW
         with doing("a step of %d images", len(parts)):
             first = 0
             for stop in (*self._norms, nodes):
@@ -233,37 +237,23 @@ class StepPasses(SerialPasses):
                     with self._lending.lend(stop, stop + 1, lambda parameter: reducer.use(parameter, torch.float64)):
                         self.mode.norm_together(stop, [(micro[0], tensors) for _, micro, tensors in batches])
                 first = stop + 1
-            self._backward(loss([piece for batch in batches for piece in self._pieces(*batch)]), len(batches))
+            pieces: list[tuple[Piece, Sample]] = []
+            for own, micro_batches, tensors in batches:
+                outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
+                made = (one.piece(*each) for one, each in zip(micro_batches, outputs, strict=True))
+                pieces += zip(made, own, strict=True)
+            total = loss(pieces)
+            del pieces
+            if batches:
+                total.backward()
+            else:
+                for k in reversed(self._norms):
+                    if graph.wants_gradient[graph.sources[k][0]]:  # else autograd sums nothing on the other ranks
+                        self.mode.no_gradients(k)
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 1  # all are at hand together
-
-    def _loaded(self, batch: Sequence[Part], samples: Iterator[Sample]) -> _Batch:
-        own = [next(samples) for _ in batch]
-        inputs_BCHW = [x_BCHW for sample in own for x_BCHW in self.mode.inputs(sample)]
-        return own, self._micro_batches(batch), {0: batched(inputs_BCHW)}
-
-    def _pieces(
-        self, own: list[Sample], micro_batches: list[MicroBatch], tensors: Tensors
-    ) -> Iterator[tuple[Piece, Sample]]:
-        outputs = zip(*(unbatched(tensors.pop(result)) for result in self.mode.network.graph.results), strict=True)
-        for micro_batch, sample, outputs_BKHW in zip(micro_batches, own, outputs, strict=True):
-            yield micro_batch.piece(*outputs_BKHW), sample
-
-    def _backward(self, loss: torch.Tensor, images: int) -> None:
-        if images:
-            loss.backward()
-            return
-        graph = self.mode.network.graph
-        for k in reversed(self._norms):
-            if graph.wants_gradient[graph.sources[k][0]]:  # else autograd sums nothing on the other ranks
-                self.mode.no_gradients(k)
-
-
-def step_norms(graph: Graph) -> tuple[int, ...]:
-    """Return the nodes that take statistics over all images of a step."""
-    return tuple(k for k, layer in enumerate(graph.layers) if layer.statistics == "batch")
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:

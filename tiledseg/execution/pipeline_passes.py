@@ -11,10 +11,10 @@ from itertools import islice
 import torch
 
 from tiledseg.comm.point_to_point import MessageMeter
-from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
 from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
 from tiledseg.gradients import GradientReducer
+from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor

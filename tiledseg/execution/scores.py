@@ -47,21 +47,15 @@ def confusion_matrix(
         if ignore_index is not None:
             keep &= (t != ignore_index) & (p != ignore_index)
         t, p = t[keep], p[keep]
-        _check_range("truth", t, classes)
-        _check_range("prediction", p, classes)
+        for what, values in (("truth", t), ("prediction", p)):
+            for value in (int(values.min()), int(values.max())) if values.size else ():
+                if not 0 <= value < classes:
+                    raise LabelError(
+                        f"{what} holds class {value}, outside 0 to {classes - 1}; give the right number of classes"
+                    )
         pairs = t.astype(np.int64) * classes + p
         matrix += np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
     return matrix
-
-
-def _check_range(what: str, values: NDArray[np.integer], classes: int) -> None:
-    if values.size == 0:
-        return
-    for value in (int(values.min()), int(values.max())):
-        if not 0 <= value < classes:
-            raise LabelError(
-                f"{what} holds class {value}, outside 0 to {classes - 1}; give the right number of classes"
-            )
 
 
 @dataclass(frozen=True)

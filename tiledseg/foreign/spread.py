@@ -11,10 +11,9 @@ from typing import Self
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.comm.session import joined_mesh
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layers.crops import Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.layers.layer import Layer
 
 INPUT = "input"

@@ -1,8 +1,9 @@
-"""The shapes of a network's tensors, from the descriptions of its layers alone."""
+"""The shapes of a network's tensors, from descriptions of its layers alone; a layer that is a network itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import lcm
@@ -11,9 +12,10 @@ from typing import NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.joins import sees_image
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
-from tiledseg.geometry.layers.resampling import Upsample
+from tiledseg.geometry.layers.resampling import Enlarging, Upsample
 
 
 @lru_cache(maxsize=64)
@@ -183,3 +185,38 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
             )
         parts.append(ContextPart(Interval(int(start), int(start) + count), size))
     return tuple(parts)
+
+
+@dataclass(frozen=True)
+class PooledBranch(Enlarging):
+    """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
+    resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
+
+    Bin i of a dim of N positions is [floor(i N / bins), ceil((i + 1) N / bins)), as of torch's adaptive pooling.
+    `cells`: bins of both dims.
+    """
+
+    bins: int
+    cells: int
+    inner: Graph
+    aligned: bool
+    factor: int = 1
+
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks
+
+    def in_words(self, module: str | None) -> str:
+        return sees_image(module, "means of parts of an image")
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return tensor_channels(self.inner, channels)[self.inner.results[0]]
+
+    def parameters(self, channels: int) -> int:
+        return count_parameters(self.inner, channels)
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Count partial means; backward their gradients."""
+        return channels * self.cells, channels * self.cells
+
+    def computed(self, read: int, given: int) -> int:
+        return given

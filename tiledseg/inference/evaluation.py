@@ -17,7 +17,7 @@ from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.labels.pair_reading import LabelReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
-from tiledseg.reporting.pictures import as_picture, class_picture, draw_panel, write_panel
+from tiledseg.reporting.page import as_picture, class_picture, draw_panel, write_panel
 
 _BLOCK = 1024, 2048
 _SIDE = 1024  # of a picture, pixels

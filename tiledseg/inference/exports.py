@@ -22,7 +22,7 @@ from torch import nn
 from tiledseg.errors import ConfigError, TiledsegError, first_line
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint, round_up
-from tiledseg.geometry.layers.crops import Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.trained import Trained
 from tiledseg.planning.run.norms import measuring
 from tiledseg.raster.labels.classes import in_hex

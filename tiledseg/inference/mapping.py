@@ -21,10 +21,10 @@ from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.map_formats import NO_VIEWS, TURNS
 from tiledseg.errors import RasterError
+from tiledseg.execution.carrying import INPUT_DTYPES
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes, read_ahead
-from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around

@@ -19,11 +19,10 @@ import torch
 from tiledseg.comm.doing import doing, tick, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.map_formats import ZARR
-from tiledseg.execution.carrying import network_input
+from tiledseg.execution.carrying import network_input, use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.precision import use_one_kernel
 from tiledseg.execution.progress import StepProgress
-from tiledseg.geometry.layers.crops import Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
 from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, plan_maps
 from tiledseg.inference.staging import staged, upload

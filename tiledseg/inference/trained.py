@@ -12,17 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.network import Network
+from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files, find_checkpoint
-from tiledseg.checkpoint.loading import load_network
-from tiledseg.checkpoint.weights_file import check_finite, check_kind, read_state_dict, strip_prefixes
+from tiledseg.checkpoint.loading import check_finite, check_kind, load_network, read_state_dict, strip_prefixes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import checked, one_of
 from tiledseg.errors import CheckpointError, ConfigError
-from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.execution.carrying import PARAMETER_DTYPES
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.crops import CropGrid
+from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork

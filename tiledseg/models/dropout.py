@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from tiledseg.errors import ConfigError
 from tiledseg.memory.device import sent
-from tiledseg.models.notes import noted
+from tiledseg.memory.second_run import noted
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import OFFLOAD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import keep_all
-from tiledseg.geometry.pyramid import PooledBranch
-from tiledseg.geometry.shapes import tensor_channels, total_stride
+from tiledseg.geometry.shapes import PooledBranch, tensor_channels, total_stride
 from tiledseg.models.blocks import build_module
 from tiledseg.models.layers.block import BlockModule, BlockPlace, Places, whole_place
 from tiledseg.models.layers.joins import BinMeans, bin_weights
@@ -78,9 +77,6 @@ class GraphNetwork(nn.Module):
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
             return
         self.__dict__["layers"] = dict(zip(graph.names[1:], modules, strict=True))
-        self._take_names(whole, modules)
-
-    def _take_names(self, whole: nn.Module, modules: Sequence[nn.Module]) -> None:
         known = set(whole.modules())
         self._parameters, self._buffers = whole._parameters, whole._buffers
         self._non_persistent_buffers_set = whole._non_persistent_buffers_set
@@ -89,7 +85,11 @@ class GraphNetwork(nn.Module):
         for module in (self, nodes, *nodes):
             module.training = whole.training
         self._modules["(nodes)"] = nodes
-        self.register_load_state_dict_post_hook(_forget_unnamed)
+
+        def forget_unnamed(network: nn.Module, keys: Any) -> None:
+            keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("(nodes).")]
+
+        self.register_load_state_dict_post_hook(forget_unnamed)
 
     def train(self, mode: bool = True) -> GraphNetwork:
         """Set the mode, as of any module; norms whose statistics stand still are evaluated all the same. Raises
@@ -224,12 +224,8 @@ class _Unnamed(nn.ModuleList):
         return {} if destination is None else destination
 
 
-def _forget_unnamed(network: nn.Module, keys: Any) -> None:
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("(nodes).")]
-
-
 class PooledBranchModule(BlockModule):
-    """A branch of a pyramid (`geometry.pyramid.PooledBranch`); `modules` are the inner nodes'.
+    """A branch of a pyramid (`geometry.shapes.PooledBranch`); `modules` are the inner nodes'.
 
     Each rank adds up what it owns of each bin; one sum over the ranks gives the means to all, and all compute the
     layers on these few. Then each makes its own block of the output, by weights from places in the image. The layers'
@@ -285,18 +281,15 @@ def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNet
     ]
     network = GraphNetwork(graph, bands, modules)
     if seed is not None:
-        _initialise(network, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu", generator=generator)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
     return network
 
 
 def build_modules(network: Network, seed: int | None = None) -> GraphNetwork:
     """Build the modules of a network's graph: see `build_network`."""
     return build_network(network.graph(), network.bands, seed)
-
-
-def _initialise(network: nn.Module, generator: torch.Generator) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu", generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from tiledseg.memory.second_run import noted
 from tiledseg.models.normalise import MomentSets, NormScope, Ranks, Slices, Statistics, joined_over, measure, normalise
-from tiledseg.models.notes import noted
 
 
 class PixelNorm(nn.LayerNorm):

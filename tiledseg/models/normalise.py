@@ -165,7 +165,14 @@ class _Normalised(torch.autograd.Function):
             shift_BC = -how.sharing.spread(found.mean_G) * scale_BC
             if bias_C is not None:
                 shift_BC = shift_BC + bias_C
-            results.append(_scaled(x_BCHW, scale_BC, shift_BC, how))
+            if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
+                # All samples have the same: a batch norm of constants is that to the last bit, and faster.
+                scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
+                zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
+                results.append(torch.batch_norm(x_BCHW, scale_C, shift_C, zeros_C, ones_C, False, 0.0, 0.0, False))
+                continue
+            scale, shift = (_per_channel(v_BC, x_BCHW) for v_BC in (scale_BC, shift_BC))
+            results.append(torch.addcmul(shift, at_least_single(x_BCHW), scale).to(how.dtype))
         ctx.hows, ctx.wants_bias = hows, bias_C is not None
         ctx.save_for_backward(weight_C, found.mean_G, deviation_G, found.count, *scales_BC, *tensors_BCHW)
         return tuple(results)
@@ -289,17 +296,6 @@ def _input_gradient(
     for dx_rows, g_rows, x_rows in _rows(dx_BCHW, g_BCHW, x_BCHW):
         dx_rows.copy_(torch.addcmul(level, x_rows.float(), slope).addcmul_(at_least_single(g_rows), scale))
     return dx_BCHW
-
-
-def _scaled(x_BCHW: torch.Tensor, scale_BC: torch.Tensor, shift_BC: torch.Tensor, how: NormScope) -> torch.Tensor:
-    """Return x scale + shift. Where all samples have the same, a batch norm of constants is that, to the last bit, and
-    faster on a CPU."""
-    if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
-        scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
-        zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
-        return torch.batch_norm(x_BCHW, scale_C, shift_C, zeros_C, ones_C, False, 0.0, 0.0, False)
-    scale, shift = (_per_channel(v_BC, x_BCHW) for v_BC in (scale_BC, shift_BC))
-    return torch.addcmul(shift, at_least_single(x_BCHW), scale).to(how.dtype)
 
 
 def _per_channel(v_BC: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ steps that wrote it. Any view of it comes back with the same strides. Other tens
 run of it (`memory.second_run`).
 
 Gradients are the same to the last bit. The same nodes run on the same values, in the same precision, with the
-statistics, draws and halos that the first run has noted (`models.notes`). Running statistics move once. The backward
-pass sends nothing on account of it, so that it can deadlock no more than before.
+statistics, draws and halos that the first run has noted (`Notes`). Running statistics move once. The backward pass
+sends nothing on account of it, so that it can deadlock no more than before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from torch import nn
 from tiledseg.geometry.graph import OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import passing
 from tiledseg.memory.saved import Hooks, KeptTensor, StorageView, check_version, hooks_around, overwritten, storage_key
-from tiledseg.memory.second_run import SavedHandle, SecondRun
-from tiledseg.models.notes import Notes, still_statistics
+from tiledseg.memory.second_run import Notes, SavedHandle, SecondRun, still_statistics
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
@@ -60,6 +59,10 @@ class HomeView(NamedTuple):
     home: Home | None
     layout: StorageView
     writes: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor, home: Home) -> HomeView:
+        return HomeView(home, StorageView.of(tensor), len(home.steps))
 
     def over(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
@@ -164,7 +167,7 @@ class Rebuilding:
         places: list[HomeView | KeptTensor] = []
         for x, source in zip(inputs, self._graph.sources[k], strict=True):
             home = self._homes.get(source)
-            places.append(KeptTensor(x, self._hooks(source)) if home is None else _view(x, home))
+            places.append(KeptTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
         module, device = self._modules[k], inputs[0].device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         cast = partial(torch.autocast, device, dtype, enabled, cache_enabled=False)
@@ -199,15 +202,11 @@ class Rebuilding:
         return own
 
 
-def _view(tensor: torch.Tensor, home: Home) -> HomeView:
-    return HomeView(home, StorageView.of(tensor), len(home.steps))
-
-
 class _Asker:
     """One who asks for a tensor to rebuild, once or more often."""
 
     def __init__(self, home: Home, tensor: torch.Tensor) -> None:
-        self._home, self._view, self._has_asked = home, _view(tensor, home), False
+        self._home, self._view, self._has_asked = home, HomeView.of(tensor, home), False
 
     def __call__(self) -> torch.Tensor:
         home, view = self._home, self._view
@@ -222,27 +221,7 @@ class _Asker:
 
 def _value(home: Home) -> torch.Tensor:
     """Return what is in the memory, computed once more where it is not there, through a chain of any length."""
-    order = _missing(home)
-    uses = Counter(source for each in order for source in each.sources)
-    made: dict[Home, torch.Tensor] = {}
-
-    def there(each: Home) -> torch.Tensor:
-        return made[each] if each.tensor is None else each.tensor
-
-    for each in order:
-        made[each] = _run_steps(each, {source: there(source) for source in each.sources})
-        for source in each.sources & made.keys():
-            uses[source] -= 1
-            if not uses[source]:
-                tensor = made.pop(source)
-                source.tensor = tensor if source.asks and not source.passing else None
-                del tensor
-    return there(home)
-
-
-def _missing(home: Home) -> list[Home]:
-    """Return all that has to be computed for it, each after what it is computed from."""
-    order: dict[Home, None] = {}
+    order: dict[Home, None] = {}  # all that has to be computed for it, each after what it is computed from
     pending = [(home, False)]
     while pending:
         each, expanded = pending.pop()
@@ -252,14 +231,26 @@ def _missing(home: Home) -> list[Home]:
             order[each] = None
         else:
             pending += [(each, True), *((source, False) for source in each.sources)]
-    return list(order)
+    uses = Counter(source for each in order for source in each.sources)
+    made: dict[Home, torch.Tensor] = {}
 
+    def there(each: Home) -> torch.Tensor:
+        return made[each] if each.tensor is None else each.tensor
 
-def _run_steps(home: Home, there: Mapping[Home | None, torch.Tensor]) -> torch.Tensor:
-    own = torch.empty(0)  # until the first step has made it
-    with torch.no_grad():
-        for number, step in enumerate(home.steps):
-            made = step.run(step.inputs({**there, None: own}))
-            own = own if number else made
-    assert StorageView.of(own) == home.layout, f"a node has given {StorageView.of(own)}, not {home.layout}"
-    return own
+    for each in order:
+        inputs: dict[Home | None, torch.Tensor] = {source: there(source) for source in each.sources}
+        own = torch.empty(0)  # until the first step has made it
+        with torch.no_grad():
+            for number, step in enumerate(each.steps):
+                result = step.run(step.inputs({**inputs, None: own}))
+                own = own if number else result
+        assert StorageView.of(own) == each.layout, f"a node has given {StorageView.of(own)}, not {each.layout}"
+        made[each] = own
+        del inputs, own, result
+        for source in each.sources & made.keys():
+            uses[source] -= 1
+            if not uses[source]:
+                tensor = made.pop(source)
+                source.tensor = tensor if source.asks and not source.passing else None
+                del tensor
+    return there(home)

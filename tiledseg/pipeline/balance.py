@@ -189,7 +189,17 @@ def _paths(
                         best, reached[after] = cost, (cost, [*path, after])
             if not reached:
                 steps = (runs_of(before, after, stage) for after in level for before in paths)
-                raise _no_room(stage, [prices.bytes(taken) for taken in steps if taken], prices.limit)
+                needs = [prices.bytes(taken) for taken in steps if taken]
+                if not needs:
+                    raise ConfigError(
+                        f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another "
+                        "schedule"
+                    )
+                raise BudgetError(
+                    f"stage {stage} needs at least {size(min(needs))}, but the memory of a stage is "
+                    f"{size(prices.limit or 0)}; give more stages, smaller tiles, fewer micro-batches in flight, or a "
+                    "device with more memory"
+                )
             every.append(reached)
         return every
 
@@ -201,13 +211,3 @@ def _paths(
         ((_, path),) = walk(within, most)[-1].values()
         found.append(path)
     return found
-
-
-def _no_room(stage: int, needs: Sequence[int], limit: int | None) -> ConfigError:
-    if not needs:
-        words = f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
-        return ConfigError(words)
-    return BudgetError(
-        f"stage {stage} needs at least {size(min(needs))}, but the memory of a stage is {size(limit or 0)}; give more "
-        "stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
-    )

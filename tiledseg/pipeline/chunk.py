@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.network import GraphNetwork, Tensors
-from tiledseg.models.notes import still_statistics
 from tiledseg.pipeline.partition import NetworkCut
 
 

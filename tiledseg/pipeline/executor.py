@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.comm.point_to_point import Message, Work
-from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.memory.device import Stopwatch
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
 from tiledseg.pipeline.partition import SplitNetwork

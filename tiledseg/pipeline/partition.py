@@ -18,7 +18,6 @@ from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, with_channels_last
@@ -70,7 +69,15 @@ def split_network(
     Raises ConfigError, on all ranks, where layers of two stages share a weight: each would add its own gradient.
     """
     cut = cut_network(network.graph, settings.balance, settings.schedule, len(settings.recompute))
-    _check_shared(network, cut)
+    holder: dict[int, int] = {}
+    for index, module in enumerate(network.layers.values()):
+        own = next(rank for rank, run in zip(cut.pipeline.ranks, cut.runs, strict=True) if run[0] <= index < run[1])
+        for tensor in tensors_of(module):
+            if (other := holder.setdefault(id(tensor), own)) != own:
+                raise ConfigError(
+                    f"layer '{network.graph.nodes[index].name}' of stage {own} shares weights with a layer of stage "
+                    f"{other}; choose a parallel.balance that leaves them on one, or give each its own"
+                )
     network.to(dtype)
     dtypes = tensor_dtypes(network, autocast, device)
     keep_layers(network, set() if stage is None else cut.layers_of(stage), device, dtype)
@@ -86,42 +93,23 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
         taken = {id(tensor) for module in modules for tensor in tensors_of(module)}
         kept |= {id(tensor) for tensor in tensors_of(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
-    empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old one, whose id stays its own
+    empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the old one, whose id stays its own, and that on `meta`
     for module in network.modules():
         for values in (module._parameters, module._buffers):
             for name, tensor in list(values.items()):
-                if tensor is not None and id(tensor) not in kept:
-                    values[name] = _without_values(tensor, dtype, empty)  # type: ignore[assignment]
+                if tensor is None or id(tensor) in kept:
+                    continue
+                if id(tensor) not in empty:  # one for all that share it
+                    of_floats = tensor.is_floating_point()
+                    meta = torch.empty_like(tensor, device="meta", dtype=dtype if of_floats else tensor.dtype)
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    empty[id(tensor)] = tensor, nn.Parameter(meta, requires_grad=False) if is_weight else meta
+                values[name] = empty[id(tensor)][1]  # type: ignore[assignment]
     for index in others:
         modules[index].to("meta", dtype).requires_grad_(False)
     for index in own:
         modules[index].to(device, dtype)
         with_channels_last(modules[index])
-
-
-def _check_shared(network: GraphNetwork, cut: NetworkCut) -> None:
-    holder: dict[int, int] = {}
-    modules = list(network.layers.values())
-    for stage in sorted(set(cut.pipeline.ranks)):
-        for index in sorted(cut.layers_of(stage)):
-            for tensor in tensors_of(modules[index]):
-                if holder.setdefault(id(tensor), stage) != stage:
-                    raise ConfigError(
-                        f"layer '{network.graph.nodes[index].name}' of stage {stage} shares weights with a layer of "
-                        f"stage {holder[id(tensor)]}; choose a parallel.balance that leaves them on one, or give each "
-                        "its own"
-                    )
-
-
-def _without_values(
-    tensor: torch.Tensor, dtype: torch.dtype, empty: dict[int, tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
-    """Return the same on `meta`; one for all that share it."""
-    if id(tensor) not in empty:
-        meta = torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else tensor.dtype)
-        made = nn.Parameter(meta, requires_grad=False) if isinstance(tensor, nn.Parameter) else meta
-        empty[id(tensor)] = tensor, made
-    return empty[id(tensor)][1]
 
 
 def tensor_dtypes(
@@ -140,25 +128,19 @@ def tensor_dtypes(
         layer = graph.layers[k]
         if layer.hands_on:
             return given[0]
-        return _probe(modules[k], layer, [channels[source] for source in graph.sources[k]], given, device)
+        needs = [layer.required_input(Interval(0, _PROBE), index) for index in range(layer.arity)]
+        sides = [max(_PROBE, need.start + need.stop) for need in needs]
+        inputs = [
+            torch.zeros(1, channels[source], side, side, dtype=dtype, device=device)
+            for source, side, dtype in zip(graph.sources[k], sides, given, strict=True)
+        ]
+        module, training = modules[k], modules[k].training
+        home = next((p.device for p in module.parameters()), device)
+        module.eval().to(device)
+        result: torch.Tensor = module(*inputs)
+        module.train(training).to(home)
+        return result.dtype
 
     source = next(network.parameters()).dtype if autocast is None else torch.float32
     with torch.no_grad(), autocast or nullcontext():
         return tuple(graph.fold(source, step))
-
-
-def _probe(
-    module: nn.Module, layer: Layer, channels: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device
-) -> torch.dtype:
-    """Return the dtype of a layer's output for inputs of so many channels."""
-    needs = [layer.required_input(Interval(0, _PROBE), index) for index in range(layer.arity)]
-    sides = [max(_PROBE, need.start + need.stop) for need in needs]
-    inputs = [
-        torch.zeros(1, count, side, side, dtype=dtype, device=device)
-        for count, side, dtype in zip(channels, sides, dtypes, strict=True)
-    ]
-    training, home = module.training, next((p.device for p in module.parameters()), device)
-    module.eval().to(device)
-    result: torch.Tensor = module(*inputs)
-    module.train(training).to(home)
-    return result.dtype

@@ -168,7 +168,24 @@ class Move(NamedTuple):
 
 def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
     """Return the moves of a rank."""
-    place, releases = _common_order(program), _releases(program, rank)
+    # The place of each rank's computations among all, by their simulated starts: one follows whatever it needs. If two
+    # start together, the one of the rank that has done more comes later: its messages are not needed yet.
+    chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)
+    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
+    computations = sorted(
+        (span.start, number, on) for on, spans in enumerate(line.spans) for number, span in enumerate(spans)
+    )
+    place = {(on, line.spans[on][number].action): at for at, (_, number, on) in enumerate(computations)}
+    # For a receive of this rank the sends that have arrived for certain once it is complete: those that the peer has
+    # received before it sent. Sends after which nothing comes are missing: they are waited for at the end.
+    releases: dict[MessageEnd, Ends] = {}
+    for peer, turns in enumerate(program):
+        arrived: Ends = ()
+        for turn in turns:
+            arrived += tuple(end.other_end(peer) for end in turn.receives if end.peer == rank)
+            for end in turn.sends:
+                if end.peer == rank:
+                    releases[end.other_end(peer)], arrived = arrived, ()
     arriving = [
         (place[peer, turn.compute], send.other_end(peer))
         for peer, turns in enumerate(program)
@@ -187,30 +204,3 @@ def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
         released = tuple(send for receive in receives for send in releases.get(receive, ()))
         moves.append(Move(posts, receives, released, compute, sends))
     return tuple(moves)
-
-
-def _common_order(program: Program) -> dict[tuple[int, ChunkPass], int]:
-    """Return the place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
-
-    If two start together, the one of the rank that has done more comes later: its messages are not needed yet.
-    """
-    chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)
-    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
-    computations = sorted(
-        (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)
-    )
-    return {(rank, line.spans[rank][number].action): place for place, (_, number, rank) in enumerate(computations)}
-
-
-def _releases(program: Program, rank: int) -> dict[MessageEnd, Ends]:
-    """Return for a receive of this rank the sends that have arrived for certain once it is complete: those that the
-    peer has received before it sent. Sends after which nothing comes are missing: they are waited for at the end."""
-    releases: dict[MessageEnd, Ends] = {}
-    for peer, turns in enumerate(program):
-        arrived: Ends = ()
-        for turn in turns:
-            arrived += tuple(end.other_end(peer) for end in turn.receives if end.peer == rank)
-            for end in turn.sends:
-                if end.peer == rank:
-                    releases[end.other_end(peer)], arrived = arrived, ()
-    return releases

@@ -27,9 +27,9 @@ from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, i
 from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import STYLES, check_begin
+from tiledseg.system.files import flush, write_error, writing
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
-from tiledseg.system.writing import flush, write_error, writing
 
 LAYER, FIELDS = "classes", ("class", "name", "pixels")
 """The one layer, and the number, the name and the pixels of each of its polygons."""

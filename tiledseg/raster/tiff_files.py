@@ -25,8 +25,7 @@ from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
 from tiledseg.errors import WriteError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
-from tiledseg.system.files import delete
-from tiledseg.system.writing import flush, write_error, writing
+from tiledseg.system.files import delete, flush, write_error, writing
 
 _CACHE_BYTES = 256 << 20
 _SHARES_LEVEL = 1

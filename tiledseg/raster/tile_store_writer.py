@@ -33,9 +33,9 @@ from tiledseg.raster.tile_store import (
     slot_shape,
     slots,
 )
+from tiledseg.system.files import replacing
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
-from tiledseg.system.writing import replacing
 
 if TYPE_CHECKING:
     import h5py

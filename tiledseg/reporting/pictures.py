@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.raster.labels.classes import Colour
-from tiledseg.system.writing import replacing
+from tiledseg.system.files import replacing
 
 BLANK = (235, 235, 235)
 """Colour of pixels that do not count, or have no data."""

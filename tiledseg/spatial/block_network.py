@@ -187,14 +187,15 @@ class BlockNetwork:
         self.turn = Turn()
         self.ranks: list[BlockRanks] = []
         self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
-        self.layers, self.graph, self.along_columns = convert_layers(network, self._ranks_of_a_layer)
+
+        def ranks_of_a_layer() -> BlockRanks:
+            self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
+            return self.ranks[-1]
+
+        self.layers, self.graph, self.along_columns = convert_layers(network, ranks_of_a_layer)
         self._graph = network.graph if isinstance(network, GraphNetwork) else self.graph
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
-
-    def _ranks_of_a_layer(self) -> BlockRanks:
-        self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
-        return self.ranks[-1]
 
     def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
         """Cut the part of each rank of an input, which ranks share along rows and columns, into `blocks` (rows, cols),
@@ -248,7 +249,14 @@ class BlockNetwork:
                 for tensor, strip in ((tensor, strip) for tensor, window in windows.items() for strip in window.others):
                     if strip.block in own:
                         strips.setdefault((tensor, strip.block), {})[strip.box] = None
-                    _add(traffic, tensor, strip, owner[strip.block], owner[block], ranks.number)
+                    giver, taker = owner[strip.block], owner[block]
+                    if giver == taker:
+                        continue
+                    # A tensor has an entry on all ranks, also on those that send none of it.
+                    travelling = traffic.setdefault(tensor, BlockTraffic())
+                    for lists, here, peer in ((travelling.sends, giver, taker), (travelling.receives, taker, giver)):
+                        if here == ranks.number and strip not in lists.setdefault(peer, []):
+                            lists[peer].append(strip)
         return BlockProgram(*cuts, ranks, own, parts_of_graph, tuple(runs), strips, traffic)
 
     def _placed(self, actions: tuple[Action, ...], segment: Segment, where: TilePlace | None) -> tuple[Action, ...]:
@@ -294,16 +302,6 @@ class BlockNetwork:
 
 def _any(module: nn.Module, flag: str) -> bool:
     return any(getattr(each, flag, False) for each in module.modules())
-
-
-def _add(traffic: dict[int, BlockTraffic], tensor: int, strip: Strip, giver: int, taker: int, rank: int) -> None:
-    """Add a strip to what travels. A tensor has an entry on all ranks, also on those that send none of it."""
-    if giver == taker:
-        return
-    own = traffic.setdefault(tensor, BlockTraffic())
-    for lists, here, peer in ((own.sends, giver, taker), (own.receives, taker, giver)):
-        if here == rank and strip not in lists.setdefault(peer, []):
-            lists[peer].append(strip)
 
 
 def _window(box: Box, rows: Partition, cols: Partition, at: tuple[int, int]) -> Window:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.comm.axes import Axes, serial_axes
+from tiledseg.comm.mesh import Axes, serial_axes
 from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import Tensors
@@ -243,31 +243,23 @@ class ImagePass:
                 leaves[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
             made = self._run(index, block, dict(leaves))
             self.statistics.turn(block, self.statistics.backward, adds=True)
+            shares = self.program.ranks.size > 1  # blocks without a loss then add zeros to what ranks sum
             if loss is not None:
-                self._start(block, tuple(made[tensor] for tensor in self._network.graph.results), loss)
-            else:
-                self._pull(segment.leaving[0], block, made.pop(segment.leaving[0]), gradient)
+                outputs = tuple(made[tensor] for tensor in self._network.graph.results)
+                scalar = loss(block, outputs)
+                if scalar is not None and scalar.requires_grad:
+                    scalar.backward()
+                elif shares:
+                    wanting = [output_BKHW for output_BKHW in outputs if output_BKHW.requires_grad]
+                    torch.autograd.backward(wanting, [torch.zeros_like(output_BKHW) for output_BKHW in wanting])
+            elif (y_BCHW := made.pop(segment.leaving[0])).requires_grad:  # statistics may have been taken of it
+                gradient = self.statistics.with_gradient(segment.leaving[0], block, y_BCHW.detach(), gradient)
+                if gradient is None and shares:
+                    gradient = torch.zeros_like(y_BCHW)
+                if gradient is not None:
+                    self.statistics.turn(block, self.statistics.backward, adds=True)
+                    y_BCHW.backward(gradient)
         for tensor, leaf in leaves.items():
             if leaf.grad is not None:
                 self.gradients.add(tensor, block, run.windows[tensor], leaf.grad)
                 leaf.grad = None
-
-    def _start(self, block: int, outputs: Outputs, loss: LossOf) -> None:
-        """Begin the backward pass at the loss. Blocks without a loss add zeros to what ranks sum."""
-        scalar = loss(block, outputs)
-        if scalar is not None and scalar.requires_grad:
-            scalar.backward()
-        elif self.program.ranks.size > 1:
-            made = [output_BKHW for output_BKHW in outputs if output_BKHW.requires_grad]
-            torch.autograd.backward(made, [torch.zeros_like(output_BKHW) for output_BKHW in made])
-
-    def _pull(self, tensor: int, block: int, y_BCHW: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """Go back from a block of a stored tensor, which statistics may have been taken of."""
-        if not y_BCHW.requires_grad:
-            return
-        gradient = self.statistics.with_gradient(tensor, block, y_BCHW.detach(), gradient)
-        if gradient is None and self.program.ranks.size > 1:
-            gradient = torch.zeros_like(y_BCHW)
-        if gradient is not None:
-            self.statistics.turn(block, self.statistics.backward, adds=True)
-            y_BCHW.backward(gradient)

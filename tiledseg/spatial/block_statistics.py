@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.collectives import Communicator
+from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.norm import track
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks, summed
-from tiledseg.models.notes import still_statistics
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, Sums
 from tiledseg.spatial.twins import SpatialBatchNorm, SpatialNorm
 
@@ -83,18 +83,14 @@ class ImageStatistics:
                 layer = self._network.layers[k]
                 if isinstance(layer, SpatialNorm):
                     more = layer.moment_gradient(self.measured[k], self.backward[k], x_BCHW)
-                else:
-                    more = self._through(k, block, x_BCHW.detach().requires_grad_())
+                else:  # through the sums of a node that is no norm
+                    leaf_BCHW = x_BCHW.detach().requires_grad_()
+                    self.turn(block, self.forward)
+                    with torch.enable_grad(), self._cast(), self.still([k], True):
+                        made_BCHW = layer(self._place(k, block), leaf_BCHW)
+                    self.turn(block, self.backward)
+                    (more,) = torch.autograd.grad(made_BCHW, leaf_BCHW, torch.zeros_like(made_BCHW))
                 gradient = more if gradient is None else gradient.add_(more)
-        return gradient
-
-    def _through(self, k: int, block: int, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return what goes to a block's gradient through the sums of node `k`, no norm."""
-        self.turn(block, self.forward)
-        with torch.enable_grad(), self._cast(), self.still([k], True):
-            made_BCHW = self._network.layers[k](self._place(k, block), x_BCHW)
-        self.turn(block, self.backward)
-        (gradient,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))
         return gradient
 
     def _place(self, k: int, block: int) -> BlockPlace:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.comm.point_to_point import Message
 from tiledseg.geometry.box import Box
 from tiledseg.memory.file_store import MemoryShelf

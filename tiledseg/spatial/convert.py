@@ -103,7 +103,11 @@ def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
     """Return the spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
-        return twins.own_twin(module, ranks)
+        return SpatialLayer(
+            lambda place, *inputs_BCHW: module.on_block(place, ranks, *inputs_BCHW),
+            *(module.rows, module.cols),
+            fill=module.fill,
+        )
     if kind in WHOLE_IMAGE_TWINS:
         return WHOLE_IMAGE_TWINS[kind](name, module, ranks)
     if kind in TWINS:

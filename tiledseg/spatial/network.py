@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.mesh import Axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import KEEP

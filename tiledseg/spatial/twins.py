@@ -16,17 +16,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.convolutions import ONE_TIME, Convolution, TransposedConvolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZero
-from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Pool, Upsample
+from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Upsample
 from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.memory.device import sent
 from tiledseg.models.dropout import ChannelDropout, LeafDepth
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
+from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
 from tiledseg.models.layers.resampling import upsample
@@ -61,15 +61,6 @@ class SpatialLayer:
 
     def __call__(self, place: BlockPlace, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self._compute(place, *inputs_BCHW)
-
-
-def own_twin(module: BlockModule, ranks: Ranks) -> SpatialLayer:
-    """Return the twin of a module of ours, which computes blocks itself."""
-
-    def compute(place: BlockPlace, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
-        return module.on_block(place, ranks, *inputs_BCHW)
-
-    return SpatialLayer(compute, module.rows, module.cols, fill=module.fill)
 
 
 def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
@@ -149,18 +140,14 @@ def average_pool_twin(name: str, module: nn.AvgPool2d) -> SpatialLayer:
         y_BCHW = average_pool(x_BCHW, kernel, stride, place.own_padding(padding), divisor_override=divisor)
         if not inside_only:
             return y_BCHW
-        counts = (_positions_inside(pool, dim) for pool, dim in ((row, place.row), (col, place.col)))
-        rows_H, cols_W = (sent(count, y_BCHW.device).to(y_BCHW.dtype) for count in counts)
-        return y_BCHW / (rows_H[:, None] * cols_W[None, :])
+        counts = []  # of the positions of each window that lie within the tensor
+        for pool, dim in ((row, place.row), (col, place.col)):
+            windows = (pool.required_input(Interval(o, o + 1)) for o in range(dim.given.start, dim.given.stop))
+            inside = [window.clip(Interval(0, dim.sizes[0])).size for window in windows]
+            counts.append(sent(torch.tensor(inside, dtype=torch.float64), y_BCHW.device).to(y_BCHW.dtype))
+        return y_BCHW / (counts[0][:, None] * counts[1][None, :])
 
     return SpatialLayer(compute, row, col)
-
-
-def _positions_inside(pool: Pool, place: DimPlace) -> torch.Tensor:
-    """Count the positions of each given window that lie within the tensor."""
-    whole = Interval(0, place.sizes[0])
-    windows = (pool.required_input(Interval(o, o + 1)) for o in range(place.given.start, place.given.stop))
-    return torch.tensor([window.clip(whole).size for window in windows], dtype=torch.float64)
 
 
 def _refuse_ceil(name: str, ceil_mode: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, NoReturn
 
 from tiledseg.errors import WriteError
-from tiledseg.system.writing import write_error
+from tiledseg.system.files import write_error
 
 _STANDARD_OUTPUT = "standard output"
 

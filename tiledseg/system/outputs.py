@@ -84,9 +84,18 @@ def check_outputs(
                     raise OutputError(
                         f"{output.key} {output.path} and {other.key} {other.path} would be one file; give two names"
                     )
-        _check_companion(output)
+        for end in (*COMPANIONS_OF_NAME, *COMPANIONS_OF_STEM, ".rrd"):
+            if Path(output.path).name.lower().endswith(end.lower()):
+                raise OutputError(
+                    f"cannot write {output.key} {output.path}: GDAL reads a file that ends in {end} with the raster "
+                    "beside it; choose another name"
+                )
         _check_run(output, own_run)
-        _check_permission(output)
+        folder = Path(output.path).parent  # last, after all that is wrong for everybody: root has every permission
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(
+                f"cannot write {output.key} {output.path}: no permission in {folder}; choose another output"
+            )
     _check_room(outputs)
 
 
@@ -121,16 +130,6 @@ def _check_place(output: Output) -> None:
         raise OutputError(f"cannot write {output.key} {typed}: it names a folder; give a file name")
 
 
-def _check_companion(output: Output) -> None:
-    """Refuse names of a raster's companion: GDAL reads such a file with the raster beside it, whatever is in it."""
-    for end in (*COMPANIONS_OF_NAME, *COMPANIONS_OF_STEM, ".rrd"):
-        if Path(output.path).name.lower().endswith(end.lower()):
-            raise OutputError(
-                f"cannot write {output.key} {output.path}: GDAL reads a file that ends in {end} with the raster beside "
-                "it; choose another name"
-            )
-
-
 def _check_run(output: Output, own: str | Path | None) -> None:
     """Raise OutputError for a name that another run keeps for itself: it replaces and removes such files."""
     path = Path(os.path.realpath(output.path))
@@ -139,13 +138,6 @@ def _check_run(output: Output, own: str | Path | None) -> None:
         other = own is None or folder != Path(os.path.realpath(own))
         if name in taken and other and (folder / CONFIG).exists() and (folder / METRICS).exists():
             raise OutputError(f"cannot write {output.key} {output.path}: it is of the run {folder}; choose another")
-
-
-def _check_permission(output: Output) -> None:
-    """Check permission last, after all that is wrong for everybody: root has every permission."""
-    folder = Path(output.path).parent
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {output.key} {output.path}: no permission in {folder}; choose another output")
 
 
 def _check_name(output: Output, name: Path) -> None:

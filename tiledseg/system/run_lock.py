@@ -66,7 +66,12 @@ def _acquire(folder: Path) -> tuple[int, str | None]:
         try:
             warning = _lock(handle, folder)
             if is_at(handle, path):
-                _sign(handle)
+                since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+                command = " ".join(sys.argv)[:_LONGEST]
+                words = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": command}
+                with contextlib.suppress(OSError):  # a full disk is told by the writes that follow
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, json.dumps(words).encode(), 0)
                 return handle, warning
         except BaseException:
             os.close(handle)
@@ -85,16 +90,6 @@ def _lock(handle: int, folder: Path) -> str | None:
             raise OutputError(f"cannot lock {folder / NAME}: {error.strerror}; give another run.output") from error
         return f"{folder}: its file system has no locks, so nothing stops a second job from writing there too"
     return None
-
-
-def _sign(handle: int) -> None:
-    """Say who holds it. A full disk is told by the writes that follow."""
-    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    command = " ".join(sys.argv)[:_LONGEST]
-    words = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": command}
-    with contextlib.suppress(OSError):
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(words).encode(), 0)
 
 
 def _holder(handle: int) -> str:

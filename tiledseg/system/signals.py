@@ -121,17 +121,12 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _State.met = _State.met or number
     if _State.does == "leave":
         os._exit(exit_code_of(number))
-    if _State.does == "raise" and _imports(frame):
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    if _State.does == "raise" and frame is not None:  # within an import
         again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
     elif _State.does == "raise":
         _State.does = "nothing"  # one is enough: what follows would interrupt the unwinding
         raise Stopped(number)
-
-
-def _imports(frame: FrameType | None) -> bool:
-    """Return True if the program is within an import."""
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.network import Network
+from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.times import TimeSeries

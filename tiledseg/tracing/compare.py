@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, first_line
+from tiledseg.execution.carrying import autocast
 from tiledseg.execution.memory import free_memory
-from tiledseg.execution.precision import autocast
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.dropout import set_dropout_key

@@ -24,7 +24,7 @@ from tiledseg.comm.doing import tick
 from tiledseg.errors import ConfigError, first_line
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.crops import Crop, CropGrid, Crops
+from tiledseg.geometry.layers.declared import Crop, CropGrid, Crops
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer

@@ -24,7 +24,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
 from tiledseg.memory.allocations import is_exhausted
-from tiledseg.models.layers.declared import DeclaredModule
+from tiledseg.models.layers.pixelwise import DeclaredModule
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where

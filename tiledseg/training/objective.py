@@ -350,19 +350,13 @@ def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore
     here_BKHW = (target_BHW[:, None] == numbers_K) & (target_BHW != ignore_index)[:, None]
     squares_BKHW = torch.where(here_BKHW, 0, radius**2).to(torch.int16)
     for dim in (3, 2):  # the nearest in the row, then of these the nearest in the column: exact for the Euclidean one
-        squares_BKHW = _least_along(squares_BKHW, dim, radius)
+        size = squares_BKHW.shape[dim] - 2 * radius
+        least_BKHW = squares_BKHW.narrow(dim, radius, size).clone()
+        for way in range(1, radius + 1):
+            for at in (radius - way, radius + way):
+                torch.minimum(least_BKHW, squares_BKHW.narrow(dim, at, size) + way**2, out=least_BKHW)
+        squares_BKHW = least_BKHW
     distances_BKHW = squares_BKHW.to(torch.float32).sqrt()
     own_BKHW = here_BKHW[:, :, radius:-radius, radius:-radius]
     to_others_BHW = torch.where(own_BKHW, float(radius), distances_BKHW).amin(1)
     return torch.where(own_BKHW, 1 - to_others_BHW[:, None], distances_BKHW)
-
-
-def _least_along(squares_BKHW: torch.Tensor, dim: int, radius: int) -> torch.Tensor:
-    """Return the least of a square and the squared way to it along a dim, of places with `radius` others on both
-    sides."""
-    size = squares_BKHW.shape[dim] - 2 * radius
-    least = squares_BKHW.narrow(dim, radius, size).clone()
-    for way in range(1, radius + 1):
-        for start in (radius - way, radius + way):
-            torch.minimum(least, squares_BKHW.narrow(dim, start, size) + way**2, out=least)
-    return least

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.stopwatch import least
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
+from tiledseg.execution.carrying import autocast
 from tiledseg.execution.memory import host_memory
-from tiledseg.execution.precision import autocast
 from tiledseg.geometry.tiling import finest_grid
+from tiledseg.memory.device import least
 from tiledseg.memory.mover import HOST, TENSOR
 from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
@@ -102,11 +102,6 @@ def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str,
     }
 
 
-def gives_back(question: RunQuestion, plan: RunPlan, device: torch.device) -> bool:
-    """Return True for a run under `memory.budget` that needs it: a CPU's freed memory then goes back to the system."""
-    return question.budgeted and device.type == "cpu" and (plan.rebuilt is not None or plan.blocks is not None)
-
-
 @contextmanager
 def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
     """Raise MemoryLimitError, with settings that fit, where memory runs out in the block."""
@@ -166,11 +161,8 @@ def measured_store(
     on_disk = device.type == "cpu" or store != HOST
     mover = FileStore(store, 2 * moved) if on_disk else HostMover(device, moved)
     rates = store_rates(mover, moved)
-    known = machine.computing(precision) if machine and machine.known else _measured_speed(device, precision)
-    return Store(rates.written / ranks, rates.read / ranks, known)
-
-
-def _measured_speed(device: torch.device, precision: str) -> Machine:
+    if machine and machine.known:
+        return Store(rates.written / ranks, rates.read / ranks, machine.computing(precision))
     channels, side = (32, 128) if device.type == "cpu" else (256, 256)
     x_BCHW = torch.rand(1, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
     weight = torch.rand(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
@@ -181,4 +173,5 @@ def _measured_speed(device: torch.device, precision: str) -> Machine:
         one_P = torch.rand(TENSOR // SINGLE_BYTES, device=device)
         other_P = torch.empty_like(one_P)
         moving = least(device, lambda: other_P.copy_(one_P))
-    return Machine(work / computing, memory_bandwidth=2 * TENSOR / moving)
+    measured = Machine(work / computing, memory_bandwidth=2 * TENSOR / moving)
+    return Store(rates.written / ranks, rates.read / ranks, measured)

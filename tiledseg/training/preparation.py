@@ -38,7 +38,6 @@ from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, 
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
-from tiledseg.training.ending import score_class
 from tiledseg.training.objective import Objective
 from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
@@ -49,6 +48,7 @@ from tiledseg.training.raster_set import (
     layout_notes,
     split_of,
 )
+from tiledseg.training.saving import score_class
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
 
@@ -195,6 +195,11 @@ def _question(
     if train.window is not None and train.windows_per_step is not None:
         windows = WindowSteps(train.window, train.windows_per_step, train.window_halo == "exact")
     whole_images = windows is not None and not windows.exact
+    frozen: frozenset[str] = frozenset()
+    if config.optimizer.lr_factors:
+        modules = freeze(network_modules(network, still=config.model.freeze_norm), config.optimizer.lr_factors)
+        parameter_groups(modules.parameters_by_node(), config.optimizer)
+        frozen = frozen_nodes(modules)
     average = count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[train.precision])
     if config.model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
         raise ConfigError(
@@ -215,7 +220,7 @@ def _question(
         images_per_step=windows.per_step if windows and whole_images else train.images_per_step,
         windows=windows,
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
-        frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
+        frozen=frozen,
         still_norms=config.model.freeze_norm,
         recompute=str(memory.recompute),  # a list has gone to parallel.recompute
         tiles_per_batch=train.batch(),
@@ -291,15 +296,6 @@ def _store(config: Config, ranks: int, device: torch.device | None) -> Store | N
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
     return measured_store(memory.store, ranks, machine_of(config.parallel.machine), config.train.precision, device)
-
-
-def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:
-    """Return the nodes that `optimizer.lr_factors` freezes. Raises ConfigError if its patterns do not fit."""
-    if not optimizer.lr_factors:
-        return frozenset()
-    modules = freeze(network_modules(network, still=still), optimizer.lr_factors)
-    parameter_groups(modules.parameters_by_node(), optimizer)
-    return frozen_nodes(modules)
 
 
 def why_uncompiled(preparation: Preparation) -> str | None:

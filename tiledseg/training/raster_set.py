@@ -170,7 +170,11 @@ def split_of(
     if seeing:
         notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
-    cuts = [SplitCut(info.shape, _blocks(data.split, info), _gap(data.split_gap, auto, info)) for info in infos]
+    gap = parse_length(data.split_gap) if isinstance(data.split_gap, str) else Length(data.split_gap)
+    cuts = []
+    for info in infos:
+        rows, cols = (auto, auto) if gap is None else map(math.ceil, along(gap, info, "data.split_gap"))
+        cuts.append(SplitCut(info.shape, _blocks(data.split, info), (rows, cols)))
     if min(min(cut.gap) for cut in cuts) < auto:
         notes += (f"data.split_gap is {data.split_gap}, below {auto} px: outputs validated on see pixels trained on",)
     return SpatialSplit(tuple(cuts), data.split_share, data.split_seed), notes
@@ -184,10 +188,3 @@ def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
     assert side is not None, "the configuration is checked"
     height, width = (blocks_of(*pair) for pair in zip(info.shape, along(side, info, "data.split"), strict=True))
     return height, width
-
-
-def _gap(gap: int | str, auto: int, info: RasterInfo) -> tuple[int, int]:
-    """Return the gap in pixels, along rows and columns."""
-    length = parse_length(gap) if isinstance(gap, str) else Length(gap)
-    rows, cols = (auto, auto) if length is None else along(length, info, "data.split_gap")
-    return math.ceil(rows), math.ceil(cols)

@@ -17,17 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.comm.axes import open_axes
+from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Mesh, open_axes
 from tiledseg.errors import ConfigError
+from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes
-from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey

@@ -94,13 +94,34 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     added, rewritten, same = compare_sources(before, sources, checkpoint.path)
     known, own = {key: paths for key, paths in _paths(before).items() if paths}, _paths(sources)
     changed = _changed(checkpoint, preparation, same, known, {key: own[key] for key in known})
-    _check_end(checkpoint, preparation)
+    position, epochs, an_epoch = saved.position, preparation.epochs, preparation.sampler.steps_per_epoch
+    if position > (epochs, 0):
+        done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
+        raise CheckpointError(
+            f"{checkpoint.path} has done {done}, but train.epochs is {epochs}; give at least "
+            f"{position.epoch + (position.step > 0)}, or another run.output"
+        )
+    if position.step >= an_epoch:
+        raise CheckpointError(
+            f"{checkpoint.path} stands at step {position.step} of an epoch, but an epoch of this run has {an_epoch}; "
+            "give another run.output"
+        )
     best, notes = _best(saved, preparation)
     resumed = saved.resumed
     if changed or rewritten:
         resumed = (*resumed, Resumed(saved.step, changed, rewritten))
-    warnings = (*_warnings(checkpoint, changed, rewritten), *notes)
-    return Beginning(checkpoint, sources, resumed, added, warnings, saved.pretrained, best)
+    warnings = [
+        f"{fault.partition('; use')[0]}; going on from {checkpoint.path.name}" for fault in checkpoint.passed_over
+    ]
+    if changed:
+        words = [f"{key} from {_short(pair['from'])} to {_short(pair['to'])}" for key, pair in changed.items()]
+        warnings.append(f"changed since step {saved.step}: {', '.join(words)}")
+    if rewritten:
+        more = f" and {len(rewritten) - 1} more files have" if len(rewritten) > 1 else " has"
+        warnings.append(
+            f"{rewritten[0]}{more} been written to since step {saved.step}; the normalisation stays that of before"
+        )
+    return Beginning(checkpoint, sources, resumed, added, (*warnings, *notes), saved.pretrained, best)
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
@@ -153,21 +174,6 @@ def _changed(
     return changed
 
 
-def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
-    position, epochs = checkpoint.saved.position, preparation.epochs
-    if position > (epochs, 0):
-        done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
-        raise CheckpointError(
-            f"{checkpoint.path} has done {done}, but train.epochs is {epochs}; give at least "
-            f"{position.epoch + (position.step > 0)}, or another run.output"
-        )
-    if position.step >= preparation.sampler.steps_per_epoch:
-        raise CheckpointError(
-            f"{checkpoint.path} stands at step {position.step} of an epoch, but an epoch of this run has "
-            f"{preparation.sampler.steps_per_epoch}; give another run.output"
-        )
-
-
 def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tuple[str, ...]]:
     """Return the best validation so far by the run's score, if its checkpoint is still there, and a note if not."""
     best, folder = saved.best, Path(preparation.config.run.output) / CHECKPOINTS
@@ -177,26 +183,12 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     if not (folder / name_of(best.step)).is_dir():
         return None, (f"{where}, is not there: the best begins anew",)
     assert preparation.validation is not None, "a run with a score is validated"
-    there, here = (sorted(map(_contents, of)) for of in (saved.judged, sources_of(preparation.validation)))
+    there, here = (  # what tells images and labels from others, wherever they lie
+        sorted([each.sample or os.path.realpath(each.path) for each in _files(source)] for source in of)
+        for of in (saved.judged, sources_of(preparation.validation))
+    )
     anew = f"{where}, was found on other validation images: the best begins anew"
     return (best, ()) if there == here else (None, (anew,))
-
-
-def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], rewritten: Sequence[str]) -> list[str]:
-    warnings = [
-        f"{fault.partition('; use')[0]}; going on from {checkpoint.path.name}" for fault in checkpoint.passed_over
-    ]
-    if changed:
-        words = [f"{key} from {_short(pair['from'])} to {_short(pair['to'])}" for key, pair in changed.items()]
-        warnings.append(f"changed since step {checkpoint.saved.step}: {', '.join(words)}")
-    if rewritten:
-        count = len(rewritten)
-        more = f" and {count - 1} more files have" if count > 1 else " has"
-        warnings.append(
-            f"{rewritten[0]}{more} been written to since step {checkpoint.saved.step}; the normalisation "
-            "stays that of before"
-        )
-    return warnings
 
 
 def flat(record: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -230,7 +222,17 @@ def compare_sources(
     """Compare the images of a checkpoint with the run's: return the numbers of new ones, the files that have changed,
     and True if all are there and none more. Raises CheckpointError, with both values, where images of before are in
     another order or have other labels."""
-    match = _match(before, now)
+
+    def is_unchanged(one: Identity, other: Identity) -> bool:
+        return one.is_at(other) and (one.sample == other.sample or None in (one.sample, other.sample))
+
+    match: dict[int, int] = {}  # the last but one: moved; the last: rewritten
+    for rule in (is_unchanged, Identity.holds_what, Identity.is_at):
+        for new in (new for new in range(len(now)) if new not in match):
+            left = (old for old in range(len(before)) if old not in match.values())
+            old = next((old for old in left if rule(now[new].image, before[old].image)), None)
+            if old is not None:
+                match[new] = old
     for (one, was), (other, then) in pairwise(sorted(match.items())):
         if was > then:
             raise CheckpointError(
@@ -258,27 +260,6 @@ def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
     """Return the paths of images and labels by their keys."""
     labels = [source.labels.path for source in sources if source.labels is not None]
     return {"data.images": [source.image.path for source in sources], "data.labels": labels}
-
-
-def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
-    """Match images of now with earlier ones: by path and content, then by content (moved), then by path (rewritten)."""
-    match: dict[int, int] = {}
-    for rule in (_unchanged, Identity.holds_what, Identity.is_at):
-        for new in (new for new in range(len(now)) if new not in match):
-            left = (old for old in range(len(before)) if old not in match.values())
-            old = next((old for old in left if rule(now[new].image, before[old].image)), None)
-            if old is not None:
-                match[new] = old
-    return match
-
-
-def _unchanged(one: Identity, other: Identity) -> bool:
-    return one.is_at(other) and (one.sample == other.sample or None in (one.sample, other.sample))
-
-
-def _contents(source: Source) -> list[str]:
-    """Return what tells an image and its labels from others, wherever they lie."""
-    return [each.sample or os.path.realpath(each.path) for each in _files(source)]
 
 
 def _files(source: Source) -> list[Identity]:

@@ -18,13 +18,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from tiledseg.checkpoint.folder import newest_step
 from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
-from tiledseg.reporting.pictures import (
+from tiledseg.reporting.page import (
     as_picture,
     can_draw,
     class_picture,
@@ -33,7 +32,7 @@ from tiledseg.reporting.pictures import (
     write_panel,
 )
 from tiledseg.system import run_lock
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import irregular_kind, write_whole, writing
 from tiledseg.system.outputs import (
     CHECKPOINTS,
     CONFIG,
@@ -48,10 +47,9 @@ from tiledseg.system.outputs import (
     check_outputs,
     whole,
 )
-from tiledseg.system.writing import write_whole, writing
 
 if TYPE_CHECKING:
-    from tiledseg.training.validation import Findings, SeenView
+    from tiledseg.training.validation import Findings
 
 TITLES = ("image", "labels", "map", "missed", "false")
 _KEYS = {"step", "epoch", "mean_iou", "accuracy", "pixels", "classes", "confusion_matrix", "reliability", "panel"}
@@ -74,7 +72,17 @@ def write_validation(
     with writing(place):
         place.mkdir(exist_ok=True)
     if findings.views and can_draw():
-        pictures = [view_pictures(seen, labels, dtype, normalization) for seen in findings.views]
+        pictures, colours = [], [colour for _, colour in labels.classes]
+        for seen in findings.views:  # of wrong pixels the class that is missed, and the one falsely there
+            bands = len(seen.image_CHW)
+            mean, std = (np.array(of[:bands])[:, None, None] for of in (normalization.mean, normalization.std))
+            pixels_CHW = seen.image_CHW * std + mean
+            if dtype == "uint8":
+                pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
+            pairs = (seen.labels_HW, seen.map_HW), (seen.map_HW, seen.labels_HW)
+            row = [as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0)))]
+            row += [class_picture(classes_HW, colours) for classes_HW, _ in pairs]
+            pictures.append(row + [error_picture(*pair, colours, labels.ignore_index) for pair in pairs])
         panel = draw_panel(pictures, TITLES, labels.classes)
         write_panel(place / f"step-{step:06d}.png", panel)
     rows = [
@@ -115,23 +123,6 @@ def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, 
         "confusion_matrix": matrix.tolist(),
         "reliability": reliability_json(findings.reliability),
     }
-
-
-def view_pictures(
-    seen: SeenView, labels: LabelMap, dtype: str, normalization: Normalization
-) -> list[NDArray[np.uint8]]:
-    """Draw image, labels and map of one view; of wrong pixels the class that is missed, and the one falsely there."""
-    colours, shown = [colour for _, colour in labels.classes], len(seen.image_CHW)
-    mean, std = (np.array(of[:shown])[:, None, None] for of in (normalization.mean, normalization.std))
-    pixels_CHW = seen.image_CHW * std + mean
-    if dtype == "uint8":
-        pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
-    pairs = (seen.labels_HW, seen.map_HW), (seen.map_HW, seen.labels_HW)
-    return [
-        as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0))),
-        *(class_picture(classes_HW, colours) for classes_HW, _ in pairs),
-        *(error_picture(*pair, colours, labels.ignore_index) for pair in pairs),
-    ]
 
 
 def own_files(folder: Path) -> list[tuple[int, Path]]:
@@ -211,35 +202,25 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
     if not folder.exists():
         return
     sources = list(inputs)
-    for name in (CHECKPOINTS, EVENTS, VALIDATION):
-        _check_subfolder(folder / name, sources)
+    for part in (folder / name for name in (CHECKPOINTS, EVENTS, VALIDATION)):  # the run removes and makes files there
+        if os.path.lexists(part) and irregular_kind(part) != "a folder":
+            kind = irregular_kind(part) or "a file"
+            raise OutputError(f"{part} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
+        real = os.path.realpath(part)
+        for source in sources if part.exists() else ():
+            if os.path.commonpath([real, os.path.realpath(source)]) == real:
+                raise OutputError(f"the input {source} lies in {part}, which the run changes; move it away")
     own = folder / CONFIG
     if _is_record(own):  # a run may be started from its own record, which is written anew
         sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
-    check_outputs(_outputs(folder), sources, folder)
+    latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
+    names = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest
+    outputs = [Output(_KEY, folder / run_lock.NAME), *(whole(_KEY, folder / name) for name in names)]
+    check_outputs(outputs, sources, folder)
     if own.exists() and not _is_record(own):
         raise OutputError(
             f"{own} was not written by a run, which would replace it; move it away, or give another {_KEY}"
         )
-
-
-def check_unchanged(folder: Path, newest: int | None) -> None:
-    """Raise OutputError where the newest checkpoint is not that of step `newest` any more: between the look at the
-    folder and its lock, another run has been there."""
-    now = newest_step(folder / CHECKPOINTS)
-    if now != newest:
-        raise OutputError(
-            f"{folder} has been written by another run: its newest checkpoint was of step {newest} and is of step "
-            f"{now}; run the command again"
-        )
-
-
-def _outputs(folder: Path) -> list[Output]:
-    latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
-    return [
-        Output(_KEY, folder / run_lock.NAME),
-        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest)),
-    ]
 
 
 def _check_place(folder: Path) -> None:
@@ -254,19 +235,6 @@ def _check_place(folder: Path) -> None:
         raise OutputError(f"{_KEY} is {folder}, but {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"{_KEY} is {folder}, but {existing} is not writable; give another folder")
-
-
-def _check_subfolder(folder: Path, sources: Iterable[str | Path]) -> None:
-    """Raise OutputError for a folder whose files the run removes and makes, if it is none, or inputs lie there."""
-    if os.path.lexists(folder) and irregular_kind(folder) != "a folder":
-        kind = irregular_kind(folder) or "a file"
-        raise OutputError(f"{folder} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
-    if not folder.exists():
-        return
-    real = os.path.realpath(folder)
-    for source in sources:
-        if os.path.commonpath([real, os.path.realpath(source)]) == real:
-            raise OutputError(f"the input {source} lies in {folder}, which the run changes; move it away")
 
 
 def _is_record(path: Path) -> bool:

@@ -1,5 +1,5 @@
 """The records of a run while it trains, by rank 0: lines of metrics, the same numbers as TensorBoard events, progress
-for a person, `progress.png` and the page.
+for a person, `progress.png` and the page; and the facts of its `summary.json`.
 
 `metrics.jsonl` has a JSON object a line. On resume, lines of steps that the checkpoint does not know are taken back, so
 the file of a resumed run is that of an uninterrupted one (but for times).
@@ -19,14 +19,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
+from tiledseg.system.files import replacing, write_whole, writing
 from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED
 from tiledseg.system.run_lock import is_at
-from tiledseg.system.writing import replacing, write_whole, writing
 from tiledseg.training.run_files import read_metrics, read_validations
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+import platform
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+
+from tiledseg.architecture.presets import crop_grid
+from tiledseg.comm.diagnosis import report_rank
+from tiledseg.comm.mesh import Mesh
+from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.run.plan import RunPlan
+from tiledseg.system.console import counted
+from tiledseg.system.outputs import SUMMARY
+from tiledseg.training.auto import found_keys
+from tiledseg.training.preparation import Preparation
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
@@ -146,3 +160,90 @@ def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
     ours = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (ours and isinstance(arguments.exc_value, OSError)):
         former(arguments)
+
+
+def facts_of(
+    preparation: Preparation, mesh: Mesh, command: str = "", warnings: Sequence[str] = (), hosts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the facts of `summary.json` that are known from the start, on the root, whose device and versions stand
+    for all. `command`: as it was typed, but for the launcher; `hosts`: of all ranks."""
+    own, plan, settings = report_rank(mesh, ask_mpi=False), preparation.plan, preparation.found
+    weights = count_parameters(plan.network.graph(), plan.network.bands)  # on all stages together
+    hosts = list(dict.fromkeys(hosts or [mesh.host]))
+    config, windows = preparation.config, preparation.question.windows
+    stages, crops = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else "", crop_grid(config.model)
+    title = (  # the run's name, its network, its data, and how it was spread
+        f"{Path(config.run.output).name}: {config.model.build or config.model.name}"
+        f"{f', {crops.in_words}' if crops else ''}, {weights:,} weights, "
+        f"{counted(len(preparation.training.images), 'image')}, {counted(mesh.size, 'rank')}, "
+        f"{config.train.precision}, halo: {plan.spread.mode}{stages}"
+    )
+    return {
+        "command": command,
+        "begun": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "warnings": list(warnings),
+        "machine": {
+            "hosts": ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""),
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "device": own.device,
+            "threads a rank": own.threads,
+            "cores a rank": own.cores,
+        },
+        "versions": own.versions,
+        "title": title,
+        "loss": preparation.objective.in_words,
+        "class_weights": list(preparation.class_weights) or None,
+        "ranks": mesh.size,
+        "transport": mesh.transport,
+        "parameters": weights,
+        "grids": [list(tiling.grid) for tiling in preparation.training.tilings] if windows is None else None,
+        "windows": {**asdict(windows), "in_words": windows.in_words} if windows else None,
+        "halo": plan.footprint.before if windows is None or windows.exact else 0,
+        **decisions(plan),
+        "found": settings and {"ranks": settings.ranks, "keys": found_keys(settings), "reason": settings.reason},
+        "classes": [record._asdict() for record in preparation.label_map.classes],
+    }
+
+
+def seconds_so_far(folder: Path) -> float:
+    """Return the wall time of a run's starts until now, before `started.json` is written anew. The summary has it; a
+    start that was killed lasted until its last line of metrics. Return 0 where the files say nothing."""
+    try:
+        started = json.loads((folder / STARTED).read_text())
+        with suppress(FileNotFoundError):
+            summary = json.loads((folder / SUMMARY).read_text())
+            if summary["begun"] == started["begun"]:
+                return float(summary["seconds"])
+        begun = datetime.fromisoformat(started["begun"]).timestamp()
+        return float(started["seconds_before"]) + max(0.0, (folder / METRICS).stat().st_mtime - begun)
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
+
+
+def decisions(plan: RunPlan) -> dict[str, Any]:
+    """Return the settings by which a run was spread, and kept in memory."""
+    spread = asdict(plan.spread)
+    rebuilt, blocks, pipeline = plan.rebuilt, plan.blocks, plan.pipeline and asdict(plan.pipeline)
+    settings = pipeline and {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
+    return {
+        "parallel": {"halo": spread.pop("mode"), **spread},
+        "tiles_per_batch": plan.tiles_per_batch,
+        "pipeline": pipeline and {**pipeline, "settings": settings},
+        "rebuilt": rebuilt
+        and {
+            "tensors": [name for name, _ in rebuilt.items],
+            "away": [name for name, _ in rebuilt.away],
+            "bytes_kept_all": rebuilt.kept,
+            "bytes": rebuilt.peak,
+            "extra_time_share": round(rebuilt.extra, 4),
+        },
+        "blocks": blocks
+        and {
+            "shape": list(blocks.shape),
+            "bytes": blocks.memory,
+            "bytes_stored": blocks.stored,
+            "in_file": blocks.in_file,
+            "extra_time_share": round(blocks.extra, 4),
+        },
+    }

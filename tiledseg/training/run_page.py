@@ -20,8 +20,8 @@ from tiledseg.reporting.page import (
     render,
 )
 from tiledseg.system.console import counted
+from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
-from tiledseg.system.writing import write_whole
 from tiledseg.training.run_files import read_json, read_metrics, read_validations
 
 Facts = Mapping[str, Any]
@@ -53,7 +53,22 @@ def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = N
 
 def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the values of the page's template. Raises OutputError where the metrics are damaged."""
-    summary = started if started is not None else _last_summary(folder)
+    summary, begun = read_json(folder / SUMMARY), read_json(folder / STARTED)
+    if not summary or (begun and begun.get("begun") != summary.get("begun")):
+        summary = begun  # of a start that was killed before it had a summary
+    summary = summary if started is None else dict(started)
+    config = ""
+    with contextlib.suppress(OSError, ValueError):
+        config = (folder / CONFIG).read_text()
+    run = {key: summary[key] for key in ("command", "begun", "steps", "epochs", "parameters", "halo") if key in summary}
+    spread = {key: summary[key] for key in ("ranks", "transport") if key in summary} | (summary.get("parallel") or {})
+    pipeline = (summary.get("pipeline") or {}).items()
+    spread |= {f"pipeline {key}": value for key, value in pipeline if isinstance(value, (str, int, float))}
+    spread = {  # a mesh as its axes
+        key: ", ".join(f"{axis} {n}" for axis, n in value.items()) if isinstance(value, dict) else value
+        for key, value in spread.items()
+    }
+    about = {"Run": run, "Spread": spread, "Machine": summary.get("machine"), "Versions": summary.get("versions")}
     lines, validations = read_metrics(folder / METRICS), read_validations(folder)
     newest = validations[-1] if validations else None
     name, loss = folder.resolve().name, summary.get("loss", "")
@@ -70,23 +85,9 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
         "reliability": png_url(png_of(draw_reliability(newest["reliability"]))) if newest else None,
         "places": [_place(row) for row in (newest and newest["panel"]) or ()],
         "moments": _moments(folder, validations),
-        "about": _about(summary),
-        "config": _text(folder / CONFIG),
+        "about": {title: [(k, str(value)) for k, value in table.items()] for title, table in about.items() if table},
+        "config": config,
     }
-
-
-def _last_summary(folder: Path) -> Mapping[str, Any]:
-    """Return the summary of the last start; `started.json` of one that was killed before it had a summary."""
-    summary, started = read_json(folder / SUMMARY), read_json(folder / STARTED)
-    if not summary or (started and started.get("begun") != summary.get("begun")):
-        return started
-    return summary
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return path.read_text()
-    return ""
 
 
 def verdict(lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None) -> str:
@@ -146,18 +147,3 @@ def _place(row: Mapping[str, Any]) -> str:
     if row["stride"] > 1:
         return f"{name}: all of it, one pixel of {row['stride']} a side"
     return f"{name}: rows {top} to {bottom}, columns {left} to {right}"
-
-
-def _about(summary: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Return tables of the settings that the summary knows."""
-    run = {key: summary[key] for key in ("command", "begun", "steps", "epochs", "parameters", "halo") if key in summary}
-    spread = {key: summary[key] for key in ("ranks", "transport") if key in summary} | (summary.get("parallel") or {})
-    pipeline = (summary.get("pipeline") or {}).items()
-    spread |= {f"pipeline {key}": value for key, value in pipeline if isinstance(value, (str, int, float))}
-    tables = {"Run": run, "Spread": spread, "Machine": summary.get("machine"), "Versions": summary.get("versions")}
-    return {title: [(key, _words(value)) for key, value in table.items()] for title, table in tables.items() if table}
-
-
-def _words(value: object) -> str:
-    """Return a mesh as its axes, any other value as it is."""
-    return ", ".join(f"{key} {n}" for key, n in value.items()) if isinstance(value, dict) else str(value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tiledseg.architecture.network import Network, Pretrainable
 from tiledseg.checkpoint.folder import (
     Checkpoint,
     clean_leftovers,
@@ -20,24 +21,31 @@ from tiledseg.checkpoint.folder import (
     newest_step,
     point_best,
 )
+from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config.data import IMAGENET
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError, OutputError
+from tiledseg.errors import CheckpointError, ConfigError, LabelError, OutputError
+from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
-from tiledseg.execution.precision import make_deterministic, naming_disorder
-from tiledseg.execution.progress import StepProgress
+from tiledseg.execution.progress import Shown, StepProgress, unseen
+from tiledseg.execution.survey import survey, survey_content
 from tiledseg.memory.device import is_gpu, name_of
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import spread_note
-from tiledseg.raster.samples.sampling import Position
+from tiledseg.raster.labels.label_map import median_frequency_weights
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.content import Content, square_units, tile_units
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position
+from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
+from tiledseg.system.files import write_whole, writing
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.run_lock import hold
-from tiledseg.system.writing import write_whole, writing
 from tiledseg.training.auto import in_words
-from tiledseg.training.ending import end_of_job
-from tiledseg.training.offloading import check_store, gives_back, store_in_words, told_what_fits
+from tiledseg.training.choose_objective import weighted
+from tiledseg.training.offloading import check_store, store_in_words, told_what_fits
 from tiledseg.training.optimizer import Course
 from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
@@ -45,14 +53,16 @@ from tiledseg.training.run_files import (
     check_lines,
     check_none_lost,
     check_run_folder,
-    check_unchanged,
     drop_validations,
     read_metrics,
 )
-from tiledseg.training.run_summary import facts_of
-from tiledseg.training.surveyed import count_by_place, first_weights, look
+from tiledseg.training.run_journal import facts_of
+from tiledseg.training.saving import end_of_job
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here
+
+if TYPE_CHECKING:
+    from tiledseg.checkpoint.loading import FirstWeights
 
 FEWEST_STEPS = 100
 """Steps of a run below which there is a warning."""
@@ -80,7 +90,12 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         newest, beginning = newest_step(folder / CHECKPOINTS), begin(early or _checkpoint_of(config), preparation)
         if over := _own_end(beginning, preparation):  # no step runs with other values
             beginning = replace(beginning, resumed=over.saved.resumed)
-        return newest, beginning, _check_metrics(folder, beginning.checkpoint, lines, config.train.checkpoint_every)
+        checkpoint = beginning.checkpoint
+        if checkpoint is None:
+            return newest, beginning, check_none_lost(folder, config.train.checkpoint_every)
+        lines.extend(read_metrics(folder / METRICS))  # of the steps done; a checkpoint elsewhere has its lines there
+        own = checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
+        return newest, beginning, check_lines(folder / METRICS, checkpoint.saved.step, lines) if own else None
 
     newest, beginning, lost = mesh.on_root(look_back)
     first = first_weights(pretrained if beginning.checkpoint is None else None, preparation.plan.network, mesh)
@@ -97,7 +112,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         notes = [warning for warning in (lost, note, idle_ranks(preparation, mesh.size), unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         freed = ""
-        if gives_back(preparation.question, preparation.plan, mesh.device):
+        plan, on_cpu = preparation.plan, mesh.device.type == "cpu"
+        if preparation.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
             keep_no_more(os.environ)
             freed = "freed memory goes back to the system"
         started: dict[str, Any] = {}
@@ -165,19 +181,6 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
     return checkpoint
 
 
-def _check_metrics(
-    folder: Path, checkpoint: Checkpoint | None, lines: list[dict[str, Any]], checkpoint_every: int
-) -> str | None:
-    """Put the lines of the steps done into `lines`, and return a note on them; a checkpoint of another folder has its
-    lines there."""
-    if checkpoint is None:
-        return check_none_lost(folder, checkpoint_every)
-    lines += read_metrics(folder / METRICS)
-    if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
-        return None
-    return check_lines(folder / METRICS, checkpoint.saved.step, lines)
-
-
 def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | None:
     """Return the checkpoint that the run goes on from where it is the run's own and no step is left, else None."""
     course, checkpoint = Course(preparation.epochs, preparation.sampler.steps_per_epoch), beginning.checkpoint
@@ -191,7 +194,12 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, ov
     """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it; a
     run that is `over` keeps its own."""
     checkpoint = beginning.checkpoint
-    check_unchanged(folder, newest)
+    now = newest_step(folder / CHECKPOINTS)
+    if now != newest:  # between the look at the folder and its lock
+        raise OutputError(
+            f"{folder} has been written by another run: its newest checkpoint was of step {newest} and is of step "
+            f"{now}; run the command again"
+        )
     clean_leftovers(folder / CHECKPOINTS)
     if not (over and (folder / CONFIG).exists()):
         write_whole(folder / CONFIG, text)
@@ -272,3 +280,109 @@ def _basis(question: RunQuestion) -> str:
     """Return the basis of a predicted time: a machine's speed, assumed, or measured where a store may be used."""
     measured = question.store or (question.blocks and question.blocks.store)
     return f"by the {'measured' if measured else 'assumed'} speed of a rank"
+
+
+# Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LEAST_SQUARE = 16  # pixels along the side of a region of labels, where windows are drawn by them
+
+
+def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
+    """Read the file of `model.pretrained` for the network; None if there is none. Collective.
+
+    Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
+    ranks have read other files.
+    """
+    if path is None:
+        return None
+    from tiledseg.checkpoint.loading import load_pretrained
+
+    assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
+    found = mesh.on_all(lambda: load_pretrained(path, network))
+    if len(set(mesh.communicator.gather_objects(found.origin))) > 1:
+        raise CheckpointError(f"{path} is not the same file on all ranks; give one that all of them share")
+    return found
+
+
+def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
+    """Return the normalisation, and the preparation with its classes' weights: of the checkpoint, whose network has
+    learned with them, else measured. All labels that are new are looked at. Collective."""
+    checkpoint, normalize = beginning.checkpoint, preparation.config.data.normalize
+    count = preparation.counts_classes and not beginning.has_class_weights
+    numbers = range(len(preparation.training.images)) if checkpoint is None or count else beginning.added
+    if numbers:
+        with ExitStack() as stack:
+            images, labels = _opened(preparation, numbers, stack)
+            shown: Shown = unseen
+            if mesh.is_root:
+                shown = stack.enter_context(closing(StepProgress(0, 0, preparation.config.run.verbosity))).part
+            measures = normalize is not False and checkpoint is None
+            found = survey(mesh, images, labels, preparation.label_map, measures, count, shown)
+        if checkpoint is None and not found.labels.any():
+            raise mark_agreed(
+                LabelError(
+                    "no pixel of data.labels is of a class: all are data.ignore_index "
+                    f"({preparation.label_map.ignore_index}), without data or outside of what is trained on; look at "
+                    "data.labels, data.classes and data.area"
+                )
+            )
+        absent = [str(k) for k, pixels in enumerate(found.labels.tolist()) if not pixels]
+        if checkpoint is None and absent and found.unlabelled:
+            number = preparation.label_map.ignore_index
+            note = (
+                f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels count nowhere, as they "
+                f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
+                "(docs/how-to/own-data.md)"
+            )
+            preparation = replace(preparation, warnings=(*preparation.warnings, note))
+        if found.counts is not None:
+            absent = [str(k) for k, pixels in enumerate(found.counts.sum(axis=0).tolist()) if not pixels]
+            note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
+            preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
+            preparation = _with_class_weights(preparation, median_frequency_weights(found.counts))
+        if checkpoint is None and normalize == IMAGENET:  # the first three bands, of 8 bits; others are as measured
+            measured = found.normalization
+            mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
+            constant = tuple(band for band in measured.constant if band >= len(MEAN))
+            rest = {"mean": (*mean, *measured.mean[len(mean) :]), "std": (*deviation, *measured.std[len(deviation) :])}
+            return replace(measured, constant=constant, **rest), preparation
+        if checkpoint is None:
+            return found.normalization, preparation
+    assert checkpoint is not None, "a new run looks at all its images"
+    if preparation.counts_classes and not count:
+        preparation = _with_class_weights(preparation, checkpoint.saved.class_weights)
+    return checkpoint.saved.normalization, preparation
+
+
+def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
+    """Return the preparation with steps drawn by what the labels hold: counted in each run, also in one that goes on.
+    Collective. Raises ConfigError where too little is left."""
+    steps, asked = preparation.sampler, preparation.by_content
+    if asked is None:
+        return preparation
+    if isinstance(steps, DrawnWindows):
+        units = square_units(steps.drawer.shapes, max(LEAST_SQUARE, steps.side // 2))
+    else:
+        units = tile_units(preparation.training.tilings)
+    with ExitStack() as stack:
+        images, labels = _opened(preparation, range(len(preparation.training.labels)), stack)
+        counts = survey_content(mesh, units, images, labels, preparation.label_map)
+    content = Content(tuple(region for unit in units for region in unit), counts, asked)
+    if isinstance(steps, DrawnWindows):
+        return replace(preparation, sampler=replace(steps, content=content))
+    assert isinstance(steps, DrawnTiles), "there are no other steps"
+    drawn = replace(steps, sampler=replace(steps.sampler, content=content), tilings=preparation.plan.tilings)
+    return replace(preparation, sampler=drawn)
+
+
+def _opened(
+    preparation: Preparation, numbers: Sequence[int], stack: ExitStack
+) -> tuple[list[RasterReader], list[RasterReader]]:
+    """Open images and labels until the end of the stack."""
+    rasters = preparation.training
+    images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
+    return images, [stack.enter_context(rasters.open_labels(number)) for number in numbers]
+
+
+def _with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
+    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from tiledseg.checkpoint.saved_state import LossScale
-from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import waiting
-from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
 from tiledseg.execution.part_passes import Key, Passes, read_ahead
-from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
+from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.training.objective import Objective, PixelTerm
@@ -125,7 +123,18 @@ class Stepper:
         self._begin(weight)
         waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
         self._end()
-        each = self._over_ranks(stop, waited)
+        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
+            own_sums = self._loss.own(self._reducer.total().to(self._mesh.device))
+        halos, communicating = self._halos, self._halos.seconds + self._waits.seconds()
+        own = RankFigures(
+            *(*own_sums, self._loss.pixels, stop, waited, communicating, halos.bytes, halos.messages),
+            peak_memory(self._mesh.device),
+            *(self._passes.figures() or ()),
+        )
+        every = torch.zeros(self._mesh.size, len(own), dtype=torch.float64)  # on the host, by one all-reduce
+        every[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
+        self._mesh.communicator.all_reduce_sum(every).wait()
+        each = [RankFigures(*row) for row in every.tolist()]
         sums = RankFigures(*map(sum, zip(*each, strict=True)))
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
         finite = math.isfinite(sums.gradient)
@@ -144,7 +153,7 @@ class Stepper:
                 self._reducer.deliver()
                 self._optimizer.step()
         seconds = time.perf_counter() - begun
-        figures = {
+        figures: dict[str, Any] = {
             "loss": loss,
             "pixels": int(sums.pixels),
             "seconds": seconds,
@@ -155,8 +164,17 @@ class Stepper:
             "memory_bytes": int(max(figures.memory_bytes for figures in each)),
             "pixels_per_second": sums.pixels / seconds,
             **({"loss_scale": scale.value, "skipped": skipped} if scale else {}),
-            **_of_stages(sums, each, self._axes.shape),
         }
+        if (stages := self._axes.shape.stages) > 1:
+            # Mean over a stage's ranks, and the share of the ranks' time in which they wait for each other.
+            ranks, longest = self._axes.shape.ranks, max(figures.seconds for figures in each)
+            busy = [figures.busy_seconds for figures in each[:ranks]]
+            figures |= {
+                "pipeline_bytes": int(sums.stage_bytes),
+                "pipeline_messages": int(sums.stage_messages),
+                "stage_seconds": [sum(busy[stage::stages]) / (ranks // stages) for stage in range(stages)],
+                "bubble_share": 1 - sum(busy) / (ranks * longest) if longest else 0.0,
+            }
         return StepResult(loss, sums.stops > 0, skipped, figures)
 
     def rounds(self, parts: Sequence[Part]) -> int:
@@ -191,32 +209,3 @@ class Stepper:
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
-
-    def _over_ranks(self, stop: bool, waited: float) -> list[RankFigures]:
-        """Return the figures of every rank, from one all-reduce of numbers that lie on the host."""
-        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
-            sums = self._loss.own(self._reducer.total().to(self._mesh.device))
-        halos, stages = self._halos, self._passes.figures()
-        seconds = waited, halos.seconds + self._waits.seconds()
-        sent = halos.bytes, halos.messages
-        own = RankFigures(*sums, self._loss.pixels, stop, *seconds, *sent, peak_memory(self._mesh.device))
-        figures = torch.zeros(self._mesh.size, len(RankFigures._fields), dtype=torch.float64)
-        own = RankFigures(*own[:10], *stages) if stages else own
-        figures[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
-        self._mesh.communicator.all_reduce_sum(figures).wait()
-        return [RankFigures(*row) for row in figures.tolist()]
-
-
-def _of_stages(sums: RankFigures, each: Sequence[RankFigures], shape: MeshShape) -> dict[str, Any]:
-    """Return the figures of stages: seconds computed, mean over a stage's ranks, and the share of the ranks' time in
-    which they wait for each other; nothing without stages."""
-    if shape.stages == 1:
-        return {}
-    busy, holders = [figures.busy_seconds for figures in each[: shape.ranks]], shape.ranks // shape.stages
-    longest = max(figures.seconds for figures in each)
-    return {
-        "pipeline_bytes": int(sums.stage_bytes),
-        "pipeline_messages": int(sums.stage_messages),
-        "stage_seconds": [sum(busy[stage :: shape.stages]) / holders for stage in range(shape.stages)],
-        "bubble_share": 1 - sum(busy) / (shape.ranks * longest) if longest else 0.0,
-    }

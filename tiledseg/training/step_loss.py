@@ -98,22 +98,18 @@ class StepLoss:
 
     def sums(self, piece: Piece, sample: Sample) -> torch.Tensor:
         """Return the sums of the objective over a piece."""
-        target_BHW = self._target(piece, sample)[None]
-        outputs_BKHW = piece.logits_BKHW, *piece.others
-        return self.objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
-
-    def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
-        """Return the classes of a piece, on the device, with the objective's margin: -1 beyond the raster."""
         labels_HW, margin, around = labels(sample, self._mesh.device), self.objective.margin, sample.around
         if around is None:
-            return labels_HW[piece.in_part.slices]
-        box = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
-        if not margin:
-            return labels_HW[box.relative_to(around).slices]
-        there = box.clip(around)
-        target_HW = labels_HW.new_full(box.shape, -1, dtype=torch.int16)
-        target_HW[there.relative_to(box).slices] = labels_HW[there.relative_to(around).slices]
-        return target_HW
+            target_HW = labels_HW[piece.in_part.slices]
+        else:  # with the objective's margin: -1 beyond the raster
+            box = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
+            there = box.clip(around) if margin else box
+            target_HW = labels_HW[there.relative_to(around).slices]
+            if margin:
+                inside_HW, target_HW = target_HW, labels_HW.new_full(box.shape, -1, dtype=torch.int16)
+                target_HW[there.relative_to(box).slices] = inside_HW
+        outputs_BKHW = piece.logits_BKHW, *piece.others
+        return self.objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_HW[None])
 
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "it has been looked at"
@@ -190,15 +186,14 @@ class WatchedLoss:
             figures = self._read(piece.core, sample)._replace(loss=bool(sums.isfinite().all()), value=loss)
             self._figures.append(figures)
             if piece.logits_BKHW.requires_grad:
-                piece.logits_BKHW.register_hook(lambda gradient, figures=figures: self._look_back(figures, gradient))
+                piece.logits_BKHW.register_hook(
+                    lambda g, own=figures: self._figures.append(own._replace(gradient=bool(g.isfinite().all())))
+                )
         return self._loss(pieces)
 
     def gather(self, mesh: Mesh) -> list[TileFigures]:
         """Return the figures of the step's tiles, from all ranks. Collective."""
         return [figures for own in mesh.communicator.gather_objects(self._figures) for figures in own]
-
-    def _look_back(self, figures: TileFigures, gradient: torch.Tensor) -> None:
-        self._figures.append(figures._replace(gradient=bool(gradient.isfinite().all())))
 
     def _read(self, core: Box, sample: Sample) -> TileFigures:
         """Return a tile's figures, its pixels looked at as far as this rank has them."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import described
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
@@ -22,11 +22,10 @@ from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
-from tiledseg.execution.carrying import network_input
+from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES, network_input
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import read_ahead
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tile
@@ -36,11 +35,10 @@ from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
+from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import deferring
-from tiledseg.system.writing import write_whole
 from tiledseg.tracing.build import network_modules
-from tiledseg.training.ending import EXIT_CODE, BestSoFar, StopFlag
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import (
     AveragedWeights,
@@ -54,9 +52,8 @@ from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_files import read_json, write_validation
-from tiledseg.training.run_journal import Journal
-from tiledseg.training.run_summary import seconds_so_far
-from tiledseg.training.saving import Saver
+from tiledseg.training.run_journal import Journal, seconds_so_far
+from tiledseg.training.saving import EXIT_CODE, BestSoFar, Saver, StopFlag
 from tiledseg.training.step import Stepper, StepRules
 
 
@@ -253,23 +250,19 @@ class Trainer:
                 if self.journal is not None:
                     of_step = {"step": self.step, "epoch": position.epoch, "lr": rate, "tiles": len(step)}
                     self.journal.step({**of_step, **result.figures})
-                if self._ends_after(position.epoch, held_out, result.stop):
+                train, epoch, better = config.train, position.epoch, False
+                if self.position.epoch > epoch and (epoch + 1) % train.validate_every == 0 and held_out is not None:
+                    better = self._validate(held_out, epoch)
+                last = not self.course.left(self.position) or self.best.gives_up(self.position)
+                if last or better or result.stop or self.step % train.checkpoint_every == 0:
+                    self._checkpoint()
+                if last:
                     break
                 if result.stop:
                     return True
         if self.saved_in != self.checkpoints.resolve():
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
         return False
-
-    def _ends_after(self, epoch: int, held_out: Dataset | None, stop: bool) -> bool:
-        """Validate and write a checkpoint if they are due after a step of `epoch`; return True if it was the last."""
-        train, better = self.config.train, False
-        if self.position.epoch > epoch and (epoch + 1) % train.validate_every == 0 and held_out is not None:
-            better = self._validate(held_out, epoch)
-        last = not self.course.left(self.position) or self.best.gives_up(self.position)
-        if last or better or stop or self.step % train.checkpoint_every == 0:
-            self._checkpoint()
-        return last
 
     def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
         """Compare a traced network with its module on the root's first part, backward too. Collective."""

@@ -226,17 +226,13 @@ def _measured(
     """Return (sum of losses, number of valid pixels) of a piece, float64, its map and the confidence of each pixel."""
     core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
     target_BHW = sent(torch.from_numpy(_labels(piece, sample)), device)[None]
-    made = core_BKHW[0].argmax(0).to(torch.uint8), _confidence(core_BKHW[0])
+    # The probability of the class that a pixel is mapped as, 1 / sum of exp(logit - largest): in float64, class by
+    # class, so that counts do not depend on a pixel's place in a tile.
+    largest_HW = core_BKHW[0].amax(0)
+    total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
+    for logits_HW in core_BKHW[0]:
+        total_HW += (logits_HW - largest_HW).double().exp_()
+    made = core_BKHW[0].argmax(0).to(torch.uint8), total_HW.reciprocal_()
     sums = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
     map_HW, confidence_HW, sums = asked_back(*made, sums)()  # the host waits once for all
     return sums, map_HW.numpy(), confidence_HW.numpy()
-
-
-def _confidence(logits_KHW: torch.Tensor) -> torch.Tensor:
-    """Return the probability of the class that a pixel is mapped as, (H, W): 1 / sum of exp(logit - largest). In
-    float64, class by class, so that counts do not depend on a pixel's place in a tile."""
-    largest_HW = logits_KHW.amax(0)
-    total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
-    for logits_HW in logits_KHW:
-        total_HW += (logits_HW - largest_HW).double().exp_()
-    return total_HW.reciprocal_()

@@ -1,13 +1,23 @@
-"""A leaf whose footprint its user states, and the strip that goes back to its owner after a shifted one."""
+"""Leaves that nobody looks into: modules whose footprint their users state, and modules that run on crops of one size.
+
+Crops lie on a grid fixed in the image: so a module of one input size maps images of any (decision 0020). A pixel's
+scores are the mean of those of all crops that cover it, each by the weight of the pixel's place in the crop. Grid,
+weights and the order of the sum (row by row of crops) follow from the image's size and `CropGrid` alone.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.units import SINGLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -94,3 +104,108 @@ class Returned(Layer):
 
     def output_edge(self, edge: int, *others: int) -> int:
         return edge - self.moved
+
+
+class Crop(NamedTuple):
+    """A crop along one dim, in positions of the image. `read`: its pixels, mirrored beyond the image's ends; `used`:
+    those in the image whose scores count."""
+
+    read: Interval
+    used: Interval
+
+
+@dataclass(frozen=True)
+class CropGrid:
+    """Crops of `window` x `window` pixels, of which neighbours share the part `overlap` of a side.
+
+    `blend`: the weight of a pixel by its place in the crop: `gaussian` (a deviation of an eighth of a side, at least
+    0.001), `cosine` (the square of a sine), `mean` (all alike), or `centre` (1 in the crop whose centre is nearest, 0
+    in others). `ends`: `inside`, the last crop is shifted until it ends with the image; `mirrored`, the grid begins
+    half an overlap before the image, and crops see mirrored pixels there. An image smaller than a crop is mirrored.
+    """
+
+    window: int
+    overlap: float = 0.5
+    blend: str = "gaussian"
+    ends: str = "inside"
+
+    @property
+    def step(self) -> int:
+        """The pixels from one crop to the next."""
+        return max(1, int(self.window * (1 - self.overlap)))
+
+    @property
+    def in_words(self) -> str:
+        return f"crops of {self.window} px, overlap {self.overlap:g}, blend {self.blend}, ends {self.ends}"
+
+    def crops(self, size: int) -> list[Crop]:
+        """Return the crops along a dim of `size` pixels."""
+        window, step = self.window, self.step
+        if self.ends == "mirrored":
+            starts = [*range(-((window - step) // 2), size - (window - step) // 2, step)]
+        elif size > window:
+            starts = [*range(0, size - window, step), size - window]
+        else:
+            starts = [-((window - size) // 2)]
+        reads = [Interval(start, start + window) for start in starts]
+        if self.blend != "centre":
+            return [Crop(read, read.clip(Interval(0, size))) for read in reads]
+        edges = [0, *((one + other + window - 1) // 2 + 1 for one, other in pairwise(starts)), size]
+        return [Crop(read, Interval(*edge)) for read, edge in zip(reads, pairwise(edges), strict=True)]
+
+    def core(self, part: Interval, size: int) -> Interval:
+        """Return the core of a tile, whose context `part` reaches a crop beyond it, or to the image's ends."""
+        more = self.window - 1
+        return Interval(part.start + (more if part.start > 0 else 0), part.stop - (more if part.stop < size else 0))
+
+    def needed(self, part: Interval, size: int) -> list[Crop]:
+        """Return the crops that count for the core of a tile of context `part`."""
+        core = self.core(part, size)
+        return [crop for crop in self.crops(size) if crop.used.start < core.stop and crop.used.stop > core.start]
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """The weights along one dim, of which a pixel of a crop has the product, and at least `least_weight`."""
+        middle, side = (self.window - 1) / 2, self.window
+        if self.blend == "gaussian":
+            return [math.exp(-(((place - middle) / (side / 8)) ** 2) / 2) for place in range(side)]
+        if self.blend == "cosine":
+            return [math.sin(math.pi * (place + 0.5) / side) ** 2 for place in range(side)]
+        return [1.0] * side
+
+    @property
+    def least_weight(self) -> float:
+        return 1e-3 if self.blend == "gaussian" else 0.0
+
+
+@dataclass(frozen=True)
+class Crops(Layer):
+    """A module that is not looked into, with `weights` parameters, and scores of `classes`: run on the crops of `grid`,
+    or (None) on whole images alone. `kept`, `work`: bytes that autograd keeps of a crop, in float32, and multiply-adds
+    of a pixel, as measured; 0 where nobody trains it."""
+
+    grid: CropGrid | None
+    classes: int
+    weights: int = 0
+    kept: int = 0
+    work: int = 0
+
+    asks_place = True
+    can_rebuild = False
+    is_cheap = False
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        more = self.grid.window - 1 if self.grid else 0
+        return out.expand(more, more)
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.classes
+
+    def parameters(self, channels: int) -> int:
+        return self.weights
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.work
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return self.kept * width // SINGLE_BYTES

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
-from tiledseg.geometry.pyramid import bins_of
 from tiledseg.memory.device import sent
 from tiledseg.models.layers.block import (
     BlockModule,
@@ -70,8 +70,9 @@ class WholeImageMean(BlockModule):
 
 def bin_weights(dim: DimPlace, bins: int) -> torch.Tensor:
     """Return the weight of each owned position in each bin's mean: shape (bins, positions), float64."""
-    own, weights = dim.owned, torch.zeros(bins, dim.owned.size, dtype=torch.float64)
-    for index, part in enumerate(bins_of(dim.sizes[0], bins)):
+    own, size, weights = dim.owned, dim.sizes[0], torch.zeros(bins, dim.owned.size, dtype=torch.float64)
+    for index in range(bins):
+        part = Interval(index * size // bins, -(-(index + 1) * size // bins))
         weights[index, part.clip(own).relative_to(own.start).slice] = 1 / part.size
     return weights
 
@@ -95,7 +96,11 @@ class BinMeans(torch.autograd.Function):
         weight: float | None,
     ) -> torch.Tensor:
         own_BCHW = part_of(x_BCHW, owned)
-        each = [_row_sum(own_BCHW, weights) for weights in rows]  # whose places are read on the host
+        each = []  # weighted sums over rows, of which only a run counts, all alike: shape (B, C, W), float64
+        for weights_H in rows:  # whose places are read on the host
+            counted = weights_H.nonzero()[:, 0].tolist() or [0, -1]
+            sums = own_BCHW[:, :, counted[0] : counted[-1] + 1].sum(2, dtype=torch.float64)
+            each.append(sums * weights_H[counted[0]])
         rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
         ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.weight = owned, ranks, rows, cols, weight
         ctx.shape, ctx.dtype = x_BCHW.shape, x_BCHW.dtype
@@ -113,15 +118,6 @@ class BinMeans(torch.autograd.Function):
             own_dx_BCHW = (sums_BC11 * ctx.weight).to(ctx.dtype)
             own_dx_BCHW = own_dx_BCHW if ctx.owned is not None else own_dx_BCHW.expand(ctx.shape)
         return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None, None
-
-
-def _row_sum(x_BCHW: torch.Tensor, weights_H: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum over rows, of which only a run counts, all alike: shape (B, C, W), float64."""
-    counted = weights_H.nonzero()[:, 0]
-    if not len(counted):
-        return x_BCHW.new_zeros(*x_BCHW.shape[:2], x_BCHW.shape[3], dtype=torch.float64)
-    first, last = int(counted[0]), int(counted[-1])
-    return x_BCHW[:, :, first : last + 1].sum(2, dtype=torch.float64) * weights_H[first]
 
 
 class WholeImageMax(BlockModule):

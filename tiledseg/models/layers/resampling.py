@@ -20,7 +20,7 @@ from torch.nn import functional
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.memory.device import is_gpu, sent
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
 from tiledseg.models.normalise import Ranks, at_least_single
 
 Pair = tuple[int, int]
@@ -128,21 +128,15 @@ def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], mode: str 
         first, weights = 0, [1 - t, t]
     places = torch.stack([lower + first + term for term in range(len(weights))], dim=1).clamp(0, inputs - 1)
     forward = Taps(places.sub(read.start).clamp(0, read.size - 1), torch.stack(weights, dim=1))
-    return DimTaps(forward, _adjoint(forward, read.size))
-
-
-def _adjoint(taps: Taps, inputs: int) -> Taps:
-    """Return for each input the outputs that it is a term of, in their order; filled up by weights of zero."""
-    terms = taps.places.shape[1]
-    flat = taps.places.flatten()
-    order = flat.argsort(stable=True)
-    counts = flat.bincount(minlength=inputs)
-    most = int(counts.max())
+    # For each input the outputs that it is a term of, in their order; filled up by weights of zero.
+    flat, terms = forward.places.flatten(), len(weights)
+    order, counts = flat.argsort(stable=True), flat.bincount(minlength=read.size)
     within = torch.arange(len(flat)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    places, weights = torch.zeros(inputs, most, dtype=torch.int64), torch.zeros(inputs, most, dtype=torch.float64)
-    places[flat[order], within] = order // terms
-    weights[flat[order], within] = taps.weights.flatten()[order]
-    return Taps(places, weights)
+    shape = read.size, int(counts.max())
+    backward = Taps(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
+    backward.places[flat[order], within] = order // terms
+    backward.weights[flat[order], within] = forward.weights.flatten()[order]
+    return DimTaps(forward, backward)
 
 
 class Resampled(torch.autograd.Function):
@@ -205,22 +199,21 @@ class BorderModule(BlockModule):
         return self._padded(x_BCHW, (self.cols.before, self.cols.after, self.rows.before, self.rows.after))
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        if self.rows.clamps:
-            return self._mirrored(place, x_BCHW)
+        if self.rows.clamps:  # pixels are mirrored at the image's ends, where their originals are at hand
+            dims = (place.row, self.rows), (place.col, self.cols)
+            wanted = [layer.required_input(dim.given) for dim, layer in dims]
+            pads = [
+                (max(0, -read.start), max(0, read.stop - dim.sizes[0]))
+                for read, (dim, _) in zip(wanted, dims, strict=True)
+            ]
+            y_BCHW = self._padded(x_BCHW, (*pads[1], *pads[0]))
+            starts = [dim.read.start - before for (dim, _), (before, _) in zip(dims, pads, strict=True)]
+            row, col = (read.relative_to(start).slice for read, start in zip(wanted, starts, strict=True))
+            return y_BCHW[:, :, row, col]
         # Along dims that are cut, the positions that it reads are those that it gives.
         cols = (self.cols.before, self.cols.after) if place.col.whole else (0, 0)
         rows = (self.rows.before, self.rows.after) if place.row.whole else (0, 0)
         return self._padded(x_BCHW, (*cols, *rows))
-
-    def _mirrored(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Mirror pixels at the image's ends, where their originals are at hand, and cut off those that are too many."""
-        dims = (place.row, self.rows), (place.col, self.cols)
-        wanted = [layer.required_input(dim.given) for dim, layer in dims]
-        rows, cols = (_beyond(read, dim) for read, (dim, _) in zip(wanted, dims, strict=True))
-        y_BCHW = self._padded(x_BCHW, (*cols, *rows))
-        starts = place.row.read.start - rows[0], place.col.read.start - cols[0]
-        row, col = (read.relative_to(start).slice for read, start in zip(wanted, starts, strict=True))
-        return y_BCHW[:, :, row, col]
 
     def _padded(self, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
         if self.rows.mode == "constant":
@@ -258,8 +251,3 @@ def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
     last = size - before - after - 1
     ends = (slice(0, before), slice(1, before + 1)), (slice(size - after, size), slice(last - after, last))
     return [(slice(before, size - after), slice(None)), *ends]
-
-
-def _beyond(read: Interval, dim: DimPlace) -> tuple[int, int]:
-    """Count the positions that lie before the tensor, and after it."""
-    return max(0, -read.start), max(0, read.stop - dim.sizes[0])

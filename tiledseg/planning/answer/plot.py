@@ -19,7 +19,7 @@ from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import figures_basis
 from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.system.writing import replacing
+from tiledseg.system.files import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"
 _PASSES = {False: ("#1f6fb4", "forward"), True: ("#d9822b", "backward")}

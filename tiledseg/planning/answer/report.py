@@ -22,7 +22,7 @@ from tiledseg.geometry.halo import (
     paper_halo,
     paper_shrink,
 )
-from tiledseg.geometry.layers.crops import CropGrid, Crops
+from tiledseg.geometry.layers.declared import CropGrid, Crops
 from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of

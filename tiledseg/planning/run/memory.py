@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
-from tiledseg.geometry.layers.crops import Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import of_steps

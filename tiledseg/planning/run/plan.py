@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
-from tiledseg.geometry.layers.crops import Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.architecture.network import Network
+from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes, one_of_equals
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.memory_policy import named_policy

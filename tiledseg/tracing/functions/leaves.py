@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import first_line
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.block import BlockPlace, DimPlace
-from tiledseg.models.layers.declared import DeclaredModule, ReturnedModule
+from tiledseg.models.layers.pixelwise import DeclaredModule, ReturnedModule
 from tiledseg.tracing.calls import values_in, where
 from tiledseg.tracing.declared import Declaration, depths_of
 from tiledseg.tracing.functions.pixelwise import sizes_of

@@ -15,7 +15,7 @@ from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.geometry.layers.pixelwise import Layout, Mark
 from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, MaxUnpool
-from tiledseg.geometry.pyramid import PooledBranch
+from tiledseg.geometry.shapes import PooledBranch
 from tiledseg.models.layers import pooling
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
