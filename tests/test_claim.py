@@ -13,7 +13,7 @@ from tests.small_files import write_raster
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
 from tiledseg.raster.map_writer import lay_out, publish
-from tiledseg.system.outputs import temporary
+from tiledseg.system.files import temporary
 from tiledseg.system.run_lock import check_unclaimed, claimed
 from tiledseg.tile import main as tile
 

@@ -215,7 +215,7 @@ a run goes on with another number of classes
 a map replaces its own image
 -sources = {identity: Path(source) for source in inputs for identity in _identities(source)}
 +sources: dict[object, Path] = {}
-== system/writing.py | test_files.py
+== system/files.py | test_files.py
 a file is written under its final name
 -    part = temporary(path)
 -    with writing(path):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tests.pipeline.test_executor import PLAIN, run
 
 from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet

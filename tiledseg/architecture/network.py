@@ -1,8 +1,13 @@
-"""The protocol of networks: a graph, and the numbers of bands and classes. And the values of their options."""
+"""The protocol of networks: a graph, and the numbers of bands and classes; the values of their options; and a network
+that somebody's function builds, whose graph is known once it is traced.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 from tiledseg.config.checks import Range, check_value, one_of
@@ -10,6 +15,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.geometry.layers.pixelwise import Activation, Norm
 
 
@@ -85,3 +91,105 @@ def check_groups(norm: str, widths: list[tuple[str, int]], base_channels: int) -
                 f"{groups_of(channels)} groups, with model.base_channels {base_channels}; give 1, 2, 4 or a multiple "
                 "of 8"
             )
+
+
+_BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class UntracedError(ConfigError):
+    """A network without a graph: its function has not run."""
+
+
+def _odd_key(value: Any) -> Any:
+    """Return a key that is no text, of a map at any depth; None where there is none."""
+    if isinstance(value, Mapping):
+        own = next((key for key in value if not isinstance(key, str)), None)
+        return own if own is not None else _odd_key(list(value.values()))
+    if isinstance(value, list | tuple):
+        return next((key for part in value if (key := _odd_key(part)) is not None), None)
+    return None
+
+
+@dataclass(frozen=True)
+class ForeignNetwork:
+    """A network built by the function `build` ("package.module:function") for so many bands and classes.
+
+    `arguments`: JSON, its keys in order, so that equal networks have equal words. `crops`: of one size, on which the
+    module runs as it is; None for a module that is traced. `times`: it takes images of so many times, with a dim for
+    them; the bands are those of all.
+
+    Nothing is imported here: `tracing.build` does, where a user has named the function.
+    """
+
+    build: str
+    arguments: str = "{}"
+    bands: int = 3
+    classes: int = 2
+    crops: CropGrid | None = None
+    times: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.times and self.bands % self.times:
+            what = f"model.series is {self.times}, but an image has {self.bands} bands, no multiple of it"
+            raise ConfigError(f"{what}; give data.times, or images with the bands of all times")
+        check_build("model.build", self.build)
+        try:
+            is_map = isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            is_map = False
+        if not is_map:
+            raise ConfigError(f"the arguments of {self.build} are no map; give names and values")
+
+    @staticmethod
+    def of(
+        build: str,
+        arguments: Mapping[str, Any],
+        bands: int,
+        classes: int,
+        crops: CropGrid | None = None,
+        times: int | None = None,
+    ) -> ForeignNetwork:
+        """Make a network. Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps
+        of these."""
+        try:
+            text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
+            odd = _odd_key(arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"model.arguments cannot be written down ({error}); give numbers, text, lists") from None
+        if odd is not None:
+            raise ConfigError(f"model.arguments has the key {odd}, which is no text; quote it, or give a list")
+        return ForeignNetwork(build, text, bands, classes, crops, times)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The arguments of the function besides bands and classes."""
+        keywords: dict[str, Any] = json.loads(self.arguments)
+        return keywords
+
+    @property
+    def in_words(self) -> str:
+        arguments = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
+        times = f", of {self.times} times" if self.times else ""
+        return f"{self.build}({arguments}){f', {self.crops.in_words}' if self.crops else ''}{times}"
+
+    def traced(self, graph: Graph) -> ForeignNetwork:
+        """Return the same network with its graph."""
+        network = replace(self)
+        object.__setattr__(network, "_graph", graph)  # no field: words alone say which network it is
+        return network
+
+    def graph(self) -> Graph:
+        """Return the graph. Raises UntracedError before the network is traced."""
+        graph: Graph | None = self.__dict__.get("_graph")
+        if graph is None:
+            raise UntracedError(
+                f"the network is code, {self.build}, which runs only where it is named; give --build {self.build} "
+                "(docs/how-to/own-network.md)"
+            )
+        return graph
+
+
+def check_build(key: str, build: str) -> None:
+    """Raise ConfigError unless it names a function in a module."""
+    if not _BUILD.fullmatch(build):
+        raise ConfigError(f"{key} is '{build[:60]}'; give package.module:function")

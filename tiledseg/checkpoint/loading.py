@@ -1,23 +1,39 @@
-"""Loading of a checkpoint into a network and its optimizer: bit for bit, on every rank, read by one.
+"""Loading of weights: of a checkpoint, bit for bit, on every rank, read by one; and of files that others have written.
 
-Rank 0 opens a file and broadcasts it tensor by tensor, in the order of its names. A rank puts each tensor where it
-belongs, or drops it, before the next comes, so it holds one more than it keeps. Bytes read do not grow with the ranks.
+Rank 0 opens a checkpoint's file and broadcasts it tensor by tensor, in the order of its names. A rank puts each tensor
+where it belongs, or drops it, before the next comes, so it holds one more than it keeps. Bytes read do not grow with
+the ranks.
+
+Others write a state dict of torch or a safetensors file. Nothing in it is run: torch's are read as weights only. The
+first convolution of an encoder takes the image's bands, whatever the file's had (3, red, green and blue). Bands that
+the file has keep their weights, others get the mean of the file's; all are scaled by 3 / bands, so a grey pixel excites
+the first layer as it did. With fewer bands than the file's each gets the mean. With as many, weights are the file's to
+the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import safetensors
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
+from tiledseg.architecture.network import Pretrainable
+from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint, sha256
 from tiledseg.checkpoint.folder import numbers_of
+from tiledseg.checkpoint.saved_state import Origin
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import CheckpointError
+from tiledseg.config.checks import shown
+from tiledseg.errors import CheckpointError, first_line
+from tiledseg.models.network import GraphNetwork, build_modules
 
 _Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # of tensors before they come, by name
 
@@ -125,3 +141,177 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
             laid_out = tensor.clone()  # a count of steps: a view would hold the whole file
         state.setdefault(index, {})[name] = laid_out
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+_WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
+_KINDS = (
+    (torch.float32, torch.float16, torch.bfloat16, torch.float64),  # not float8, whose scales stand elsewhere
+    (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    (torch.complex64, torch.complex128),
+)
+_CLASSIFIER = ("classifier.", "fc.")  # the published network's last layers, which ours have not
+_COUNTER = "num_batches_tracked"  # older files lack it, and nothing depends on it
+_PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # what wrappers put before a network's own names
+
+
+def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of a file by their names, on the CPU: of the file itself, or of the state dict in it.
+
+    Raises CheckpointError, in one line, where there is no such file, or it holds no state dict.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            torchs = file.read(4)[:2] in (b"PK", b"\x80\x02")
+        content: Any = torch.load(path, "cpu", weights_only=True) if torchs else load_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}; give a file of weights") from None
+    except (pickle.UnpicklingError, safetensors.SafetensorError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as weights ({first_line(error)[:120]}); give a state dict of torch.save or "
+            "a safetensors file"
+        ) from None
+    wrapped = [key for key in _WRAPPED if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+    state = content[wrapped[0]] if wrapped else content
+    if not isinstance(state, Mapping) or not state:
+        raise CheckpointError(f"{path} holds '{type(state).__name__}', no tensors by name; give a state dict")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{path}: {shown(repr(name))} is '{type(tensor).__name__}', no tensor; give the state dict alone"
+            )
+    return dict(state)
+
+
+def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raise CheckpointError for a tensor that copying would change: complex, whole or quantised numbers for real ones,
+    or no dense values (sparse, nested, on the device meta)."""
+    dense = found.layout == torch.strided and not (found.is_nested or found.is_quantized or found.is_meta)
+    kind = next((kind for kind in _KINDS if wanted.dtype in kind), (wanted.dtype,))
+    if not dense or found.dtype not in kind:
+        layout = "nested" if found.is_nested else "meta" if found.is_meta else _word(found.layout)
+        raise CheckpointError(
+            f"{path}: '{name}' is {_word(found.dtype)}, {layout}, of the network's {_word(wanted.dtype)}, strided; "
+            f"give it as {' or '.join(map(_word, kind))}, strided"
+        )
+
+
+def _word(of_torch: torch.dtype | torch.layout) -> str:
+    return str(of_torch).removeprefix("torch.")
+
+
+def check_finite(path: str, name: str, weight: torch.Tensor) -> None:
+    """Raise CheckpointError for a weight of which a value is no finite number."""
+    if not bool(weight.isfinite().all()):
+        raise CheckpointError(f"{path}: '{name}' holds a value that is not finite; give another file")
+
+
+def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors by `wanted` names, without the prefixes of wrappers: `module.`, `model.`, `backbone.` and
+    `encoder.`. Other tensors lose `module.` alone.
+
+    Raises CheckpointError where two come to one name.
+    """
+    stripped: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name
+        while short not in wanted and _PREFIX.match(short):
+            short = _PREFIX.sub("", short)
+        short = short if short in wanted else name.removeprefix("module.")
+        if short in stripped:
+            raise CheckpointError(f"two tensors of the file are '{short}' without their prefixes; give one of them")
+        stripped[short] = tensor
+    return stripped
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """Tensors by our names, in float32 or as the file has them; where they are from; and a line for the user."""
+
+    tensors: dict[str, torch.Tensor]
+    origin: Origin
+    note: str
+
+
+def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
+    """Read the weights of a file for a network's encoder.
+
+    Raises CheckpointError where the file holds none of them, one of another shape or that is not finite, or where it
+    was trained with a norm that the network lacks.
+    """
+    try:
+        origin = Origin(path, sha256(Path(path)))
+    except OSError as error:
+        raise CheckpointError(f"model.pretrained is {path}: {error.strerror}; give a file of weights") from None
+    with torch.device("meta"):
+        module = build_modules(network)
+    own = module.state_dict()
+    modules = {name for normed in (False, True) for name in network.file_names(normed).values()}
+    leaves = ("weight", "bias", "running_mean", "running_var", _COUNTER)
+    tensors = strip_prefixes(read_state_dict(path), {f"{name}.{leaf}" for name in modules for leaf in leaves})
+    names = network.file_names(_norms(tensors) > 0)
+    sources = _sources(module, names)
+    held = {name: source for name, source in sources.items() if source in tensors}
+    unused = [name for name in tensors if name not in held.values() and not name.startswith(_CLASSIFIER)]
+    if not held:
+        raise CheckpointError(
+            f"{path} holds none of the weights of {network.in_words.splitlines()[0]}; its first is "
+            f"'{(unused or ['none'])[0]}'; give a file of this encoder"
+        )
+    if _norms(unused) and not _norms(held):
+        raise CheckpointError(
+            f"{path} was trained with batch norm, of which {_norms(unused)} fit nowhere; set model.norm to batch and "
+            "model.encoder to the file's"
+        )
+    for name, source in held.items():
+        check_kind(path, source, tensors[source], own[name])
+    first = next(iter(sources.values()))
+    fitted = {n: _fitted(path, source, tensors[source], own[n].shape, source == first) for n, source in held.items()}
+    missing = [source for source in sources.values() if source not in tensors and not source.endswith(_COUNTER)]
+    stretched = [source for name, source in held.items() if own[name].shape != tensors[source].shape]
+    bare = len(network.file_names(True)) - len(names)
+    words = (
+        f"{len(held)} tensors of {path}",
+        stretched and f"'{stretched[0]}' widened to {network.bands} bands",
+        missing and f"it lacks {_some(missing)}",
+        bare and f"it has no norms, of which {bare} begin at 1 and 0",
+        unused and f"left out: {_some(unused)}",
+    )
+    return FirstWeights(fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}")
+
+
+def _sources(module: GraphNetwork, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names in the file of the encoder's tensors, by our names; `names`: of its nodes in the file."""
+    modules = {node.replace(".", "-"): source for node, source in names.items()}
+    split = {name: name.split(".") for name in module.state_dict()}  # layers, node, leaf
+    return {name: f"{modules[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in modules}
+
+
+def _norms(names: Iterable[str]) -> int:
+    return sum(name.endswith(".running_mean") for name in names)
+
+
+def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first: bool) -> torch.Tensor:
+    if tensor.shape != shape:
+        if not first or (tensor.shape[:1], tensor.shape[2:]) != (shape[:1], shape[2:]):
+            raise CheckpointError(
+                f"{path}: '{name}' is {tuple(tensor.shape)}, but the network's is {tuple(shape)}; give a file of this "
+                "encoder, and leave model.base_channels out"
+            )
+        tensor = widened(tensor, shape[1])
+    check_finite(path, name, tensor)
+    return tensor
+
+
+def widened(weight: torch.Tensor, bands: int) -> torch.Tensor:
+    """Return a first convolution's weight (out, in, height, width) for another number of bands: see above."""
+    mean, inputs = weight.mean(1, keepdim=True), weight.shape[1]
+    if bands == inputs:
+        return weight
+    kept = weight if bands > inputs else weight[:, :0]
+    return torch.cat([kept, *[mean] * (bands - kept.shape[1])], 1) * (inputs / bands)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"'{names[0]}'{more}"

@@ -27,8 +27,8 @@ from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, i
 from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import STYLES, check_begin
-from tiledseg.system.files import flush, write_error, writing
-from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.files import flush, temporary, write_error, writing
+from tiledseg.system.outputs import Output, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
 
 LAYER, FIELDS = "classes", ("class", "name", "pixels")

@@ -38,8 +38,8 @@ from tiledseg.raster.tiff_files import (
     style_path,
 )
 from tiledseg.raster.zarr_writer import begin_store, check_zarr, write_chunks
-from tiledseg.system.files import flush, replacing, writing
-from tiledseg.system.outputs import Output, files_below, temporary, whole
+from tiledseg.system.files import flush, replacing, temporary, writing
+from tiledseg.system.outputs import Output, files_below, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")

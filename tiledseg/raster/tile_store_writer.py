@@ -33,8 +33,8 @@ from tiledseg.raster.tile_store import (
     slot_shape,
     slots,
 )
-from tiledseg.system.files import replacing
-from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.files import replacing, temporary
+from tiledseg.system.outputs import Output, whole
 from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
+from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind, temporary
 
 _NAME_BYTES = 255
 
@@ -36,12 +36,6 @@ class Output:
     def names(self) -> tuple[Path, ...]:
         """Every name that writing this file touches, its own first."""
         return Path(self.path), *self.beside
-
-
-def temporary(path: str | Path) -> Path:
-    """Return the name beside `path` that a file has until it is whole."""
-    path = Path(path)
-    return path.with_name(f".{path.name}.part")
 
 
 def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = ()) -> Output:
