@@ -177,4 +177,4 @@ def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same(
 def test_blocks_that_do_not_fit_are_refused() -> None:
     spatial = SpatialNetwork(nn.Sequential(nn.ReLU()), serial_axes())
     with pytest.raises(GeometryError, match="cut into 2 x 1 blocks, but the mesh is 1 x 1 x 1"):
-        spatial.check(Partition((0, 4, 8)), Partition((0, 8)))
+        spatial.output(Partition((0, 4, 8)), Partition((0, 8)))

@@ -165,7 +165,7 @@ def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusi
     spatial = SpatialNetwork(network, axes, fusion)
     traffic = axes.point_to_point.meter
     before = traffic.messages, traffic.bytes
-    first = _refused(lambda: spatial.check(rows, cols))
+    first = _refused(lambda: spatial.output(rows, cols))
     if first is not None and axes.position is not None:
         part_BCHW = torch.zeros(1, 1, rows.owned(axes.position.row).size, cols.owned(axes.position.col).size)
         again = _refused(lambda: spatial(part_BCHW, rows, cols))

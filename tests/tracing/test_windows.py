@@ -338,7 +338,7 @@ def test_a_shifted_block_sends_a_strip_there_and_back(small: GraphNetwork) -> No
 def test_windows_that_do_not_fill_the_image_are_refused(small: GraphNetwork) -> None:
     x_BCHW = torch.randn(1, 3, 44, 40, dtype=torch.float64)
     with pytest.raises(GeometryError, match="its windows of 4 do not fill 22 positions; give a multiple"):
-        on_ranks(2, 1, lambda axes: SpatialNetwork(small, axes).check(Partition((0, 16, 44)), Partition((0, 40))))
+        on_ranks(2, 1, lambda axes: SpatialNetwork(small, axes).output(Partition((0, 16, 44)), Partition((0, 40))))
     assert small(x_BCHW[:, :, :40]).shape[2] == 40
 
 

@@ -32,7 +32,6 @@ loss that joins both tasks is made (see `training.objective`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.architecture.network import check_groups, check_options, unit
@@ -112,26 +111,21 @@ class GatedSCNN:
 
     def graph(self) -> Graph:
         """Return the nodes: encoder, shape stream, pyramid, decoder, and the loss's input."""
-        nodes = [*self._image(), *self._encoder()]
+        nodes = [Node("gradients", FixedFilters(SOBEL), (INPUT,))]
+        if self.edge_band:
+            bands = self.bands - 1
+            nodes = [
+                Node("image", Pixelwise("narrow", (FormulaSlot(0), 1, 0, bands), bands), (INPUT,)),
+                Node("gradients", Pixelwise("narrow", (FormulaSlot(0), 1, bands, 1), 1), (INPUT,)),
+            ]
+        first, *others = self.trunk.nodes()
+        nodes += [Node(first.name, first.layer, ("image" if self.edge_band else INPUT,)), *others]
         for part in (self._shape_stream, self._pyramid, self._decoder):
             part(nodes)
         return Graph(tuple(nodes), ("scores", "edges", "boundaries"))
 
     def _narrow(self, by: int) -> int:
         return max(1, self.base_channels // by)
-
-    def _image(self) -> Iterator[Node]:
-        if self.edge_band:
-            bands = self.bands - 1
-            yield Node("image", Pixelwise("narrow", (FormulaSlot(0), 1, 0, bands), bands), (INPUT,))
-            yield Node("gradients", Pixelwise("narrow", (FormulaSlot(0), 1, bands, 1), 1), (INPUT,))
-        else:
-            yield Node("gradients", FixedFilters(SOBEL), (INPUT,))
-
-    def _encoder(self) -> Iterator[Node]:
-        first, *others = self.trunk.nodes()
-        yield Node(first.name, first.layer, ("image" if self.edge_band else INPUT,))
-        yield from others
 
     def _unit(self, name: str, channels: int, kernel: int, dilation: int = 1, source: str = "") -> list[Node]:
         """Return a convolution, its norm and its activation."""

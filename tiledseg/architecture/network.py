@@ -132,7 +132,8 @@ class ForeignNetwork:
         if self.times and self.bands % self.times:
             what = f"model.series is {self.times}, but an image has {self.bands} bands, no multiple of it"
             raise ConfigError(f"{what}; give data.times, or images with the bands of all times")
-        check_build("model.build", self.build)
+        if not _BUILD.fullmatch(self.build):
+            raise ConfigError(f"model.build is '{self.build[:60]}'; give package.module:function")
         try:
             is_map = isinstance(json.loads(self.arguments), dict)
         except (ValueError, RecursionError):
@@ -187,9 +188,3 @@ class ForeignNetwork:
                 "(docs/how-to/own-network.md)"
             )
         return graph
-
-
-def check_build(key: str, build: str) -> None:
-    """Raise ConfigError unless it names a function in a module."""
-    if not _BUILD.fullmatch(build):
-        raise ConfigError(f"{key} is '{build[:60]}'; give package.module:function")

@@ -42,13 +42,6 @@ CROPS = ("window", "overlap", "blend", "ends")  # keys of a module that is not t
 OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
 
 
-def network_kind(name: str) -> type[Any]:
-    """Return the dataclass of a name's networks. Raises ConfigError for an unknown one."""
-    if name not in NAMES:
-        raise ConfigError(f"model.name is '{name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
-    return KINDS.get(name, UNet)
-
-
 def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     """Return the network that a configuration names; `auto` keys have the published values.
 
@@ -56,7 +49,9 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     one that a preset fixes and the configuration sets otherwise.
     """
     preset, default = PRESETS.get(model.name), ModelConfig()
-    kind = None if model.build else network_kind(model.name)
+    if not model.build and model.name not in NAMES:
+        raise ConfigError(f"model.name is '{model.name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
+    kind: type[Any] | None = None if model.build else KINDS.get(model.name, UNet)
     own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "series", "verify", *CROPS}
     for field in fields(ModelConfig):
         key, value = field.name, getattr(model, field.name)

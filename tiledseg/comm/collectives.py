@@ -53,7 +53,7 @@ class Turns:
 
     def started(self, work: Work) -> Work:
         """Note what the owner has started, to be waited for by whoever comes first: it, or the next owner."""
-        self._flying = [*(each for each in self._flying if not each.is_waited_for), work]
+        self._flying = [*(each for each in self._flying if each.finish is not None), work]
         return work
 
 

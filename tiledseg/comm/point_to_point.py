@@ -25,18 +25,14 @@ class Work:
     """A sum, or an exchange of messages, under way. `finish` waits for it; without one there is nothing to wait for."""
 
     def __init__(self, finish: Callable[[], object] | None = None) -> None:
-        self._finish = finish
-
-    @property
-    def is_waited_for(self) -> bool:
-        return self._finish is None
+        self.finish = finish
 
     def wait(self) -> None:
         """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
         nothing: the tensors may have changed by then. Raises CommunicationError where a peer was lost."""
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
+        if self.finish is not None:
+            self.finish()
+            self.finish = None
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Samples on their way to the device: the network's input, and classes; the precision of a run, the same bits each time.
+"""Samples on their way to the device: the network's input, and classes; the precision of a run, with the same bits.
 
 The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of their
 own, while the network computes. The GPU waits for them at their first use, the host never (`memory.device`). So as

@@ -124,22 +124,23 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
 def _lost(graph: Graph) -> int:
     """Count the pixels a side that the network takes off, both ends together. GeometryError where rows and columns
     lose different numbers."""
-    lost = {_lost_along(each) for each in _dims(graph)}
+    lost = set()
+    for each in _dims(graph):
+        stride = total_stride(each)
+        # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the
+        # end.
+        first = max(1, required_input(each, Interval(0, 1)).stop - 2 * stride)
+        size = next((n for n in range(first, first + 4 * stride) if is_legal_size(each, n)), None)
+        if size is None:
+            raise GeometryError(
+                f"no input of {first} to {first + 4 * stride} pixels is legal for this network; change it"
+            )
+        lost.add(size - output_size(each, size))
     if len(lost) > 1:
         raise GeometryError(
             f"the network takes off {min(lost)} pixels along one dim and {max(lost)} along the other; pad its kernels"
         )
     return lost.pop()
-
-
-def _lost_along(graph: Graph) -> int:
-    stride = total_stride(graph)
-    # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the end.
-    first = max(1, required_input(graph, Interval(0, 1)).stop - 2 * stride)
-    size = next((n for n in range(first, first + 4 * stride) if is_legal_size(graph, n)), None)
-    if size is None:
-        raise GeometryError(f"no input of {first} to {first + 4 * stride} pixels is legal for this network; change it")
-    return size - output_size(graph, size)
 
 
 def _dims(graph: Graph) -> tuple[Graph, ...]:

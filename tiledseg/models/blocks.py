@@ -5,12 +5,11 @@ A new layer has a line in `BUILDERS`, and its module, if torch has none, beside 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from tiledseg.geometry.graph import Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, ImageProducts
 from tiledseg.geometry.layers.layer import Layer
@@ -109,14 +108,3 @@ BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
     Pixelwise: lambda at: PixelFunction(at.layer),
     OfOnePixel: lambda at: OnePixel(nn.Conv2d(at.channels[0], at.layer.out_channels, 1), at.layer),
 }
-
-
-def build_module(node: Node, channels: Sequence[int], overwrites: bool) -> nn.Module:
-    """Build the module of a node whose inputs have so many channels each; `overwrites`: it may write over its input.
-
-    Raises TypeError for a layer that nobody has told how to build.
-    """
-    kind = type(node.layer)
-    if kind not in BUILDERS:
-        raise TypeError(f"no module for the layer description {kind.__name__}; add it to BUILDERS")
-    return BUILDERS[kind](ModuleSite(node.name, node.layer, node.cols or node.layer, tuple(channels), overwrites))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import nn
@@ -53,20 +52,6 @@ def is_trained(module: nn.Module) -> bool:
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
     return [tensor for tensor in tensors_of(module) if isinstance(tensor, nn.Parameter)]
-
-
-def still_note(network: GraphNetwork) -> str | None:
-    """Return a warning of statistics that stand still where nothing has measured them."""
-    still: list[Any] = [
-        m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.is_still
-    ]
-    drawn = sum(bool((m.running_mean == 0).all() and (m.running_var == 1).all()) for m in still)
-    if not drawn:
-        return None
-    return (
-        f"model.freeze_norm is true, and {drawn} of {len(still)} batch norms keep the mean 0 and the variance 1 that "
-        "they began with; weights that were trained bring statistics (model.pretrained)"
-    )
 
 
 class Lending:

@@ -16,9 +16,9 @@ from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import OFFLOAD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import keep_all
 from tiledseg.geometry.shapes import PooledBranch, tensor_channels, total_stride
-from tiledseg.models.blocks import build_module
+from tiledseg.models.blocks import BUILDERS, ModuleSite
 from tiledseg.models.layers.block import BlockModule, BlockPlace, Places, whole_place
-from tiledseg.models.layers.joins import BinMeans, bin_weights
+from tiledseg.models.layers.joins import BinMeans
 from tiledseg.models.layers.resampling import Resampled, dim_taps
 from tiledseg.models.normalise import Ranks
 
@@ -249,7 +249,13 @@ class PooledBranchModule(BlockModule):
 
     def _branch(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         dims = (place.row, self.rows), (place.col, self.cols)
-        shares = (bin_weights(dim, layer.bins) for dim, layer in dims)
+        shares = []  # the weight of each owned position in each bin's mean: (bins, positions), float64
+        for dim, layer in dims:
+            size, weights = dim.sizes[0], torch.zeros(layer.bins, dim.owned.size, dtype=torch.float64)
+            for index in range(layer.bins):
+                part = Interval(index * size // layer.bins, -(-(index + 1) * size // layer.bins))
+                weights[index, part.clip(dim.owned).relative_to(dim.owned.start).slice] = 1 / part.size
+            shares.append(weights)
         means_BCHW: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, ranks, None)
         tensors, graph = {0: means_BCHW}, self.rows.inner
         run_nodes(graph, lambda k, inputs: self.inner[k](*inputs), tensors, 0, len(graph))
@@ -275,10 +281,11 @@ def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNet
     `seed`: all weights are drawn from it alone (He's for leaky ReLU), so every rank draws the same.
     """
     channels = tensor_channels(graph, bands)
-    modules = [
-        build_module(node, [channels[source] for source in sources], writes)
-        for node, sources, writes in zip(graph.nodes, graph.sources, graph.overwrites, strict=True)
-    ]
+    modules = []
+    for node, sources, writes in zip(graph.nodes, graph.sources, graph.overwrites, strict=True):
+        counts = tuple(channels[source] for source in sources)
+        site = ModuleSite(node.name, node.layer, node.cols or node.layer, counts, writes)
+        modules.append(BUILDERS[type(node.layer)](site))
     network = GraphNetwork(graph, bands, modules)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)

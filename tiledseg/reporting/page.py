@@ -121,7 +121,12 @@ def render(page: Mapping[str, Any]) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"percent": percent, "count": count}
-    matrix = matrix_of(page["figures"]) if page["figures"] else None
+    matrix = None
+    if page["figures"]:  # of the classes with most pixels: rows of (pixels, share of the row's truth)
+        classes, counts = page["figures"]["classes"], page["figures"]["confusion_matrix"]
+        kept = sorted(sorted(range(len(classes)), key=lambda k: -classes[k]["pixels"])[:_MOST_CELLS])
+        cells = [[(counts[k][j], counts[k][j] / max(1, sum(counts[k]))) for j in kept] for k in kept]
+        matrix = {"classes": [classes[k] for k in kept], "rows": cells, "left_out": len(classes) - len(kept)}
     return environment.get_template("report.html.j2").render(page, version=VERSION, matrix=matrix)
 
 
@@ -140,14 +145,6 @@ def percent(value: float | None) -> str:
 def count(value: int) -> str:
     """Return a whole number in groups of three digits."""
     return f"{value:,}".replace(",", " ")
-
-
-def matrix_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the confusion matrix of the classes with most pixels: rows of (pixels, share of the row's truth)."""
-    classes, counts = figures["classes"], figures["confusion_matrix"]
-    kept = sorted(sorted(range(len(classes)), key=lambda k: -classes[k]["pixels"])[:_MOST_CELLS])
-    rows = [[(counts[k][j], counts[k][j] / max(1, sum(counts[k]))) for j in kept] for k in kept]
-    return {"classes": [classes[k] for k in kept], "rows": rows, "left_out": len(classes) - len(kept)}
 
 
 BLANK = (235, 235, 235)

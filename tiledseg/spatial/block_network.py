@@ -14,7 +14,7 @@ them compile the same integers, so both ends of a message know it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import (
     block_partition,
-    leaving_partition,
     partitions_of,
     segment_windows,
 )
@@ -122,22 +121,6 @@ class BlockProgram:
         """Return a block of a tensor, in positions of the whole tensor."""
         row, col = divmod(block, self.cols[0].parts)
         return Box(self.rows[tensor].owned(row), self.cols[tensor].owned(col))
-
-    def leaving_box(self, segment: Segment, tensor: int, block: int) -> Box:
-        """Return a block of a tensor that leaves a segment: outputs of one size cover the same."""
-        row, col = divmod(block, self.cols[0].parts)
-        rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.rows, self.cols))
-        return Box(rows.owned(row), cols.owned(col))
-
-    def measuring_place(self, source: int, made: int, block: int) -> BlockPlace:
-        """Return the place of a block without any halo, for a layer that measures `source` and gives `made`."""
-
-        def dim(cuts: Sequence[Partition], index: int) -> DimPlace:
-            read, given = cuts[source].owned(index), cuts[made].owned(index)
-            return DimPlace(read, given, read, (cuts[source].size, cuts[made].size), cuts[source].parts == 1)
-
-        row, col = divmod(block, self.cols[0].parts)
-        return BlockPlace(dim(self.rows, row), dim(self.cols, col))
 
 
 @dataclass

@@ -30,6 +30,8 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.mesh import Axes, serial_axes
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.sharing.layer_windows import leaving_partition
 from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import Tensors
@@ -230,7 +232,9 @@ class ImagePass:
         """Return the block of what leaves: nodes may have made more, for each other."""
         inside = tensor - 1 in segment.nodes
         given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
-        own = self.program.leaving_box(segment, tensor, block)
+        row, col = divmod(block, self.program.cols[0].parts)  # outputs of one size cover the same
+        rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.program.rows, self.program.cols))
+        own = Box(rows.owned(row), cols.owned(col))
         return made_BCHW if own == given else made_BCHW[(slice(None), slice(None), *own.relative_to(given).slices)]
 
     def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:

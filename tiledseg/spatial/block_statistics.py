@@ -18,7 +18,7 @@ import torch
 
 from tiledseg.comm.collectives import Communicator
 from tiledseg.memory.second_run import still_statistics
-from tiledseg.models.layers.block import BlockPlace
+from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.norm import track
 from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks, summed
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, Sums
@@ -94,7 +94,14 @@ class ImageStatistics:
         return gradient
 
     def _place(self, k: int, block: int) -> BlockPlace:
-        return self._program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
+        """Return the place of a block without any halo."""
+        source, dims = self._network.graph.sources[k][0], []
+        at = divmod(block, self._program.cols[0].parts)
+        for cuts, index in zip((self._program.rows, self._program.cols), at, strict=True):
+            read, given = cuts[source].owned(index), cuts[k + 1].owned(index)
+            sizes = cuts[source].size, cuts[k + 1].size
+            dims.append(DimPlace(read, given, read, sizes, cuts[source].parts == 1))
+        return BlockPlace(*dims)
 
     def still(self, nodes: Sequence[int], measuring: bool = False) -> AbstractContextManager[None]:
         """Hold the running statistics of nodes that have moved theirs; the others move now."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, chain
+from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
@@ -48,8 +49,10 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((TimesTransposed, COMPUTED[TimesTransposed]), twins.transposed_twin),
     **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), twins.max_pool_twin),
     **dict.fromkeys((nn.AvgPool2d, AveragePoolModule), twins.average_pool_twin),
-    nn.PixelShuffle: twins.shuffle_twin,
-    nn.PixelUnshuffle: twins.unshuffle_twin,
+    nn.PixelShuffle: lambda name, m: SpatialLayer(
+        lambda place, x_BCHW: place.crop_given(m(x_BCHW), m.upscale_factor), PixelShuffle(m.upscale_factor)
+    ),
+    nn.PixelUnshuffle: lambda name, m: SpatialLayer(lambda place, x: m(x), PixelUnshuffle(m.downscale_factor)),
     **dict.fromkeys(
         (nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), twins.upsample_twin
     ),

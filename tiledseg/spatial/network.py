@@ -93,7 +93,12 @@ def compile_actions(
     actions = []
     for k, *dims in zip(nodes, rows, cols, strict=True):
         inputs = tuple(_bring(dims, index, at, extents[tensor]) for index, tensor in enumerate(sources[k]))
-        place = BlockPlace(*(_dim_place(node, rank) for node, rank in zip(dims, at, strict=True)))
+        places = []
+        for node, rank in zip(dims, at, strict=True):
+            source, sizes = node.inputs[0].partition, (node.inputs[0].partition.size, node.output.size)
+            around = source.owned(rank), sizes, source.parts == 1, source.blocks
+            places.append(DimPlace(_read(node, 0, rank), node.given[rank], *around))
+        place = BlockPlace(*places)
         owned = Box(*(node.output.owned(rank) for node, rank in zip(dims, at, strict=True)))
         extents[k + 1] = Box(place.row.given, place.col.given)
         actions.append(Action(place, inputs, extents[k + 1], owned))
@@ -122,12 +127,6 @@ def _read(node: NodeWindows, index: int, rank: int) -> Interval:
     """
     one = node.inputs[index]
     return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
-
-
-def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
-    source = node.inputs[0].partition
-    sizes = source.size, node.output.size
-    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1, source.blocks)
 
 
 def _cut(x_BCHW: torch.Tensor, crop: Box | None) -> torch.Tensor:
@@ -167,12 +166,9 @@ class SpatialNetwork:
         """
         return settle(self._converted.rows, rows), settle(self._converted.cols, cols)
 
-    def check(self, rows: Partition, cols: Partition) -> None:
-        """Raise GeometryError where an input so cut cannot be computed. Communicates nothing; the same on all ranks."""
-        self._windows(rows, cols)
-
     def output(self, rows: Partition, cols: Partition) -> Box:
-        """Return this rank's block of the output of an input so cut, in positions of the whole output."""
+        """Return this rank's block of the output of an input so cut, in positions of the whole output. Raises
+        GeometryError where that cannot be computed. Communicates nothing; the same on all ranks."""
         return self._program(rows, cols)[self._converted.rows.results[0] - 1].given
 
     def __call__(self, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> torch.Tensor:
@@ -192,22 +188,15 @@ class SpatialNetwork:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
             return program[k].run(self._converted.layers[k], inputs, self.axes, self.overlap)
 
-        run_nodes(self._converted.rows, self._by_policy(compute), tensors, first, stop)
+        kept: Compute = compute
+        if isinstance(self._network, GraphNetwork):
+            policy = self._network.memory
+            if self.overlap:  # a window whose halo travels meanwhile is had only by computing all of it: it is kept
+                policy = replace(policy, inside=(KEEP,) * len(policy.inside))
+            kept = self._network.by_policy(self._converted.rows, compute, policy)
+        run_nodes(self._converted.rows, kept, tensors, first, stop)
         for result in self._converted.rows.results if stop == len(program) else ():
             tensors[result] = program[result - 1].own(tensors[result])
-
-    def _by_policy(self, compute: Compute) -> Compute:
-        """Compute as the network's memory policy says.
-
-        But a window that a convolution computes from while its halo travels is had only by computing all of it, so it
-        is kept.
-        """
-        network = self._network
-        if not isinstance(network, GraphNetwork):
-            return compute
-        policy = network.memory
-        kept = replace(policy, inside=(KEEP,) * len(policy.inside)) if self.overlap else policy
-        return network.by_policy(self._converted.rows, compute, kept)
 
     def norm_together(
         self,
@@ -242,23 +231,21 @@ class SpatialNetwork:
         own = Box(rows.owned(row), cols.owned(col))
         return own, *(action.given for action in self._program(rows, cols))
 
-    def _windows(self, rows: Partition, cols: Partition) -> tuple[DimWindows, DimWindows]:
-        shape = self.axes.shape
-        if (rows.parts, cols.parts) != (shape.rows, shape.cols):
-            raise GeometryError(
-                f"the input is cut into {rows.parts} x {cols.parts} blocks, but the mesh is {shape}; give each rank one"
-            )
-        early = not self.overlap  # an exchange that a convolution's interior is to hide comes right before it
-        return (
-            layer_windows(self._converted.rows, rows, self.fusion, early),
-            layer_windows(self._converted.cols, cols, self.fusion, early),
-        )
-
     def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
         if (rows, cols) not in self._programs:
             at = self._position()
             own = Box(rows.owned(at[0]), cols.owned(at[1]))
-            windows, sources = self._windows(rows, cols), self._converted.rows.sources
+            shape, sources = self.axes.shape, self._converted.rows.sources
+            if (rows.parts, cols.parts) != (shape.rows, shape.cols):
+                raise GeometryError(
+                    f"the input is cut into {rows.parts} x {cols.parts} blocks, but the mesh is {shape}; give each "
+                    "rank one"
+                )
+            early = not self.overlap  # an exchange that a convolution's interior is to hide comes right before it
+            windows = (
+                layer_windows(self._converted.rows, rows, self.fusion, early),
+                layer_windows(self._converted.cols, cols, self.fusion, early),
+            )
             self._programs[rows, cols] = compile_actions(*windows, sources, at, {0: own}, range(len(sources)))
         return self._programs[rows, cols]
 

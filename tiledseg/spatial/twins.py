@@ -22,7 +22,7 @@ from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.convolutions import ONE_TIME, Convolution, TransposedConvolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm, ZeroAtZero
-from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, PixelShuffle, PixelUnshuffle, Upsample
+from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, Upsample
 from tiledseg.geometry.sharing.decomposition import BlockExchange
 from tiledseg.memory.device import sent
 from tiledseg.models.dropout import ChannelDropout, LeafDepth
@@ -73,17 +73,6 @@ def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
     elif isinstance(module, ZERO_AT_ZERO):
         described = ZeroAtZero()
     return SpatialLayer(lambda place, x_BCHW: module(x_BCHW), described)
-
-
-def unshuffle_twin(name: str, module: nn.PixelUnshuffle) -> SpatialLayer:
-    """Return a twin that makes channels of blocks of pixels: a rank reads the blocks of what it gives."""
-    return SpatialLayer(lambda place, x_BCHW: module(x_BCHW), PixelUnshuffle(module.downscale_factor))
-
-
-def shuffle_twin(name: str, module: nn.PixelShuffle) -> SpatialLayer:
-    """Return a twin that makes pixels of a pixel's channels: local."""
-    factor = module.upscale_factor
-    return SpatialLayer(lambda place, x_BCHW: place.crop_given(module(x_BCHW), factor), PixelShuffle(factor))
 
 
 def upsample_twin(name: str, module: nn.Upsample) -> SpatialLayer:

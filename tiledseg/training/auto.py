@@ -46,7 +46,16 @@ def find_settings(
             "give parallel.machine"
         )
     free = {name.removeprefix("parallel.") for name in config.parallel.auto}
-    question = _for_search(question, machine)
+    # One image of each size, on the machine; cut as tile stores are. A step that does not fit is discarded, whoever has
+    # set the memory.
+    rasters, held_out = (tuple(dict.fromkeys(extents)) for extents in (question.rasters, question.held_out))
+    turned = tuple(sorted({rasters.index(question.rasters[place]) for place in question.turned}))
+    stored = sorted({extent.grid for extent in rasters if extent.grid})
+    if question.grid is None and len(stored) > 1:
+        raise ConfigError(f"tile stores are cut by grids {stored[0]} and {stored[1]}; give tiling.grid, or one of them")
+    grid = stored[0] if question.grid is None and stored else question.grid
+    question = replace(question, rasters=rasters, held_out=held_out, turned=turned, grid=grid)
+    question = replace(question, machine=machine, budgeted=False)
     with doing("looking for the quickest settings"):
         result = search(question, machine.ranks_per_host, free=free, tick=tick)
     candidate, plan = result.winner.candidate, result.winner.plan
@@ -94,16 +103,3 @@ def found_keys(settings: FoundSettings) -> dict[str, Any]:
 def _basis(record: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """Return the values of a configuration that the choice rests on."""
     return [*(record[group] for group in _GROUPS), *(record["train"][key] for key in _OF_TRAIN)]
-
-
-def _for_search(question: RunQuestion, machine: Machine) -> RunQuestion:
-    """Return the question with one image of each size, on the machine; cut as tile stores are. A step that does not fit
-    is discarded, whoever has set the memory."""
-    rasters, held_out = (tuple(dict.fromkeys(extents)) for extents in (question.rasters, question.held_out))
-    turned = tuple(sorted({rasters.index(question.rasters[place]) for place in question.turned}))
-    stored = sorted({extent.grid for extent in rasters if extent.grid})
-    if question.grid is None and len(stored) > 1:
-        raise ConfigError(f"tile stores are cut by grids {stored[0]} and {stored[1]}; give tiling.grid, or one of them")
-    grid = stored[0] if question.grid is None and stored else question.grid
-    question = replace(question, rasters=rasters, held_out=held_out, turned=turned, grid=grid)
-    return replace(question, machine=machine, budgeted=False)

@@ -43,7 +43,6 @@ from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import (
     RasterSet,
-    input_files,
     inspect_files,
     layout_notes,
     split_of,
@@ -160,6 +159,12 @@ def prepare(
         train.check_best()
     every = [part for part in (learnt, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.infos, *part.label_infos)])
+    infos = (info for part in every for info in (*part.infos, *part.label_infos))
+    files = tuple(file for info in infos for file in info.files)
+    if data.area:
+        from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
+
+        files += tuple(vector_files(data.area))
     items = train.windows_per_step or train.given_tiles or train.images_per_step
     return Preparation(
         config,
@@ -173,7 +178,7 @@ def prepare(
         rasters,
         held_out.cut(plan.held_out, data.area, validated) if held_out else None,
         (*notes, *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
-        input_files(every, data.area or None),
+        files,
         score_class(train.best, label_map, held_out is not None),
         settings,
         chosen,

@@ -126,17 +126,6 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
     return learnt, held_out
 
 
-def input_files(every: Sequence[RasterSet], area: str | None) -> tuple[str, ...]:
-    """Return all files that rasters, and the polygons of `data.area`, are read from."""
-    infos = (info for part in every for info in (*part.infos, *part.label_infos))
-    files = tuple(file for info in infos for file in info.files)
-    if area is None:
-        return files
-    from tiledseg.raster.labels.polygons import vector_files
-
-    return (*files, *vector_files(area))
-
-
 def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
     """Return the warnings on files: their own, and those whose layout is slow to read by these tilings. Files that
     differ in their names alone share a line."""

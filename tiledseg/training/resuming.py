@@ -66,14 +66,6 @@ class Beginning:
     pretrained: Origin | None = None
     best: Best | None = None
 
-    @property
-    def has_class_weights(self) -> bool:
-        """True if the checkpoint has the weights of classes for this run's key, which has not changed since."""
-        if self.checkpoint is None or not self.checkpoint.saved.class_weights:
-            return False
-        step = self.checkpoint.saved.step
-        return not any(r.step == step and "train.class_weights" in r.changed for r in self.resumed)
-
 
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     """Compare a run with the checkpoint that it goes on from. Raises CheckpointError, in one line with both values, if

@@ -131,14 +131,6 @@ def own_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def drop_validations(folder: Path, after: int) -> None:
-    """Delete the files of validations after step `after`. Raises WriteError."""
-    with writing(folder / VALIDATION):
-        for step, path in own_files(folder):
-            if step > after:
-                path.unlink()
-
-
 def read_validations(folder: Path) -> list[dict[str, Any]]:
     """Return the figures of every validation, in order of steps; other files are passed over."""
     texts = (read_json(path) for _, path in own_files(folder) if path.suffix == ".json")

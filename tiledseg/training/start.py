@@ -41,7 +41,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole, writing
 from tiledseg.system.freed_memory import keep_no_more
-from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS
+from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, VALIDATION
 from tiledseg.system.run_lock import hold
 from tiledseg.training.auto import in_words
 from tiledseg.training.choose_objective import weighted
@@ -53,7 +53,7 @@ from tiledseg.training.run_files import (
     check_lines,
     check_none_lost,
     check_run_folder,
-    drop_validations,
+    own_files,
     read_metrics,
 )
 from tiledseg.training.run_journal import facts_of
@@ -203,7 +203,10 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, ov
     clean_leftovers(folder / CHECKPOINTS)
     if not (over and (folder / CONFIG).exists()):
         write_whole(folder / CONFIG, text)
-    drop_validations(folder, checkpoint.saved.step if checkpoint is not None else 0)
+    with writing(folder / VALIDATION):
+        for step, path in own_files(folder):
+            if step > (checkpoint.saved.step if checkpoint is not None else 0):
+                path.unlink()
     with writing(folder):
         if checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
@@ -308,7 +311,10 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
     """Return the normalisation, and the preparation with its classes' weights: of the checkpoint, whose network has
     learned with them, else measured. All labels that are new are looked at. Collective."""
     checkpoint, normalize = beginning.checkpoint, preparation.config.data.normalize
-    count = preparation.counts_classes and not beginning.has_class_weights
+    # The checkpoint's weights of classes are those of this run's key, if that has not changed since.
+    weighs = checkpoint is not None and bool(checkpoint.saved.class_weights)
+    later = [r for r in beginning.resumed if checkpoint and r.step == checkpoint.saved.step]
+    count = preparation.counts_classes and not (weighs and not any("train.class_weights" in r.changed for r in later))
     numbers = range(len(preparation.training.images)) if checkpoint is None or count else beginning.added
     if numbers:
         with ExitStack() as stack:

@@ -29,7 +29,7 @@ from tiledseg.execution.part_passes import read_ahead
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tile
-from tiledseg.models.frozen import freeze, still_note
+from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Position
@@ -78,8 +78,16 @@ class Trainer:
         config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.network = self._build_network(first_weights)
-        still = still_note(self.network.hold_statistics()) if config.model.freeze_norm else None
-        self.notes = [still] if still else []
+        self.notes: list[str] = []
+        if config.model.freeze_norm:
+            layers = zip(self.network.hold_statistics().layers.values(), self.network.graph.layers, strict=True)
+            still: list[Any] = [module for module, layer in layers if layer.is_still]
+            drawn = sum(bool((m.running_mean == 0).all() and (m.running_var == 1).all()) for m in still)
+            if drawn:
+                self.notes.append(
+                    f"model.freeze_norm is true, and {drawn} of {len(still)} batch norms keep the mean 0 and the "
+                    "variance 1 that they began with; weights that were trained bring statistics (model.pretrained)"
+                )
         self.offload = offload_to(config.memory.store, plan.offloaded, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, self.network.bands, preparation.question.recompute)

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.memory.device import sent
 from tiledseg.models.layers.block import (
     BlockModule,
     BlockPlace,
-    DimPlace,
     cropped,
     gradient_of_part,
     part_of,
@@ -66,15 +64,6 @@ class WholeImageMean(BlockModule):
         among = None if place.is_whole else ranks
         made: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, weight)
         return made
-
-
-def bin_weights(dim: DimPlace, bins: int) -> torch.Tensor:
-    """Return the weight of each owned position in each bin's mean: shape (bins, positions), float64."""
-    own, size, weights = dim.owned, dim.sizes[0], torch.zeros(bins, dim.owned.size, dtype=torch.float64)
-    for index in range(bins):
-        part = Interval(index * size // bins, -(-(index + 1) * size // bins))
-        weights[index, part.clip(own).relative_to(own.start).slice] = 1 / part.size
-    return weights
 
 
 class BinMeans(torch.autograd.Function):
