@@ -14,7 +14,7 @@ from torch import nn
 
 import tiledseg
 from tests.crash.runs import Material
-from tests.foreign.sly import LargeOnly, Sly
+from tests.foreign.modules import LargeOnly, Sly
 from tests.foreign.test_build import config, losses, weights
 from tiledseg.cli import main
 from tiledseg.comm.mesh import Mesh
@@ -35,7 +35,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_map_of_another_network_is_none(scene: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"LargeOnly computes what.*\(mul, sly.py:\d+\) is called"):
+    with pytest.raises(ConfigError, match=r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"):
         tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1)
     assert not list(tmp_path.iterdir())
     tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1, verify=False)
@@ -45,7 +45,7 @@ def test_a_map_of_another_network_is_none(scene: Path, tmp_path: Path) -> None:
 def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By the command, at each way of computing; the switch is refused where it has no effect."""
     torch.save(Sly().state_dict(), tmp_path / "w.pth")
-    own = ["--build", "tests.foreign.sly:Sly", "--weights", str(tmp_path / "w.pth"), "--classes", "3"]
+    own = ["--build", "tests.foreign.modules:Sly", "--weights", str(tmp_path / "w.pth"), "--classes", "3"]
     words = ["predict", *own, "--image", str(scene), "--tiling.grid", "1", "--verbosity", "2"]
     ways = {
         "plain": [],
@@ -84,7 +84,7 @@ def test_a_run_has_the_same_bits_with_the_check_and_without(
 
 @pytest.mark.usefixtures("without_plots")
 def test_a_run_of_another_network_ends_before_its_first_step(material: Material, tmp_path: Path) -> None:
-    model = {"build": "tests.foreign.sly:in_training", "arguments": {}}
+    model = {"build": "tests.foreign.modules:in_training", "arguments": {}}
     with pytest.raises(ConfigError, match="SmallOnly computes in training what its graph does not"):
         tiledseg.train_network(config(material, tmp_path / "run", model=model))
     lines = tmp_path / "run" / "metrics.jsonl"
@@ -140,7 +140,7 @@ def test_the_first_stage_looks_for_all(meshes: dict[str, Mesh], capfd: pytest.Ca
         finally:
             pipeline.close()
 
-    with pytest.raises(ConfigError, match=r"LargeOnly computes in training.*\(mul, sly.py"):
+    with pytest.raises(ConfigError, match=r"LargeOnly computes in training.*\(mul, modules.py"):
         step(LargeOnly(norm=False))
     torch.manual_seed(2)
     lost = step(Sly(norm=False))

@@ -323,7 +323,7 @@ def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh])
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.ranks(2, 3)
 def test_weights_that_differ_between_ranks_are_refused_on_all(shared: Path, meshes: dict[str, Mesh]) -> None:
-    config = of(shared, "differing", {"model": ModelConfig(build="tests.foreign.wrong:by_rank")})
+    config = of(shared, "differing", {"model": ModelConfig(build="tests.foreign.modules:by_rank")})
     with pytest.raises(ConfigError, match="by_rank gives rank 1 other weights than rank 0"):
         run(config, meshes["gloo"])
     meshes["gloo"].communicator.barrier()
@@ -335,7 +335,11 @@ def test_weights_that_differ_between_ranks_are_refused_on_all(shared: Path, mesh
 @pytest.mark.parametrize("how", [{}, halo("exchange"), halo("layer"), stages(2)], ids=str)
 def test_a_network_that_is_not_its_graph_ends_on_all_ranks(how: Keys, shared: Path, meshes: dict[str, Mesh]) -> None:
     """Not where the check is switched off."""
-    sly = {"model": ModelConfig(build="tests.foreign.sly:in_training"), "train.epochs": 1, "train.validate_every": 1}
+    sly = {
+        "model": ModelConfig(build="tests.foreign.modules:in_training"),
+        "train.epochs": 1,
+        "train.validate_every": 1,
+    }
     config = of(shared, f"sly {how}", sly | how)
     with pytest.raises(ConfigError, match="SmallOnly computes in training what its graph does not"):
         run(config, meshes["gloo"])

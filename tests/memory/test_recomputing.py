@@ -1,4 +1,5 @@
-"""Parts of somebody's module computed once more: everything the same bit for bit, whatever its layers depend on."""
+"""The law of moving tensors, and of parts of somebody's module computed once more: every output, gradient, buffer and
+random number is the same, bit for bit; and the one line around somebody's loop."""
 
 from __future__ import annotations
 
@@ -17,15 +18,42 @@ from torch.nn.utils import parametrizations
 import tiledseg
 from tests.foreign.modules import Somebody
 from tests.memory import zoo
-from tests.memory.test_zoo import same
+from tests.memory.stores import SlowStore, offload, to_host
 from tests.memory.zoo import ZOO, Tensors
+from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Mover
-from tiledseg.memory.offload import Recomputing
+from tiledseg.memory.offload import Offload, Recomputing
 
 ALL, NONE = 0, 1 << 62  # budgets under which everything is computed once more, and nothing
+
+
+def same(found: Tensors, expected: Tensors) -> bool:
+    assert len(found) == len(expected)
+    alike = (a.dtype == b.dtype and a.stride() == b.stride() for a, b in zip(found, expected, strict=True))
+    equal = (torch.equal(a, b) and torch.equal(a.isnan(), b.isnan()) for a, b in zip(found, expected, strict=True))
+    return all(alike) and all(equal)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_everything_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Nothing leaves; all that can; a part. Through a store whose reads overtake writes; and by way of the host, by
+    lanes whose copies come as late as they may: what is read or given back too early is seen."""
+    run = ZOO[name]
+    expected = [run(step) for step in range(3)]
+    whole = Offload(Mover, 1 << 40, 1)
+    with whole:
+        assert all(same(run(step), expected[step]) for step in range(3))
+    assert whole.figures.bytes_out == 0
+    peak = whole.figures.peak_bytes
+    for budget, kind in ((0, SlowStore), (peak // 2, FileStore), (0, None), (peak // 2, None), (peak // 3, None)):
+        moving = to_host(budget, budget % 7) if kind is None else offload(tmp_path, budget, kind)
+        with moving:
+            for step in range(3):
+                assert same(run(step), expected[step]), f"step {step} with {budget} of {peak} bytes, {kind}"
+        assert budget or moving.figures.bytes_out > 0
 
 
 def recomputing(model: nn.Module, budget: int, store: Path | None = None) -> Recomputing:
@@ -234,3 +262,72 @@ def test_what_cannot_be_computed_once_more_is_refused(model: object, words: str)
         tiledseg.large_model_support(model)  # type: ignore[arg-type]
     assert ("leave model out" in str(caught.value)) is not isinstance(model, str)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"budget": "much"}, "budget is 'much'; give 16GiB"),
+        ({"budget": -1}, "budget is -1; give 16GiB"),
+        ({"store_limit": "x"}, "store_limit is 'x'; give 16GiB"),
+        ({"store": "host"}, "store is host, the memory beside a GPU's own"),
+        ({"store": "/nowhere"}, "the store cannot be in /nowhere: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_step(arguments: dict[str, object], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tiledseg.large_model_support(**{"store": tmp_path, **arguments})  # type: ignore[arg-type]
+
+
+def loop(network: nn.Module, x: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Losses, and the weights and buffers after `count` steps of an optimizer."""
+    torch.manual_seed(5)  # of dropout
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(count):
+        out = network(x)
+        loss = (out if isinstance(out, torch.Tensor) else out[0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *network.state_dict().values()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loop_ends_with_the_same_weights(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(3)
+    network = Somebody(bands=3, width=8, norm=True)
+    again, x = copy.deepcopy(network), torch.randn(2, 3, 192, 192)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        plain = loop(network, x, 3)
+        with tiledseg.large_model_support(budget="6MiB", store=tmp_path) as support:
+            found = loop(again, x, 3)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert support.figures.bytes_out > 0
+    assert support.figures.peak_bytes <= 6 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+WITHOUT_PARTS = ("Mixed", "ChannelNorm", "Functions")  # layers and nothing between them and the whole
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_networks_as_others_write_them(tmp_path: Path, name: str) -> None:
+    """Offloaded; and parts of them recomputed, with the rest offloaded."""
+    network = NETWORKS[name].module()
+    again, third = copy.deepcopy(network), copy.deepcopy(network)
+    x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
+    plain = loop(network, x, 2)
+    with offload(tmp_path, 100_000, FileStore, least=1024) as moving:
+        found = loop(again, x, 2)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert moving.figures.bytes_out > 0
+    if name in WITHOUT_PARTS:
+        with pytest.raises(ConfigError, match="has no parts of several layers"):
+            tiledseg.large_model_support(third, store=tmp_path)
+        return
+    with Recomputing(third, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
+        found = loop(third, x, 2)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert support.again_bytes > 0

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.foreign.modules import Somebody, build_aligned
-from tests.foreign.sly import Sly
+from tests.foreign.modules import Sly, Somebody, build_aligned
 from tests.tracing.styles import Functions
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import GraphNetwork
@@ -41,13 +40,13 @@ def traced(module: nn.Module, sly: str = "", training: bool = False) -> GraphNet
 @pytest.mark.parametrize(
     ("sly", "training", "side", "place"),
     [
-        ("size", False, 320, r"\(mul, sly.py:\d+\) is called, which was not when"),
-        ("size", True, 320, r"\(mul, sly.py:\d+\) is called"),
-        ("hidden", False, 160, r"output 0 differs by .*: node 'norm' by .*, 'norm' \(InstanceNorm2d, sly"),
-        ("pixels", False, 160, r"\(clamp, sly.py:\d+\) is called"),
+        ("size", False, 320, r"\(mul, modules.py:\d+\) is called, which was not when"),
+        ("size", True, 320, r"\(mul, modules.py:\d+\) is called"),
+        ("hidden", False, 160, r"output 0 differs by .*: node 'norm' by .*, 'norm' \(InstanceNorm2d, modules"),
+        ("pixels", False, 160, r"\(clamp, modules.py:\d+\) is called"),
         ("view", False, 160, "is called, which was not"),
-        ("term", False, 160, r"\(mean, sly.py:\d+\) is called"),
-        ("training", True, 160, r"in training .*\(mul, sly.py:\d+\) is called"),
+        ("term", False, 160, r"\(mean, modules.py:\d+\) is called"),
+        ("training", True, 160, r"in training .*\(mul, modules.py:\d+\) is called"),
         ("counts", True, 160, "state 'count' differs by"),
         ("backward", True, 160, "gradient 'norm.bias' differs by .* a backward pass of its own, after it"),
     ],

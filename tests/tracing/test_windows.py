@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -146,47 +147,26 @@ def test_each_image_and_call_has_a_draw_of_its_own(declares: bool) -> None:
     assert network.eval()(x_BCHW).unique().tolist() == [4.0]
 
 
-class Batch(DropPath):
-    """All images have one draw."""
+class DrawnOtherwise(DropPath):
+    """A stochastic depth, of which `function` makes something else."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__(0.5)
+        self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x[None])[0]
+        return self.function(x, super().forward, self.training)
 
 
-class Kept(DropPath):
-    """Images are not scaled."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (1 - self.drop_prob if self.training else 1)
-
-
-class Pixels(DropPath):
-    """Each pixel has a draw."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = 1 - self.drop_prob
-        return x * x.new_empty(len(x), 1, *x.shape[2:]).bernoulli_(keep).div_(keep) if self.training else x
-
-
-class Many(DropPath):
-    """Each channel of more than two has a draw."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x if x.shape[1] <= 2 else x.flatten(0, 1)).view_as(x)
-
-
-class Few(DropPath):
-    """A batch of a few images has one draw."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) if len(x) > 1000 else super().forward(x[None])[0]
-
-
-class Bounded(DropPath):
-    """A stochastic depth that cuts off large values in training."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.clamp(max=1e6) if self.training else x)
+DrawnOtherwise.__name__ = "DropPath"
+DRAWS: dict[str, Callable[..., torch.Tensor]] = {
+    "one for all images": lambda x, drop, trains: drop(x[None])[0],
+    "images are not scaled": lambda x, drop, trains: drop(x) * (0.5 if trains else 1),
+    "one a pixel": lambda x, _, trains: x * 2 * x.new_empty(len(x), 1, *x.shape[2:]).bernoulli_(0.5) if trains else x,
+    "one a channel, of more than two": lambda x, drop, _: drop(x if x.shape[1] <= 2 else x.flatten(0, 1)).view_as(x),
+    "one for a few images": lambda x, drop, _: drop(x) if len(x) > 1000 else drop(x[None])[0],
+    "large values are cut off": lambda x, drop, trains: drop(x.clamp(max=1e6) if trains else x),
+}
 
 
 class OfParts(nn.Module):
@@ -200,15 +180,11 @@ class OfParts(nn.Module):
         return self.depth(x_BHWC.flatten(0, 1)).unflatten(0, x_BHWC.shape[:2])
 
 
-KINDS = Batch, Kept, Pixels, Many, Few, Bounded, OfParts
-
-
-@pytest.mark.parametrize(("kind", "stated"), [*((kind, None) for kind in KINDS), (OfParts, PIXEL())])
-def test_other_draws_are_mapped_and_not_trained(kind: type[nn.Module], stated: object) -> None:
-    if stated:
-        tiledseg.declare(kind, stated)  # type: ignore[arg-type]
-    kind.__name__ = "DropPath" if issubclass(kind, DropPath) else kind.__name__
-    module = kind(0.5) if issubclass(kind, DropPath) else kind()  # type: ignore[arg-type]
+@pytest.mark.parametrize("draw", [*DRAWS, "of parts", "of parts, declared"])
+def test_other_draws_are_mapped_and_not_trained(draw: str) -> None:
+    if draw.endswith("declared"):
+        tiledseg.declare(OfParts, PIXEL())
+    module = DrawnOtherwise(DRAWS[draw]) if draw in DRAWS else OfParts()
     assert _traced(module, trains=False).untrained
     with pytest.raises(ConfigError, match="in training"):
         _traced(module)
