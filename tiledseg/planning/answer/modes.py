@@ -196,10 +196,27 @@ def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans
         "recompute_percent": 0.0,
     }
     if "stages" in answer:
-        return part | _stages(question, tiling, answer["stages"])
+        staged = answer["stages"]
+        pipelines, step = max(1, question.ranks // staged["stages"]), staged["step"]["milliseconds"]
+        steps = -(-question.images * len(tiling) // (staged["micro_batches"] * pipelines))
+        memory = max(row["memory"]["total"] for row in staged["by_stage"])
+        return part | {
+            "fits": None if question.limit is None else memory <= question.limit,
+            "memory": memory,
+            "modes": [{"mode": "read", "fusion": None, "milliseconds": step}],
+            "gpus": pipelines * staged["stages"],
+            "micro_batches": staged["micro_batches"] * pipelines,
+            "milliseconds": step,
+            "epoch_seconds": round(steps * step / 1000, 6),
+            "better": [],
+        }
     full = _full_grid(question, tiling) if modes.at_work < question.ranks and not question.parallel.mesh else None
     part["better"] = _better(question, modes, full)
-    part["uses_all"] = _uses_all(question, modes, full, part["better"])
+    flags = full and f"--grid {full[0]} {full[1]}"  # by which all GPUs have work, else other images of a step
+    images, rest = divmod(question.ranks, math.prod(modes.mesh or tiling.grid))
+    usable = not rest and modes.question.images_per_step < images <= question.images
+    is_better = flags in (other["flags"] for other in part["better"])
+    part["uses_all"] = flags if is_better else f"--images-per-step {images}" if usable else None
     if best is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         return part | {"fits": False, "reason": reason, "modes": []}
@@ -230,23 +247,6 @@ def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
         "epoch_values": question.images * math.prod(question.shape) * question.network.bands,
         "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
         "reading": not machine.has_free_core(gpus),
-    }
-
-
-def _stages(question: RunQuestion, tiling: Tiling, part: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of pipelines."""
-    pipelines = max(1, question.ranks // part["stages"])
-    steps = -(-question.images * len(tiling) // (part["micro_batches"] * pipelines))
-    memory, step = max(row["memory"]["total"] for row in part["by_stage"]), part["step"]["milliseconds"]
-    return {
-        "fits": None if question.limit is None else memory <= question.limit,
-        "memory": memory,
-        "modes": [{"mode": "read", "fusion": None, "milliseconds": step}],
-        "gpus": pipelines * part["stages"],
-        "micro_batches": part["micro_batches"] * pipelines,
-        "milliseconds": step,
-        "epoch_seconds": round(steps * step / 1000, 6),
-        "better": [],
     }
 
 
@@ -289,15 +289,6 @@ def _full_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
     grids = [grid for tiles in counts for grid in near_squares(question.shape, finest, tiles, 1)]
     full = [grid for grid in grids if fills(math.prod(grid)) and is_compact(question.shape, grid)]
     return min(full, key=lambda grid: (math.prod(grid) < len(tiling), abs(math.prod(grid) - len(tiling))), default=None)
-
-
-def _uses_all(question: RunQuestion, here: ModePlans, full: Shape | None, better: list[dict[str, Any]]) -> str | None:
-    """Return flags by which all GPUs have work: the `full` grid if it is better, else other images of a step."""
-    if full and (flags := f"--grid {full[0]} {full[1]}") in (other["flags"] for other in better):
-        return flags
-    images, rest = divmod(question.ranks, math.prod(here.mesh or here.tiling.grid))
-    usable = not rest and here.question.images_per_step < images <= question.images
-    return f"--images-per-step {images}" if usable else None
 
 
 def _fitting_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:

@@ -24,18 +24,12 @@ Context = tuple[int, int]
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
 
 
-def goes_in_blocks(question: RunQuestion, tiling: Tiling, budget: int) -> bool:
-    """Return True if kernels do not take the largest context of `tiling` whole, but blocks do, within the budget."""
-    ways, context = _Ways(question, budget), tiling.context_max
-    return not ways.is_whole(context) and ways.blocks(context) is not None
-
-
 def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> dict[str, Any]:
     """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
     and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Return also the sides of
     the largest square contexts, and the quickest way for each of some grids, coarse ones first. Times are shares of
     that of the whole raster, were it to fit."""
-    ways, context = _Ways(question, budget), tiling.context_max
+    ways, context = Ways(question, budget), tiling.context_max
     step, whole, blocks = ways.step(context), ways.is_whole(context), ways.blocks(context)
     steps = step, ways.step(context, leaves=True)
     choice, leaving = (_plain(each.choose(budget) if whole else None, each) for each in steps)
@@ -66,7 +60,7 @@ def _plain(choice: MemoryChoice | None, step: StepChoices) -> dict[str, Any] | N
     return {key: value for key, value in part.items() if key != "policy"} | {"levels": step.by_part(choice.policy)}
 
 
-class _Ways:
+class Ways:
     """The ways of a network's step to fit a budget. `store`: of offloaded tensors; `disk`: of blocks; both by the
     machine's profile, else assumed."""
 

@@ -22,13 +22,13 @@ from tiledseg.geometry.halo import (
     paper_halo,
     paper_shrink,
 )
-from tiledseg.geometry.layers.declared import CropGrid, Crops
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.tiling import Tiling, finest_grid, largest_window, make_tiling, tiling_efficiency
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.modes import mode_plans, modes_part, summary_part
-from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
+from tiledseg.planning.answer.rebuilding import Ways, rebuilding_part
 from tiledseg.planning.answer.text import WIDTH, milliseconds
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
@@ -152,11 +152,18 @@ def plan(
     tiling = plan_tiling(question, budget)
     modes = mode_plans(question, tiling, exact=False)
     staged = None if stages is None else stage_pipeline(question, tiling, stages)
+    of_step = training_memory(question.graph, question.network.bands, tiling.context_max, question.value_bytes)
+    memory: Answer = {"precision": question.precision, **asdict(of_step), "total": of_step.total}
+    if question.limit is not None:
+        memory |= {"gpu": question.limit, "fits": of_step.total <= question.limit}
+        if not memory["fits"]:
+            asked = question.graph, question.network.bands, question.limit, question.value_bytes
+            memory["remedy"] = finer_grid(tiling, *asked)
     answer = {
         "paper": paper_part(question, tiling.grid),
         "exact": _exact_part(question, tiling),
         "network": _network_part(question, tiling),
-        "memory": _memory_part(question, tiling),
+        "memory": memory,
         "modes": modes_part(modes),
     }
     if stages is not None and staged is not None:
@@ -194,7 +201,8 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
             "give a part of the raster as --size, with a grid in proportion"
         )
     tiling = make_tiling(size, grid, footprint)
-    if budget is None or not goes_in_blocks(question, tiling, budget):
+    ways = None if budget is None else Ways(question, budget)
+    if ways is None or ways.is_whole(tiling.context_max) or ways.blocks(tiling.context_max) is None:
         check_tiles(tiling, graph, question.network.bands, question.memory, question.value_bytes)
     return tiling
 
@@ -211,8 +219,8 @@ def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) ->
     return {
         "shrink": _number(shrink),
         "halo": _number(halo),
-        "tile": _one_or_both(tile),
-        "context": _one_or_both((tile[0] + 2 * halo, tile[1] + 2 * halo)),
+        "tile": _number(*tile),
+        "context": _number(*(side + 2 * halo for side in tile)),
         "efficiency": round(paper_efficiency(size, grid, halo), 4),
         "efficiency_linear": round(paper_efficiency_linear(size, grid, halo), 4),
     }
@@ -257,27 +265,6 @@ def _network_part(question: RunQuestion, tiling: Tiling) -> Answer:
     }
 
 
-def _memory_part(question: RunQuestion, tiling: Tiling) -> Answer:
-    """Return bytes of a training step (AdamW, one tile, mode read) on the largest context, and whether the GPU holds
-    it."""
-    bands, value = question.network.bands, question.value_bytes
-    memory = training_memory(question.graph, bands, tiling.context_max, value)
-    answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
-    if question.limit is not None:
-        answer |= {"gpu": question.limit, "fits": memory.total <= question.limit}
-        if not answer["fits"]:
-            answer["remedy"] = finer_grid(tiling, question.graph, bands, question.limit, value)
-    return answer
-
-
-def _crops_part(grid: CropGrid, tiling: Tiling) -> Answer:
-    """Return the crops of a map, and of the tiles where each is another rank's, which both compute what two need."""
-    (height, width), contexts = tiling.raster, [tile.context for tile in tiling.tiles]
-    computed = sum(len(grid.needed(at.row, height)) * len(grid.needed(at.col, width)) for at in contexts)
-    every = len(grid.crops(height)) * len(grid.crops(width))
-    return {"overlap": grid.overlap, "number": every, "computed": computed, "twice": round(computed / every - 1, 4)}
-
-
 def _windows_part(question: RunQuestion, tiling: Tiling, side: int) -> Answer:
     """Return the cost of a random window with its exact halo, and as a small image of its own. The cost is the largest
     context, its pixels over those of the window, and bytes of a training step on it. `epoch`: as many windows as cover
@@ -285,7 +272,13 @@ def _windows_part(question: RunQuestion, tiling: Tiling, side: int) -> Answer:
     graph, size = question.graph, question.shape
     footprint = network_footprint(graph)
     grid = next((layer.grid for layer in graph.layers if isinstance(layer, Crops)), None)
-    kinds: Answer = {} if grid is None else {"crops": _crops_part(grid, tiling)}  # which have no halo
+    kinds: Answer = {}
+    if grid is not None:  # crops have no halo; where each tile is another rank's, both compute what two need
+        (height, width), tiles = tiling.raster, [tile.context for tile in tiling.tiles]
+        computed = sum(len(grid.needed(at.row, height)) * len(grid.needed(at.col, width)) for at in tiles)
+        every = len(grid.crops(height)) * len(grid.crops(width))
+        figures = {"number": every, "computed": computed, "twice": round(computed / every - 1, 4)}
+        kinds["crops"] = {"overlap": grid.overlap} | figures
     contexts = {"exact": largest_window(size, side, footprint)} if grid is None else {}
     for kind, raster in (contexts | {"none": (side, side)}).items():
         context = make_tiling(raster, (1, 1), footprint).context_max
@@ -316,10 +309,7 @@ def cluster_part(question: RunQuestion, grid: tuple[int, int]) -> Answer:
     }
 
 
-def _number(value: float) -> int | float:
-    """Return a whole number as an int, any other to two decimals."""
-    return int(value) if value == int(value) else round(value, 2)
-
-
-def _one_or_both(sides: tuple[float, float]) -> int | float | list[int | float]:
-    return _number(sides[0]) if sides[0] == sides[1] else [_number(s) for s in sides]
+def _number(*values: float) -> int | float | list[int | float]:
+    """Return a whole number as an int, any other to two decimals; a list of two where they differ."""
+    rounded = [int(value) if value == int(value) else round(value, 2) for value in values]
+    return rounded if values[0] != values[-1] else rounded[0]

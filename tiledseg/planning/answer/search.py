@@ -233,15 +233,14 @@ def parse_range(text: str) -> tuple[int, ...]:
 def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Return seconds of a step and of an epoch; efficiency 1 at the first number."""
     studies = scaling(question, numbers, question.figures.ranks_per_host)
-    points = ((name, point) for name, study in studies.items() for point in study if len(study) > 1)
-    return _head(question) | {"points": [_point_row(question, name, point) for name, point in points]}
-
-
-def _point_row(question: RunQuestion, name: str, point: Point) -> dict[str, Any]:
-    seconds = point.priced.seconds
-    epoch = -(-question.images // point.images) * seconds
-    figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
-    return dict(zip(_KEYS, (name, *figures, point.limit or "", point.priced.candidate.in_words), strict=True))
+    rows = []
+    for name, point in ((name, point) for name, study in studies.items() for point in study if len(study) > 1):
+        seconds = point.priced.seconds
+        epoch = -(-question.images // point.images) * seconds
+        figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
+        values = name, *figures, point.limit or "", point.priced.candidate.in_words
+        rows.append(dict(zip(_KEYS, values, strict=True)))
+    return _head(question) | {"points": rows}
 
 
 def scaling_table(part: dict[str, Any]) -> str:

@@ -199,53 +199,43 @@ def job_lines(question: RunQuestion, part: Part) -> list[str]:
 
 
 def memory_words(part: Part) -> str:
-    """Return the bytes of a GPU, and whether they fit by recomputing."""
+    """Return the bytes of a GPU besides those of its context and libraries, and whether they fit by recomputing."""
     if "reason" in part:
         return f"no mode can be: {part['reason']}"
+    left_out, fits = "CUDA's own share left out", "fits" if part["fits"] else "does NOT fit"
     if part["fits"] is None:
-        return f"{size(part['memory'])} a GPU; --machine or --gpu-memory says whether that fits"
-    fits = "fits" if part["fits"] else "does NOT fit"
+        return f"{size(part['memory'])} a GPU, {left_out}; --machine or --gpu-memory says whether that fits"
     again = f", recomputing {counted(part['recomputed'], 'tensor')}: {part['recompute_percent']:.0f} % more time"
-    of_gpu = f"{size(part['memory'])} of {size(part['gpu'])} a GPU"
+    of_gpu = f"{size(part['memory'])} of {size(part['gpu'])} a GPU, {left_out}"
     return f"{of_gpu}: {fits}{again if part['recomputed'] else ''}"
-
-
-def _row(label: str, text: str) -> str:
-    return wrapped(text, label.ljust(_LABEL), " " * _LABEL)
 
 
 def _section(name: str, answer: Part) -> str:
     part, title, mode = answer[name], _TITLES[name], answer.get("summary", {}).get("mode", "read")
-    if name == "modes":
-        return _modes(part)
-    if name == "stages":
-        return _stages(part)
+    if name in ("modes", "stages"):
+        return _modes(part) if name == "modes" else _stages(part)
     if name == "rebuilding":
         title = f"rebuilding: a training step on {words(part['context'])} px in {size(part['budget'])}"
         return f"{title}\n{rebuilding_text(part)}"
-    flat = _flat(part)
-    there = [row for row in _ROWS[name] if row[0] in flat]
-    rows = [(label, *_value(flat[key], kind, remark.format(**flat))) for key, label, kind, remark in there]
+    nested = [(key, value) for key, value in part.items() if isinstance(value, dict)]
+    flat = part | {f"{key}_{inner}": value for key, values in nested for inner, value in values.items()}
+    flat["fit"] = "fits" if part.get("fits") else f"does NOT fit: {part.get('remedy')}"
+    rows = []
+    for key, label, kind, remark in (row for row in _ROWS[name] if row[0] in flat):
+        value, unit = flat[key], remark.format(**flat)
+        if kind in ("B", "#"):
+            number, prefix = size(value).split() if kind == "B" else count_parts(value)
+            rows.append((label, number, f"{prefix} {unit}".strip()))
+        else:
+            rows.append((label, format(value, kind) if kind else words(value), unit))
     if name == "memory" and mode != "read":
         title += f" ({mode}, above: {size(answer['summary']['memory'])})"
     text = f"{name}: {title}\n{aligned(rows)}"
     return f"{text}\n\n{_layers(part)}" if name == "network" else text
 
 
-def _flat(part: Part) -> dict[str, Any]:
-    """Return a part with keys such as exact_bytes for nested values, and the words of a GPU's memory."""
-    nested = [(key, value) for key, value in part.items() if isinstance(value, dict)]
-    flat = {f"{key}_{inner}": value for key, values in nested for inner, value in values.items()}
-    fit = "fits" if part.get("fits") else f"does NOT fit: {part.get('remedy')}"
-    return part | flat | {"fit": fit}
-
-
-def _value(value: Any, kind: str, remark: str) -> tuple[str, str]:
-    """Return a figure by its format, and its unit or remark."""
-    if kind in ("B", "#"):
-        number, unit = size(value).split() if kind == "B" else count_parts(value)
-        return number, f"{unit} {remark}".strip()
-    return format(value, kind) if kind else words(value), remark
+def _row(label: str, text: str) -> str:
+    return wrapped(text, label.ljust(_LABEL), " " * _LABEL)
 
 
 def _layers(part: Part) -> str:
