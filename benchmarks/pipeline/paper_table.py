@@ -22,7 +22,7 @@ from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Simulated, all_
 from benchmarks.pipeline.paper_times import Case, Measurement, legal_size
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
-from tiledseg.planning.walk.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.walk.cost_model import Machine, parse_quantity
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,11 @@ def _run(options: argparse.Namespace) -> None:
     missing = [case.key for case in cases if case not in measurement.cases]
     if missing:
         raise ConfigError(f"{options.times} has no times of {', '.join(missing)}; give others")
-    machine = Machine(parse_flops(options.flops), parse_bandwidth(options.bandwidth), parse_latency(options.latency))
+    machine = Machine(
+        parse_quantity("flops", options.flops),
+        parse_quantity("bandwidth", options.bandwidth),
+        parse_quantity("latency", options.latency),
+    )
     simulated = [Simulated(case, measurement, machine, options.micro_batches) for case in cases]
     rows = [row for one in simulated for row in all_rows(one, options.stages)]
     print(_heading(measurement, options))

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost import layer_costs
-from tiledseg.planning.walk.cost_model import CopyRates, Link, Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.walk.cost_model import QUANTITIES, CopyRates, Link, Machine, parse_quantity
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
@@ -54,15 +55,15 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (parse_flops, "10T", 10e12),
-        (parse_flops, "1.5Tflop/s", 1.5e12),
-        (parse_flops, "1e13", 1e13),
-        (parse_bandwidth, "25 GB/s", 25e9),
-        (parse_bandwidth, "2KiB/s", 2048),
-        (parse_bandwidth, "5B", 5),
-        (parse_latency, "20us", 2e-5),
-        (parse_latency, "1.5 ms", 1.5e-3),
-        (parse_latency, "2s", 2),
+        (partial(parse_quantity, "flops"), "10T", 10e12),
+        (partial(parse_quantity, "flops"), "1.5Tflop/s", 1.5e12),
+        (partial(parse_quantity, "flops"), "1e13", 1e13),
+        (partial(parse_quantity, "bandwidth"), "25 GB/s", 25e9),
+        (partial(parse_quantity, "bandwidth"), "2KiB/s", 2048),
+        (partial(parse_quantity, "bandwidth"), "5B", 5),
+        (partial(parse_quantity, "latency"), "20us", 2e-5),
+        (partial(parse_quantity, "latency"), "1.5 ms", 1.5e-3),
+        (partial(parse_quantity, "latency"), "2s", 2),
         (parse_bytes, "16 GB", 16 * 10**9),
         (parse_bytes, "1.5TiB", 3 * 2**39),
         (parse_bytes, "1234B", 1234),
@@ -73,11 +74,11 @@ def test_quantities(parse: Callable[[str], float], text: str, value: float) -> N
     assert parse(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("parse", [parse_flops, parse_bandwidth, parse_latency])
+@pytest.mark.parametrize("name", QUANTITIES)
 @pytest.mark.parametrize("text", ["", "fast", "-1", "10 X", "1 2", "T", "10Tus", "inf", "nan"])
-def test_no_quantity_is_refused(parse: Callable[[str], float], text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--\w+ is '.*'; give .* or a plain number"):
-        parse(text)
+def test_no_quantity_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--{name} is '.*'; give .* or a plain number"):
+        parse_quantity(name, text)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "16XB", "16G", "-1GiB", "16 GiB free", "1e9", "16iB", "16", "0.5"])

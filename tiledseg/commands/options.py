@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -280,7 +280,12 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
             values.setdefault(group, {})[name] = value_of(key, text, flag, see)
     _give_to_stages(values)
     if getattr(options, "parallel", None) == AUTO:
-        values.setdefault("parallel", {})["auto"] = _left_to_find(values)
+        given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
+        left = values.setdefault("parallel", {})["auto"] = [name for name in FOUND if name not in given]
+        if not left:
+            raise ConfigError(
+                f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out"
+            )
     return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
 
@@ -305,15 +310,6 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
     raise ConfigError(f"{name} is {shown(value)}; give {in_words(kind)} {see}".rstrip())
 
 
-def _left_to_find(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the keys that `parallel: auto` finds beside those that are given."""
-    given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
-    left = [name for name in FOUND if name not in given]
-    if not left:
-        raise ConfigError(f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out")
-    return left
-
-
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
     parser = Parser(prog="tiledseg train")
@@ -333,15 +329,6 @@ def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
     del memory["recompute"]
 
 
-def _print_help(parser: Parser, keys: Sequence[str]) -> NoReturn:
-    if len(keys) == 1:
-        parser.exit(0, help_of_key(keys[0]))
-    add_keys(parser, keys)
-    parser.epilog = f"--help all: {len(KEYS)} keys; --help data: a group; --help data.ignore_index: a key"
-    parser.parse_args(["--help"])
-    raise AssertionError("the help ends the program")
-
-
 def parse_config(words: Sequence[str], command: str, description: str) -> Config:
     """Return the configuration that flags and `--config` files give; later ones win. `--help` prints and exits 0.
 
@@ -355,7 +342,11 @@ def parse_config(words: Sequence[str], command: str, description: str) -> Config
     )
     help_of = keys_to_show(words)
     if help_of is not None:
-        _print_help(parser, help_of)
+        if len(help_of) == 1:
+            parser.exit(0, help_of_key(help_of[0]))
+        add_keys(parser, help_of)
+        parser.epilog = f"--help all: {len(KEYS)} keys; --help data: a group; --help data.ignore_index: a key"
+        parser.parse_args(["--help"])
     add_keys(parser, KEYS)
     options = parse(parser, words)
     config = config_of(options, see=f"(see {command} --help)")

@@ -24,7 +24,7 @@ from tiledseg.planning.answer.table import heading, parse_sections, table
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
-from tiledseg.planning.walk.cost_model import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.walk.cost_model import QUANTITIES, Machine, parse_quantity
 from tiledseg.system.console import say
 from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_ending, check_outputs, whole
@@ -172,7 +172,12 @@ def _question(flags: Namespace) -> RunQuestion:
     fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
     searches = flags.search or flags.scaling is not None
     words = flags.grid or ["auto" if fits_alone or searches else "8"]
-    size, grid = _two("--size", flags.size), _grid(words)
+    size, grid = _two("--size", flags.size), None
+    if list(words) != ["auto"]:
+        try:
+            grid = _two("--grid", [int(word) for word in words])
+        except ValueError:
+            raise ConfigError(f"--grid is '{' '.join(words)}'; give auto, Q, or rows and columns") from None
     mesh = None if flags.mesh is None else _two("--mesh", flags.mesh)
     values = {name: getattr(flags, name) for name in _COUNTS} | {"size": size, "grid": grid, "mesh": mesh}
     values |= {"gpu_memory": memory, "memory_budget": _bytes(flags.memory_budget)}
@@ -238,8 +243,7 @@ def _stages(flags: Namespace) -> Parallelism | None:
 
 
 def _machine(flags: Namespace) -> Machine:
-    parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
-    given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
+    given = {key: parse_quantity(key, text) for key in QUANTITIES if (text := getattr(flags, key)) is not None}
     if flags.machine is None:
         hosts = {} if flags.gpus_per_node is None else {"ranks_per_host": flags.gpus_per_node}
         return replace(Machine(), **given, **hosts)  # type: ignore[arg-type]  # some of its figures
@@ -269,15 +273,6 @@ def _model(flags: Namespace) -> ModelConfig:
     model = ModelConfig(name=flags.model, **own, **given)
     model.check()
     return model
-
-
-def _grid(words: Sequence[str]) -> tuple[int, int] | None:
-    if list(words) == ["auto"]:
-        return None
-    try:
-        return _two("--grid", [int(word) for word in words])
-    except ValueError:
-        raise ConfigError(f"--grid is '{' '.join(words)}'; give auto, Q, or rows and columns") from None
 
 
 def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:

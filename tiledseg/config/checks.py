@@ -165,7 +165,12 @@ def check_value(key: str, value: object, described: Field[Any]) -> None:
         raise ConfigError(f"{key} is {shown(value)}; give {allowed and allowed.remedy}")
     for part in _parts(value):
         if isinstance(part, str) and (allowed is None or {"str", "Literal"} & kinds):
-            _check_text(key, part)
+            if "\0" in part:
+                raise ConfigError(f"{key} is {shown(part)}, which holds a NUL character; no file can have such a name")
+            try:
+                part.encode()
+            except UnicodeEncodeError:
+                raise ConfigError(f"{key} is {shown(part)}, which is not text in UTF-8; give a name in UTF-8") from None
             if extra.get("texts") and part is value and part not in extra["texts"]:
                 words = allowed and (allowed.remedy or f"{', '.join(extra['texts'])} or {allowed.in_words}")
                 raise ConfigError(f"{key} is '{shown(part)}'; give {words}")
@@ -184,15 +189,6 @@ def _parts(value: object) -> Iterator[object]:
         yield from value
     else:
         yield value
-
-
-def _check_text(key: str, text: str) -> None:
-    if "\0" in text:
-        raise ConfigError(f"{key} is {shown(text)}, which holds a NUL character; no file can have such a name")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{key} is {shown(text)}, which is not text in UTF-8; give a name in UTF-8") from None
 
 
 def shown(value: object) -> str:

@@ -134,10 +134,6 @@ class ParallelConfig(Group):
             )
         return tuple(self.recompute)
 
-    def mesh_rows_cols(self) -> tuple[int, int] | None:
-        """Return (rows, cols) of ranks an image, or None for auto."""
-        return rows_cols(self.mesh)
-
     def fusion_depth(self) -> int | None:
         """Return the layers an exchange, or None for auto; whole: more than any network has."""
         if isinstance(self.fusion, str):

@@ -217,14 +217,6 @@ class Config:
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 
-    @property
-    def chooses_tiles(self) -> bool:
-        """Return True if the grid and the tiles of a step are left to the program."""
-        train, parallel = self.train, self.parallel
-        free = train.tiles_per_step == AUTO and self.tiling.grid == AUTO and train.images_per_step == 1
-        alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or self.memory.in_blocks)
-        return free and alone and train.sampling == "tiles"
-
     def _check_auto(self) -> None:
         """Check the keys beside `parallel.auto`: a search prices steps of whole images whose result no setting
         changes."""

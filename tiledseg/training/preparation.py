@@ -14,7 +14,7 @@ import torch
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
-from tiledseg.config.parallel import ALL
+from tiledseg.config.parallel import ALL, AUTO
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.config.words import Augmentation, augmentation
@@ -136,7 +136,10 @@ def prepare(
     store = _store(config, ranks_a_store, device)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
-    usual = _usual_tiles(question) if config.chooses_tiles else None
+    train, parallel = config.train, config.parallel  # the grid and the tiles of a step are left to the program:
+    free = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
+    alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or config.memory.in_blocks)
+    usual = _usual_tiles(question) if free and alone and train.sampling == "tiles" else None
     chosen, question = usual is not None, usual or question
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.text import columns, words, wrapped
@@ -17,6 +18,7 @@ from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, disk_of, store_of
+from tiledseg.planning.walk.items import BACKWARD
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable
 from tiledseg.units import size
 
@@ -56,8 +58,16 @@ def _plain(choice: MemoryChoice | None, step: StepChoices) -> dict[str, Any] | N
     """Return a choice of a step as plain values, without its policy."""
     if choice is None:
         return None
+    levels: dict[str, dict[str, Any]] = {}  # by what stands before the dot in nodes' names
+    whole = (1 + BACKWARD) * step.walk.forward
+    for item, word in zip(step.walk.items, step.walk.words(choice.policy), strict=True):
+        name = item.name.split(".")[0]
+        level = levels.setdefault(name, {"name": name, "kept": 0, "rebuilt": 0, "extra": 0.0, "away": 0})
+        if word != REBUILD or item.used:
+            level["kept" if word == KEEP else "away" if word == OFFLOAD else "rebuilt"] += item.bytes
+            level["extra"] += {KEEP: 0.0, REBUILD: item.rebuild, OFFLOAD: item.offload}[word] / whole
     part = asdict(choice) | {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
-    return {key: value for key, value in part.items() if key != "policy"} | {"levels": step.by_part(choice.policy)}
+    return {key: value for key, value in part.items() if key != "policy"} | {"levels": list(levels.values())}
 
 
 class Ways:

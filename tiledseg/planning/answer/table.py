@@ -240,22 +240,17 @@ def _row(label: str, text: str) -> str:
 
 def _layers(part: Part) -> str:
     rows = [("stage", "output", "parameters", "multiply-adds", "activations kept")]
-    for stage in by_stage(part["by_layer"]):
+    stages: dict[str, dict[str, Any]] = {}  # layers of one level and side: the word before the dot of their names
+    for layer in part["by_layer"]:
+        name = layer["name"].split(".")[0]
+        stage = stages.setdefault(name, {"name": name} | dict.fromkeys(_SUMMED, 0))
+        stage |= {key: stage[key] + layer[key] for key in _SUMMED} | {"shape": layer["shape"]}
+    for stage in stages.values():
         work = " ".join(count_parts(stage["multiply_adds"])).strip()
         rows.append(
             (stage["name"], words(stage["shape"]), f"{stage['parameters']:,}", work, size(stage["activation_bytes"]))
         )
     return columns(rows)
-
-
-def by_stage(by_layer: Sequence[Part]) -> list[dict[str, Any]]:
-    """Sum layers of one level and side: the word before the dot of their names."""
-    stages: dict[str, dict[str, Any]] = {}
-    for layer in by_layer:
-        name = layer["name"].split(".")[0]
-        stage = stages.setdefault(name, {"name": name} | dict.fromkeys(_SUMMED, 0))
-        stage |= {key: stage[key] + layer[key] for key in _SUMMED} | {"shape": layer["shape"]}
-    return list(stages.values())
 
 
 def _modes(part: Part) -> str:

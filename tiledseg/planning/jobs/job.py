@@ -21,7 +21,6 @@ from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
     from tiledseg.planning.answer.report import Planned
-    from tiledseg.planning.run.pipeline import StagedPipeline
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
 
@@ -118,7 +117,18 @@ def planned_job(
             longer *= -(-tiles // ranks) / -(-tiles // part["gpus"])
         part |= {name: part[name] * longer for name in ("milliseconds", "epoch_seconds")}
     elif halo in (None, "read"):
-        ranks, more, words = _pipelines(planned.pipeline, gpus, site.gpus)
+        case = planned.pipeline.case
+        ranks = _full(gpus, case.stages, site.gpus)
+        more = {
+            "parallel.halo": "read",
+            "parallel.stages": case.stages,
+            "parallel.schedule": case.schedule,
+            "parallel.balance": planned.pipeline.balance,
+            "parallel.recompute": case.modes[0] if len(set(case.modes)) == 1 else case.modes,
+            "parallel.micro_batches": case.micro_batches,
+            "train.tiles_per_step": ranks // case.stages * case.micro_batches,
+        }
+        words = f"{ranks // case.stages} pipelines of {case.stages} stages"
     else:
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
@@ -201,22 +211,6 @@ def _mode(
     return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}", row
 
 
-def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
-    """Return ranks, keys and a description of a run in pipelines."""
-    case = pipeline.case
-    ranks = _full(gpus, case.stages, per_node)
-    keys = {
-        "parallel.halo": "read",
-        "parallel.stages": case.stages,
-        "parallel.schedule": case.schedule,
-        "parallel.balance": pipeline.balance,
-        "parallel.recompute": case.modes[0] if len(set(case.modes)) == 1 else case.modes,
-        "parallel.micro_batches": case.micro_batches,
-        "train.tiles_per_step": ranks // case.stages * case.micro_batches,
-    }
-    return ranks, keys, f"{ranks // case.stages} pipelines of {case.stages} stages"
-
-
 def _full(gpus: int, group: int, per_node: int) -> int:
     """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are."""
     together = math.lcm(group, per_node) if gpus > per_node else group
@@ -237,6 +231,10 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
 
 def batch_script(site: Site, job: Job) -> str:
     """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
+    threads = f"{site.cores} CPUs a rank, of {site.cores * site.gpus} for {site.gpus} GPUs a node"
+    if site.name == "generic":
+        key = "--cpus-per-task" if site.system == "slurm" else "TILEDSEG_CORES_PER_GPU"
+        threads += f"; give those of your nodes ({key})"
     slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
     ranks = f"-n {job.nodes * job.per_node}", f"--gpus-per-node {job.per_node}"
     memory = [] if job.memory is None else [f"--gpu-memory {job.memory / 2**30:.12g}GiB"]
@@ -250,7 +248,7 @@ def batch_script(site: Site, job: Job) -> str:
         "flags": "\n".join(f"    {each}" for each in job.flags),
         "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
         "exports": "\n".join(f"export {each}" for each in site.exports),
-        "threads": _comment(f"Threads: {_threads(site)}."),
+        "threads": _comment(f"Threads: {threads}."),
         "handed_on": " \\\n        ".join([*_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
     text = _template(site.system).replace("@run@\n", _template("run"))
@@ -268,13 +266,6 @@ def _comment(text: str, ending: str = "") -> str:
     """Return the text in lines of a script's comment; each but the last has the `ending`."""
     lines = textwrap.wrap(text, _WIDTH - len(f"#   {ending}"), break_long_words=False, break_on_hyphens=False)
     return "# " + f"{ending}\n#   ".join(lines).replace("\0", " ")
-
-
-def _threads(site: Site) -> str:
-    """Return the origin of the CPUs of a rank, and how a user gives others where the site is any."""
-    words = f"{site.cores} CPUs a rank, of {site.cores * site.gpus} for {site.gpus} GPUs a node"
-    key = "--cpus-per-task" if site.system == "slurm" else "TILEDSEG_CORES_PER_GPU"
-    return f"{words}; give those of your nodes ({key})" if site.name == "generic" else words
 
 
 def _template(name: str) -> str:

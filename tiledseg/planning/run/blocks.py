@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.errors import BudgetError, ConfigError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -62,18 +62,11 @@ class BlockPlan:
         if self.memory <= memory:
             return None
         needs = f"{'a training step' if self.trains else 'a map'} in blocks needs up to {self.memory / GIB:.1f} GiB"
-        return f"{needs}, but {memory / GIB:.1f} GiB are available; use {self._remedy}"
-
-    def check_budget(self, budget: int) -> None:
-        """Raise BudgetError where a step needs more than the budget of the user."""
-        if self.memory > budget:
-            raise BudgetError(
-                f"memory.budget is {budget} bytes, but a training step in at most {self.shape[0]} x {self.shape[1]} "
-                f"blocks a tile needs {self.memory}; use {self._remedy}, or a larger budget"
-            )
+        return f"{needs}, but {memory / GIB:.1f} GiB are available; use {self.remedy}"
 
     @property
-    def _remedy(self) -> str:
+    def remedy(self) -> str:
+        """The way to a step of fewer bytes."""
         return f"{'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
 
 

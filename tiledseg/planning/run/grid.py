@@ -134,15 +134,8 @@ def usual_grids(rasters: Sequence[Grid], footprint: Footprint) -> list[Grid]:
     return grids if sum(rows * cols for rows, cols in grids) >= ENOUGH_TILES else cut(side // 2)
 
 
-def map_tiles(raster: Grid, footprint: Footprint) -> int:
-    """Return the fewest tiles of a map on a CPU."""
-    side = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
-    return math.ceil(raster[0] / side) * math.ceil(raster[1] / side)
-
-
-def crop_tiles(raster: Grid, window: int, on_cpu: bool) -> int:
-    """Return the fewest tiles of a map of crops. Tiles compute no crop twice on a rank, so small ones cost no more."""
-    side = max(CROPS_SIDE if on_cpu else CROPS_BATCHED, 2 * window)
+def tiles_of(raster: Grid, side: int) -> int:
+    """Return the fewest tiles of at most `side` pixels a side."""
     return math.ceil(raster[0] / side) * math.ceil(raster[1] / side)
 
 

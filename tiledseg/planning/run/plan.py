@@ -15,7 +15,7 @@ from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
-from tiledseg.planning.run.grid import choose_grid, crop_tiles, map_tiles
+from tiledseg.planning.run.grid import CROPS_BATCHED, CROPS_SIDE, MAP_HALOS, MAP_SIDE, choose_grid, tiles_of
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline, rebuilt_pipeline
@@ -100,7 +100,14 @@ def _plan(question: RunQuestion) -> RunPlan:
     network, parallel, value, asked = question.network, question.parallel, question.value_bytes, question.blocks
     graph, bands, images, budget = question.graph, network.bands, question.images_per_step, question.memory
     footprint, batch = network_footprint(graph, question.halo, parallel.exact), 1
-    _check_crops(question)
+    if any(isinstance(layer, Crops) for layer in graph.layers):  # a module that is not traced
+        cuts = {
+            f"parallel.halo is {parallel.halo}": parallel.halo == "layer",
+            f"parallel.stages is {parallel.stages}": parallel.stages > 1,
+            "memory.blocks is given": asked is not None,
+        }
+        for key in (key for key, holds in cuts.items() if holds):
+            raise ConfigError(f"{key}, but the module is not traced, and runs whole; leave {key.split()[0]} out")
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
     if question.trains and goes_together(parallel, graph, images):
@@ -138,8 +145,11 @@ def _plan(question: RunQuestion) -> RunPlan:
         if spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
             together = task.images if spread.shares_images else -(-in_step // question.ranks)
         blocks = choose_blocks(asked, spread, graph, bands, tilings, value, budget, question.trains, together)
-        if question.budgeted:
-            blocks.check_budget(budget)
+        if question.budgeted and blocks.memory > budget:
+            raise BudgetError(
+                f"memory.budget is {budget} bytes, but a training step in at most {blocks.shape[0]} x "
+                f"{blocks.shape[1]} blocks a tile needs {blocks.memory}; use {blocks.remedy}, or a larger budget"
+            )
         memory, short = blocks.memory, blocks.note(budget)
     else:
         tiles, further = question.tiles_per_batch or 1, 0
@@ -174,18 +184,6 @@ def _plan(question: RunQuestion) -> RunPlan:
     cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
     return balanced(question, RunPlan(*decided, *of_memory))
-
-
-def _check_crops(question: RunQuestion) -> None:
-    """Raise ConfigError for settings that would cut a module that is not traced."""
-    parallel, untraced = question.parallel, [layer for layer in question.graph.layers if isinstance(layer, Crops)]
-    cuts = {
-        f"parallel.halo is {parallel.halo}": parallel.halo == "layer",
-        f"parallel.stages is {parallel.stages}": parallel.stages > 1,
-        "memory.blocks is given": question.blocks is not None,
-    }
-    for key in (key for key, holds in cuts.items() if holds and untraced):
-        raise ConfigError(f"{key}, but the module is not traced, and runs whole; leave {key.split()[0]} out")
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
@@ -290,9 +288,9 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     untraced = [layer.grid for layer in graph.layers if isinstance(layer, Crops)]
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
     if on_cpu and not untraced:
-        tiles = max(tiles, map_tiles(extent.shape, footprint))
-    for crops in filter(None, untraced):
-        tiles = max(tiles, crop_tiles(extent.shape, crops.window, on_cpu))
+        tiles = max(tiles, tiles_of(extent.shape, max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))))
+    for crops in filter(None, untraced):  # tiles compute no crop twice on a rank, so small ones cost no more
+        tiles = max(tiles, tiles_of(extent.shape, max(CROPS_SIDE if on_cpu else CROPS_BATCHED, 2 * crops.window)))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 

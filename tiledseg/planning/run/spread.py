@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tiledseg.config.checks import rows_cols
 from tiledseg.config.parallel import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
@@ -51,7 +52,7 @@ def parallelism(config: ParallelConfig) -> Parallelism:
     return Parallelism(
         config.exact,
         config.halo,
-        config.mesh_rows_cols(),
+        rows_cols(config.mesh),
         config.fusion_depth(),
         config.overlap,
         config.stages,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS, Graph, MemoryPolicy
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
@@ -205,20 +205,6 @@ class StepChoices:
     def peak(self, policy: MemoryPolicy) -> int:
         """Return the bytes of a step by a policy."""
         return self.fixed + self.greedy.peak(self.walk.needed_words(policy))
-
-    def by_part(self, policy: MemoryPolicy) -> list[dict[str, Any]]:
-        """Return, for each part of the network (what stands before the dot in its nodes' names), bytes kept, recomputed
-        and offloaded (`away`), and the extra seconds as a share of the step's."""
-        parts: dict[str, dict[str, Any]] = {}
-        step = (1 + BACKWARD) * self.walk.forward
-        for item, word in zip(self.walk.items, self.walk.words(policy), strict=True):
-            name = item.name.split(".")[0]
-            part = parts.setdefault(name, {"name": name, "kept": 0, "rebuilt": 0, "extra": 0.0, "away": 0})
-            key = "kept" if word == KEEP else "away" if word == OFFLOAD else "rebuilt"
-            if word != REBUILD or item.used:
-                part[key] += item.bytes
-                part["extra"] += {KEEP: 0.0, REBUILD: item.rebuild, OFFLOAD: item.offload}[word] / step
-        return list(parts.values())
 
 
 def step_choices(

@@ -21,6 +21,7 @@ from tiledseg.units import DOUBLE_BYTES, wide_bytes
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
 _BYTES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)}
+_BYTES |= {f"{unit}/s": scale for unit, scale in _BYTES.items()} | {"": 1.0}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -147,28 +148,25 @@ ASSUMED = Machine(memory_bandwidth=600e9)
 """The speed by which the memory plan weighs computing again where no machine is known: its ratios decide."""
 
 
-def parse_flops(text: str) -> float:
-    """Parse '10T', '10 TFLOPS', '500G' or a plain number into operations a second. Raises ConfigError otherwise."""
-    units = "", "FLOPS", "flops", "FLOP/s", "flop/s"
-    words = {f"{prefix}{unit}": scale for prefix, scale in _PREFIXES.items() for unit in units}
-    return _parse("--flops", text, words, "10T, 500G or a plain number of operations a second")
+_RATES = {
+    f"{prefix}{unit}": scale
+    for prefix, scale in _PREFIXES.items()
+    for unit in ("", "FLOPS", "flops", "FLOP/s", "flop/s")
+}
+QUANTITIES: dict[str, tuple[dict[str, float], str]] = {
+    "flops": (_RATES, "10T, 500G or a plain number of operations a second"),
+    "bandwidth": (_BYTES, "25GB, 10GiB or a plain number of bytes a second"),
+    "latency": (_SECONDS, "20us, 1ms or a plain number of seconds"),
+}
+"""The units of each quantity that a flag gives, and examples."""
 
 
-def parse_bandwidth(text: str) -> float:
-    """Parse '25GB', '25 GB/s', '12.5GiB' or a plain number into bytes a second. Raises ConfigError otherwise."""
-    words = {f"{unit}{per}": scale for unit, scale in _BYTES.items() for per in ("", "/s")} | {"": 1.0}
-    return _parse("--bandwidth", text, words, "25GB, 10GiB or a plain number of bytes a second")
-
-
-def parse_latency(text: str) -> float:
-    """Parse '20us', '1.5 ms' or a plain number into seconds. Raises ConfigError otherwise."""
-    return _parse("--latency", text, _SECONDS, "20us, 1ms or a plain number of seconds")
-
-
-def _parse(flag: str, text: str, units: dict[str, float], remedy: str) -> float:
+def parse_quantity(name: str, text: str) -> float:
+    """Parse a number with a unit of `QUANTITIES`, or a plain one. Raises ConfigError otherwise."""
+    units, remedy = QUANTITIES[name]
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*", text)
     if not match or match[2] not in units:
-        raise ConfigError(f"{flag} is '{text}'; give {remedy}")
+        raise ConfigError(f"--{name} is '{text}'; give {remedy}")
     return float(match[1]) * units[match[2]]
 
 

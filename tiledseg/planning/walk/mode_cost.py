@@ -27,9 +27,9 @@ from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
     SentBytes,
+    TensorShape,
     Traffic,
     check_countable,
-    largest_of_block,
     pieces,
     rank_kinds,
     swaps,
@@ -219,8 +219,16 @@ def layer_ranks(
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
     steps = itertools.product(rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion))
-    shapes = (largest_of_block(graph, bands, row, col) for row, col in steps)
-    check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
+    channels, names, shapes = tensor_channels(graph, bands), graph.names, list[TensorShape]()
+    for row, col in steps:
+        for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
+            for source, i, j in zip(sources, r.inputs, c.inputs, strict=True):  # with the halo and padding read
+                shapes.append(TensorShape(names[k + 1], channels[source], i.read, j.read))
+            shapes.append(TensorShape(names[k + 1], channels[k + 1], r.computed, c.computed))
+    check_countable(
+        [max(shapes, key=lambda shape: shape.values)],
+        f"spread the image over more ranks than {rows.parts} x {cols.parts}",
+    )
 
 
 def input_traffic(

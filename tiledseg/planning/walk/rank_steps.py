@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import tensor_channels, tensor_shapes, tensor_sizes
+from tiledseg.geometry.shapes import tensor_shapes, tensor_sizes
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
 
@@ -223,17 +223,6 @@ def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> Tensor
     """Return the largest tensor of a network on a context: the input or an output, concatenations included."""
     shapes = zip(graph.names, tensor_shapes(graph, bands, *context), strict=True)
     return max((TensorShape(name, *shape) for name, shape in shapes), key=lambda shape: shape.values)
-
-
-def largest_of_block(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> TensorShape:
-    """Return that of the rank with these steps in layer mode: a block of a tensor, with the halo and padding read."""
-    channels, names = tensor_channels(graph, bands), graph.names
-    found = []
-    for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
-        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
-            found.append(TensorShape(names[k + 1], channels[source], of_row.read, of_col.read))
-        found.append(TensorShape(names[k + 1], channels[k + 1], r.computed, c.computed))
-    return max(found, key=lambda shape: shape.values)
 
 
 def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
