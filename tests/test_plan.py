@@ -8,12 +8,13 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tiledseg.plan import main
 
+TWO, SMALL = "--size 1000 --grid 2", "--size 2000 --levels 4 --base-channels 16"
+SEARCH = "--search --size 900 --levels 3 --base-channels 8 --gpus 4 --images 6 --images-per-step 2 --machine summit"
 GOLDEN = "--size 10000 --grid 8 --levels 5 --convs-per-level 2 --kernel 3 --format json"
 
 
@@ -181,6 +182,42 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--size 1000 --grid 2 --bandwidth 10s", ["--bandwidth is '10s'", "25GB"]),
         ("--size 1000 --grid 2 --latency 10GB", ["--latency is '10GB'", "20us"]),
         ("--size 1000 --colour red", ["--colour"]),
+        (f"{TWO} --stages 0", ["--stages is 0", "at least 1"]),
+        (f"{TWO} --levels 1 --stages 10", ["10 stages", "9 layers", "fewer stages"]),
+        (
+            f"{TWO} --levels 1 --stages 5 --schedule folded --base-channels 8 --convs-per-level 1",
+            ["9 chunks", "5 layers"],
+        ),
+        (f"{TWO} --stages 2 --balance [40,40]", ["[40,40]", "sums to 80", "has 89", "auto"]),
+        (f"{TWO} --stages 2 --balance [89,0]", ["--balance is [89,0]", "layers a stage as"]),
+        (f"{TWO} --stages 3 --balance [40,49]", ["--balance has 2 parts", "--stages is 3", "3 counts"]),
+        (f"{TWO} --stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 chunks when folded"]),
+        (f"{TWO} --stages 2 --balance [10,78,1] --schedule folded", ["encoder0.stash from stage 0 to 1", "auto"]),
+        (f"{TWO} --stages 2 --balance half", ["--balance is half", "auto"]),
+        (f"{TWO} --balance [40,49]", ["--balance is [40,49]", "--stages"]),
+        (f"{TWO} --recompute all --memory-budget 1GiB", ["--recompute is all", "--memory-budget"]),
+        (f"{TWO} --stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
+        (f"{TWO} --stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
+        (f"{TWO} --recompute always", ["--recompute is always", "--stages"]),
+        (f"{TWO} --stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 100.00 MiB", "more stages"]),
+        (
+            f"{SMALL} --grid 4 --show few",
+            ["--show names 'few', which is no section; give some of network,memory,modes,stages"],
+        ),
+        (
+            f"{SMALL} --grid 4 --show stages",
+            ["--show names stages, but this plan has network, memory, modes, cluster, exact, paper alone"],
+        ),
+        (f"{SMALL} --grid 4 --show modes --format json", ["--show is modes, but only the plan's table has sections"]),
+        (f"{SMALL} --grid 4 --show modes --emit slurm", ["--show is modes"]),
+        ("--search --size 900 --gpus 4", ["--search ranks by predicted time, but no machine is known; give --machine"]),
+        (f"{SEARCH} --mesh 2", ["--mesh is 2, but --search finds settings; leave one of them out"]),
+        (f"{SEARCH} --plot a.png", ["--plot is a.png, but --search finds settings"]),
+        (f"{SEARCH} --stride 2", ["--search is given, but networks of --stride 2"]),
+        (f"{SEARCH} --images 1", ["--images-per-step is 2, but --images is 1; give at most so many"]),
+        ("--calibrate out.yaml --size 100", ["--size is 100, but --calibrate measures this machine"]),
+        ("--size 900 --store .", ["--store is ., but --calibrate is not given; leave it out"]),
+        (f"{SEARCH} --gpu-memory 50KiB --grid 4", ["settings for 4 ranks of 50.00 KiB can be"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -199,17 +236,12 @@ def test_bad_input_is_one_line_and_exit_2(
 
 def test_a_machine_says_the_memory_and_the_gpus_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     """Those that are given win."""
-    line = "--size 20000 --grid auto --machine h200 --format json"
-    by_machine = _answer(line, capsys)
-    assert by_machine == _answer(f"{line} --gpu-memory 141GiB --gpus-per-node 8", capsys)
+    line = "--size 20000 --grid auto --machine h200"
+    by_machine = answer(capsys, line)
+    assert by_machine == answer(capsys, f"{line} --gpu-memory 141GiB --gpus-per-node 8")
     assert (by_machine["memory"]["gpu"], by_machine["cluster"]["gpus_per_node"]) == (141 * 2**30, 8)
-    given = _answer(f"{line} --gpu-memory 16GiB --gpus-per-node 4", capsys)
+    given = answer(capsys, f"{line} --gpu-memory 16GiB --gpus-per-node 4")
     assert (given["memory"]["gpu"], given["cluster"]["gpus_per_node"]) == (16 * 2**30, 4)
     assert given["exact"]["tiles"] > by_machine["exact"]["tiles"]
-    assert main(line.replace("--format json", "").split()) == 0
-    assert "nodes of 8" in capsys.readouterr().out
-
-
-def _answer(line: str, capsys: pytest.CaptureFixture[str]) -> Any:
     assert main(line.split()) == 0
-    return json.loads(capsys.readouterr().out)
+    assert "nodes of 8" in capsys.readouterr().out

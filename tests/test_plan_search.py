@@ -88,26 +88,6 @@ def test_tensors_that_leave_for_the_host_are_keys_of_the_job(
     assert '"$local"' not in script
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--search --size 900 --gpus 4", "--search ranks by predicted time, but no machine is known; give --machine"),
-        (f"{SMALL} --mesh 2", "--mesh is 2, but --search finds settings; leave one of them out"),
-        (f"{SMALL} --plot a.png", "--plot is a.png, but --search finds settings"),
-        (f"{SMALL} --stride 2", "--search is given, but networks of --stride 2"),
-        (f"{SMALL} --images 1", "--images-per-step is 2, but --images is 1; give at most so many"),
-        ("--calibrate out.yaml --size 100", "--size is 100, but --calibrate measures this machine"),
-        ("--size 900 --store .", "--store is ., but --calibrate is not given; leave it out"),
-        (f"{SMALL} --gpu-memory 50KiB --grid 4", "settings for 4 ranks of 50.00 KiB can be"),
-    ],
-)
-def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
-
-
 @pytest.mark.parametrize(("gpus", "images"), [(30, 6), (18, 4)])  # GPUs hold 4 tiles an image
 def test_a_search_proposes_images_of_a_step_that_share_the_gpus_evenly(
     gpus: int, images: int, capsys: pytest.CaptureFixture[str]

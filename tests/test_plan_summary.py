@@ -144,19 +144,3 @@ def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:
     titles = {text: re.findall(r"^(\w+): ", text, re.MULTILINE) for text in (some, every)}
     assert titles[some] == ["memory", "modes"]
     assert titles[every] == ["network", "memory", "modes", "cluster", "exact", "paper"]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--show few", "--show names 'few', which is no section; give some of network,memory,modes,stages"),
-        ("--show stages", "--show names stages, but this plan has network, memory, modes, cluster, exact, paper alone"),
-        ("--show modes --format json", "--show is modes, but only the plan's table has sections"),
-        ("--show modes --emit slurm", "--show is modes"),
-    ],
-)
-def test_sections_that_are_not_there_are_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"{SMALL} --grid 4 {line}".split()) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)

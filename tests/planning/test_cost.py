@@ -9,9 +9,7 @@ import torch
 
 from tests.planning.flops import flop_counter
 from tiledseg.architecture.network import NORMS, UPSAMPLINGS
-from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.run import ModelConfig
 from tiledseg.errors import GeometryError
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
@@ -61,19 +59,3 @@ def test_a_frozen_part_has_no_backward_pass() -> None:
 def test_an_illegal_context_is_refused() -> None:
     with pytest.raises(GeometryError, match="1434 is not legal"):
         layer_costs(UNet().graph(), 4, (1440, 1434))
-
-
-def stage_shares(work: list[int], balance: tuple[int, ...]) -> list[float]:
-    """Share of the work on each stage of a balance list."""
-    ends = list(itertools.accumulate(balance))
-    assert ends[-1] == len(work)
-    return [sum(work[end - size : end]) / sum(work) for end, size in zip(ends, balance, strict=True)]
-
-
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_the_papers_balance_lists_leave_one_stage_with_a_quarter_to_a_third(name: str) -> None:
-    unet = build_network(ModelConfig(name=name), bands=4, classes=2)
-    work = [c.multiply_adds for c in layer_costs(unet.graph(), 4, (1024, 1024))]
-    largest = max(stage_shares(work, PRESETS[name].balance))
-    assert 0.26 <= largest <= 0.325
-    assert 3.1 <= 1 / largest <= 3.75, "the cap on 6 stages before any bubble"

@@ -154,33 +154,3 @@ def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> Non
     assert max(map(len, text.splitlines())) <= 80
     assert main(["--size", "1000", "--grid", "2", "--stages", "2", "--schedule", "folded", "--show", "all"]) == 0
     assert "f, b: the stage's second chunk" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--stages 0", ["--stages is 0", "at least 1"]),
-        ("--levels 1 --stages 10", ["10 stages", "9 layers", "fewer stages"]),
-        ("--levels 1 --stages 5 --schedule folded --base-channels 8 --convs-per-level 1", ["9 chunks", "5 layers"]),
-        ("--stages 2 --balance [40,40]", ["[40,40]", "sums to 80", "has 89", "auto"]),
-        ("--stages 2 --balance [89,0]", ["--balance is [89,0]", "layers a stage as"]),
-        ("--stages 3 --balance [40,49]", ["--balance has 2 parts", "--stages is 3", "3 counts"]),
-        ("--stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 chunks when folded"]),
-        ("--stages 2 --balance [10,78,1] --schedule folded", ["encoder0.stash from stage 0 to 1", "auto"]),
-        ("--stages 2 --balance half", ["--balance is half", "auto"]),
-        ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
-        ("--recompute all --memory-budget 1GiB", ["--recompute is all", "--memory-budget"]),
-        ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
-        ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
-        ("--recompute always", ["--recompute is always", "--stages"]),
-        ("--stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 100.00 MiB", "more stages"]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"--size 1000 --grid 2 {line}".split()) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    for word in words:
-        assert word in printed.err

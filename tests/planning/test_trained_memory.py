@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
@@ -28,9 +31,47 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
+from tiledseg.training.objective import Objective
 from tiledseg.training.preparation import loss_bytes_of, objective_of
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.units import ACTIVATION_BYTES
+
+SPREAD = Spread()
+
+
+def tile_of(unet: UNet, side: int) -> Tile:
+    return make_tiling((side, side), (1, 1), network_footprint(unet.graph())).tiles[0]
+
+
+def sample_of(unet: UNet, side: int, precision: str, image: int = 0) -> Sample:
+    pixels_CHW = np.ones((unet.bands, side, side), INPUT_DTYPES[precision])
+    return Sample(image, tile_of(unet, side), pixels_CHW, np.zeros((side, side), np.uint8), np.ones((side, side), bool))
+
+
+def two_steps(
+    unet: UNet,
+    samples: list[Sample],
+    precision: str,
+    factors: dict[str, float],
+    spread: Spread = SPREAD,
+    batch: int = 1,
+    objective: Objective | None = None,
+) -> tuple[AllocationMeter, Callable[[], object]]:
+    """What the second of two steps of the trainer allocates, as the optimizer makes its values in the first; and a
+    further step."""
+    side, parts = samples[0].tile.core.height, [Part(sample.image, sample.tile) for sample in samples]
+    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
+    with AllocationMeter([]) as meter:
+        network = freeze(build_modules(unet, seed=0), factors).train()
+        run = ParallelRun.open(spread, network, mesh, precision)
+        optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad])
+        rules = StepRules(255, 0, objective=objective)
+        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, rules)
+        for step in range(2):
+            meter.peak = 0
+            stepper.run(step, iter(samples), parts, stop=False)
+    return meter, lambda: stepper.run(2, iter(samples), parts, stop=False)
 
 
 @pytest.mark.parametrize(
@@ -45,22 +86,12 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float,
     """With weights, the optimizer's values, the sums of gradients in float64, and what kernels of float64 unfold. Where
     a part is frozen, within 1 %; in float64 up to 8 % less is allocated where nobody wants the decoder's gradients."""
     unet, side = UNet(3, base_channels=16), 96
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
-    sample = Sample(0, tile, np.ones((unet.bands, side, side), INPUT_DTYPES[precision]), labels_HW, valid_HW)
-    with AllocationMeter([]) as meter:
-        network = freeze(build_modules(unet, seed=0), factors).train()
-        run = ParallelRun.open(Spread(), network, mesh, precision)
-        optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad])
-        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, StepRules(255, 0))
-        for step in range(2):  # the optimizer makes its values in the first
-            meter.peak = 0
-            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
-    found, lasting = meter.peak, meter.bytes
+    meter, further = two_steps(unet, [sample_of(unet, side, precision)], precision, factors)
+    found = meter.peak
     if precision == "fp64":  # the meter sees no tensors of kernels' own
-        found = lasting + allocator_peak(lambda: stepper.run(2, iter([sample]), [Part(0, tile)], stop=False))
-    memory = training_memory(network.graph, unet.bands, (side, side), ACTIVATION_BYTES[precision])
+        found = meter.bytes + allocator_peak(further)
+    graph = freeze(build_modules(unet, seed=0), factors).graph
+    memory = training_memory(graph, unet.bands, (side, side), ACTIVATION_BYTES[precision])
     assert memory.total == pytest.approx(found, rel=most)
 
 
@@ -75,8 +106,7 @@ def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str
     another is asked for. The loss alone decides how long it needs the network's output."""
     kernel = 1 if precision == "fp64" else 3  # what is unfolded of a larger one would be the peak
     unet, side = UNet(1, convs_per_level=1, base_channels=2, classes=8, kernel=kernel), 160
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    tile = tile_of(unet, side)
     labels_HW = np.random.default_rng(0).integers(0, 8, (side, side), np.uint8)
     config = Config(train=TrainConfig(loss=loss, precision=precision))
     label_map = LabelMap.from_config(8)
@@ -85,17 +115,8 @@ def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str
         tile.core.row.expand(objective.margin, objective.margin), tile.core.col.expand(*[objective.margin] * 2)
     )
     around = around.clip(Box.of_shape((side, side)))
-    pixels_CHW = np.ones((unet.bands, side, side), INPUT_DTYPES[precision])
-    sample = Sample(0, tile, pixels_CHW, labels_HW, np.ones((side, side), bool), labels_HW, around)
-    with AllocationMeter([]) as meter:
-        network = build_modules(unet, seed=0).train()
-        run = ParallelRun.open(Spread(), network, mesh, precision)
-        optimizer = torch.optim.AdamW(network.parameters())
-        rules = StepRules(255, 0, objective=objective)
-        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, rules)
-        for step in range(2):
-            meter.peak = 0
-            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
+    sample = replace(sample_of(unet, side, precision), y_HW=labels_HW, around_HW=labels_HW, around=around)
+    meter, _ = two_steps(unet, [sample], precision, {}, objective=objective)
     further = loss_bytes_of(config, unet, label_map, objective)
     sizes = unet.bands, (side, side), ACTIVATION_BYTES[precision]
     asked, usual = (training_memory(graph, *sizes).total for graph in (unet.graph().with_loss(further), unet.graph()))
@@ -121,20 +142,11 @@ def test_images_that_go_together_need_what_the_plan_says(images: int, batch: int
     most at once.
     """
     unet = UNet(3, base_channels=8 if precision == "fp32" else 48, norm="batch")
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
-    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
-    samples = [Sample(i, tile, np.ones((unet.bands, side, side), "float32"), labels_HW, valid_HW) for i in range(3)]
+    samples = [sample_of(unet, side, "fp32", image) for image in range(images)]
     spread = Spread("layer", MeshShape(1, 1, 1), together=images > 1)
-    with AllocationMeter([]) as meter:
-        network = build_modules(unet, seed=0).train()
-        run = ParallelRun.open(spread, network, mesh, precision)
-        optimizer = torch.optim.AdamW(network.parameters())
-        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, StepRules(255, 0))
-        for step in range(2):
-            meter.peak = 0
-            parts = [Part(sample.image, tile) for sample in samples[:images]]
-            stepper.run(step, iter(samples), parts, stop=False)
+    meter, _ = two_steps(unet, samples, precision, {}, spread, batch)
     question = RunQuestion(unet, (Extent((side, side)),), 1, 1 << 40, precision=precision, images_per_step=images)
-    planned = step_cost(question, spread, spread.mesh, [tiling], batch).memory
+    planned = step_cost(
+        question, spread, spread.mesh, [make_tiling((side, side), (1, 1), network_footprint(unet.graph()))], batch
+    ).memory
     assert 0.97 <= planned / meter.peak <= 1.15
