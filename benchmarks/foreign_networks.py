@@ -26,7 +26,7 @@ from benchmarks.stand_ins import stand_ins
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.spread import exact_modes
 from tiledseg.tracing.trace import trace
 
 

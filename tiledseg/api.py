@@ -164,8 +164,7 @@ def predict_raster(
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
-    from tiledseg.planning.run.norms import exact_modes
-    from tiledseg.planning.run.spread import Parallelism
+    from tiledseg.planning.run.spread import Parallelism, exact_modes
     from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
     from tiledseg.raster.array_names import array_of
     from tiledseg.raster.reader import map_as_array

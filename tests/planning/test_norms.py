@@ -16,10 +16,9 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.run.spread import Parallelism, check_statistics, exact_modes, norm_fault
 from tiledseg.tracing.trace import trace
 
 

@@ -24,7 +24,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.models.layers.times import TimeSeries
-from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.spread import exact_modes
 
 # Seconds each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}

@@ -23,7 +23,7 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.run.norms import measuring
+from tiledseg.planning.run.spread import measuring
 from tiledseg.system.console import say
 
 _SHARED = "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks"

@@ -24,7 +24,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint, round_up
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.trained import Trained
-from tiledseg.planning.run.norms import measuring
+from tiledseg.planning.run.spread import measuring
 from tiledseg.raster.labels.classes import in_hex
 from tiledseg.version import VERSION
 

@@ -25,11 +25,10 @@ from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes, finest_grid
 from tiledseg.planning.run.grid import near_squares
-from tiledseg.planning.run.norms import norm_fault, of_steps
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.run.spread import Parallelism, norm_fault, of_steps
 from tiledseg.planning.walk.cost_model import Prices, StepTime
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.rank_steps import SentBytes

@@ -25,10 +25,9 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.grid import usual_grids
-from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
-from tiledseg.planning.run.spread import parallelism
+from tiledseg.planning.run.spread import exact_modes, parallelism
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap

@@ -12,8 +12,8 @@ from tiledseg.config.words import augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.run.norms import measuring, said
 from tiledseg.planning.run.question import Extent
+from tiledseg.planning.run.spread import measuring, said
 from tiledseg.raster.composed import Inside, MaskedReader
 from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo, along

@@ -14,8 +14,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
 from tiledseg.planning.answer.text import columns, words, wrapped
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
-from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import measuring
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, disk_of, store_of
 from tiledseg.planning.walk.items import BACKWARD

@@ -31,11 +31,10 @@ from tiledseg.planning.answer.modes import mode_plans, modes_part, summary_part
 from tiledseg.planning.answer.rebuilding import Ways, rebuilding_part
 from tiledseg.planning.answer.text import WIDTH, milliseconds
 from tiledseg.planning.run.grid import check_tiles, finer_grid
-from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
+from tiledseg.planning.run.spread import MicroBatchSize, Parallelism, exact_modes
 from tiledseg.planning.walk.cost import layer_costs
 from tiledseg.planning.walk.step_memory import training_memory
 

@@ -10,9 +10,8 @@ from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import MicroBatchSize, Spread
+from tiledseg.planning.run.spread import MicroBatchSize, Spread, of_steps
 from tiledseg.planning.walk.choice import MemoryChoice, block_choices, step_choices
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import LEAST, STAYING

@@ -17,17 +17,20 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import CROPS_BATCHED, CROPS_SIDE, MAP_HALOS, MAP_SIDE, choose_grid, tiles_of
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
-from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline, rebuilt_pipeline
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
     Spread,
+    check_statistics,
     choose_mesh,
     choose_spread,
+    exact_modes,
     goes_together,
     idle_note,
     micro_batch_size,
+    norm_fault,
+    of_steps,
 )
 from tiledseg.planning.walk.choice import MemoryChoice
 from tiledseg.planning.walk.cost_model import Prices, StepTime
