@@ -56,15 +56,11 @@ def _without_command(words: Sequence[str]) -> None:
     )
     parser.add_argument("--version", action="version", version=f"tiledseg {VERSION}")
     if words and not words[0].startswith("-"):
-        parser.error(_unknown(words[0]))
+        import difflib
+
+        from tiledseg.config.checks import shown
+
+        near = " or ".join(difflib.get_close_matches(words[0], COMMANDS, n=2, cutoff=0.5))
+        parser.error(f"there is no command '{shown(words[0])}'; give {near or 'one of ' + ', '.join(COMMANDS)}")
     parser.parse_args(words)
     parser.error(f"give a command: {', '.join(COMMANDS)}")
-
-
-def _unknown(command: str) -> str:
-    import difflib
-
-    from tiledseg.config.checks import shown
-
-    near = difflib.get_close_matches(command, COMMANDS, n=2, cutoff=0.5)
-    return f"there is no command '{shown(command)}'; give {' or '.join(near) or 'one of ' + ', '.join(COMMANDS)}"

@@ -45,7 +45,15 @@ def _main(argv: Sequence[str] | None) -> int:
         return _rehearse(arguments, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return run_on_mesh(lambda mesh: _diagnose(mesh, arguments.format), arguments.transport)
+
+    def work(mesh: Mesh) -> None:
+        from tiledseg.comm.diagnosis import diagnose
+
+        diagnosis = diagnose(mesh, sizes=(8, 2**16, 2**20, 2**24, 2**26))
+        if mesh.is_root:
+            answer(json.dumps(diagnosis, indent=2) if arguments.format == "json" else _table(diagnosis))
+
+    return run_on_mesh(work, arguments.transport)
 
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
@@ -69,14 +77,6 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node or machine.ranks_per_host, memory)
     answer(json.dumps(found, indent=2) if arguments.format == "json" else in_words(found))
     return int(bool(found["fails"]))
-
-
-def _diagnose(mesh: Mesh, form: str) -> None:
-    from tiledseg.comm.diagnosis import diagnose
-
-    diagnosis = diagnose(mesh, sizes=(8, 2**16, 2**20, 2**24, 2**26))
-    if mesh.is_root:
-        answer(json.dumps(diagnosis, indent=2) if form == "json" else _table(diagnosis))
 
 
 def _table(diagnosis: dict[str, Any]) -> str:

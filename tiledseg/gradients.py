@@ -188,13 +188,10 @@ def _group(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter
     groups: list[list[nn.Parameter]] = []
     held = 0
     for parameter in parameters:
-        if not groups or held >= limit or not _alike(groups[-1][0], parameter):
+        last = groups[-1][0] if groups else None
+        if last is None or held >= limit or (last.dtype, last.device) != (parameter.dtype, parameter.device):
             groups.append([])
             held = 0
         groups[-1].append(parameter)
         held += parameter.numel() * parameter.element_size()
     return groups
-
-
-def _alike(one: nn.Parameter, other: nn.Parameter) -> bool:
-    return one.dtype == other.dtype and one.device == other.device

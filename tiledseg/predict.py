@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration of the options that are its keys. Raise ConfigError."""
-    check_files(vars(options), _flag)
+    named = {"minimum_area": "polygons_minimum_area"}
+    check_files(vars(options), lambda name: flag_of(named.get(name, name)))
     config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
@@ -173,10 +174,6 @@ def parse_groups(options: Namespace) -> Config:
         raise ConfigError(str(error).replace("model.", "--")) from None
     config.memory.check_folder()
     return config
-
-
-def _flag(name: str) -> str:
-    return flag_of({"minimum_area": "polygons_minimum_area"}.get(name, name))
 
 
 def check_own(options: Namespace) -> None:

@@ -1,9 +1,7 @@
-"""One plan of a run: train, validation, prediction and `plan` ask one function, which needs no torch."""
+"""One plan of a run: train, validation, prediction and `plan` ask one function."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -108,18 +106,6 @@ def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
         plan = plan_run(asked)
         assert plan.seconds is None
         assert balanced(asked, plan, MeasuredTimes(ends, ends, lambda size: 0.0)).seconds == pytest.approx(seconds)
-
-
-def test_it_is_made_without_torch() -> None:
-    program = (
-        "import sys; from tiledseg.architecture.unet import UNet\n"
-        "from tiledseg.planning.run.plan import plan_run\n"
-        "from tiledseg.planning.run.question import Extent, RunQuestion\n"
-        "print(plan_run(RunQuestion(UNet(3), (Extent((64, 64)),), 2, 1 << 30)).tilings[0].grid)\n"
-        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "(2, 1)\n"
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (1, 2)])
