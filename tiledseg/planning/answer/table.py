@@ -202,7 +202,7 @@ def memory_words(part: Part) -> str:
     """Return the bytes of a GPU besides those of its context and libraries, and whether they fit by recomputing."""
     if "reason" in part:
         return f"no mode can be: {part['reason']}"
-    left_out, fits = "CUDA's own share left out", "fits" if part["fits"] else "does NOT fit"
+    left_out, fits = "without CUDA's own", "fits" if part["fits"] else "does NOT fit"
     if part["fits"] is None:
         return f"{size(part['memory'])} a GPU, {left_out}; --machine or --gpu-memory says whether that fits"
     again = f", recomputing {counted(part['recomputed'], 'tensor')}: {part['recompute_percent']:.0f} % more time"
