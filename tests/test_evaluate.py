@@ -11,12 +11,11 @@ import rasterio
 from affine import Affine
 
 from tests.small_files import write_raster
+from tiledseg import evaluate as evaluation
 from tiledseg.api import evaluate_map
 from tiledseg.errors import LabelError
-from tiledseg.evaluate import main
+from tiledseg.evaluate import compare, main, thumbnail
 from tiledseg.execution.scores import confusion_matrix, scores
-from tiledseg.inference import evaluation
-from tiledseg.inference.evaluation import compare, thumbnail
 from tiledseg.raster.reader import open_raster
 
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)

@@ -47,6 +47,14 @@ def predict(trained: Path, image: Path, output: Path, *options: str) -> int:
     return main([*files, "--verbosity", "0", *options])
 
 
+def network_of(run: Path) -> torch.nn.Module:
+    """Return a run's network in float64."""
+    checkpoint = find_checkpoint(str(run))
+    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
+    network.load_state_dict(load_file(checkpoint.path / "model.safetensors"))
+    return network
+
+
 @pytest.fixture(scope="module")
 def whole(material: Material, trained: Path, image: Path) -> tuple[bytes, NDArray, NDArray]:
     """The map of grid 1 x 1: its bytes, its classes, its probabilities."""
@@ -124,10 +132,7 @@ def test_fp64_is_the_trained_network_in_float64(
     monkeypatch.setattr(mapping, "shares_of", seen)
     files = ["--tiling.grid", "1", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
-    checkpoint = find_checkpoint(str(run))
-    saved, weights = checkpoint.state["normalization"], load_file(checkpoint.path / "model.safetensors")
-    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
-    network.load_state_dict(weights)
+    saved, network = find_checkpoint(str(run)).state["normalization"], network_of(run)
     with rasterio.open(image) as file:
         pixels_CHW = file.read().astype(np.float64)
     mean, std = (np.array(saved[key])[:, None, None] for key in ("mean", "std"))
@@ -146,14 +151,11 @@ def test_a_raster_is_normalised_by_its_own_bands(trained: Path, tmp_path: Path, 
     write_raster(image, pixels_CHW, nodata=0)
     files = ["--tiling.grid", grid, "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(trained, image, tmp_path / "m.tif", *files, "--normalize", "image") == 0
-    checkpoint = find_checkpoint(str(trained))
-    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
-    network.load_state_dict(load_file(checkpoint.path / "model.safetensors"))
     valid_HW = (pixels_CHW > 0).all(0)
     mean, std = (of(pixels_CHW[:, valid_HW].astype(np.float64), 1)[:, None, None] for of in (np.mean, np.std))
     x_CHW = np.where(valid_HW, (pixels_CHW - mean) / std, 0)
     with torch.inference_mode():
-        expected = network(torch.from_numpy(x_CHW)[None])[0].softmax(0).numpy()
+        expected = network_of(trained)(torch.from_numpy(x_CHW)[None])[0].softmax(0).numpy()
     with rasterio.open(tmp_path / "p.tif") as file:
         found = file.read()
     assert np.abs(found - expected)[:, valid_HW].max() < 1e-6

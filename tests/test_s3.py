@@ -91,7 +91,7 @@ def train_from_bucket(material: Material, folder: Path) -> list[str]:
 
 
 def keys_below(prefix: str) -> set[str]:
-    urls = remote.list_folder(RemoteName(BUCKET, prefix), deep=True)
+    urls = remote.list_folder(RemoteName(BUCKET, prefix).url, "x", deep=True)
     return {url.removeprefix(f"{HOME}/") for url in urls}
 
 
@@ -244,7 +244,7 @@ def test_a_map_that_does_not_go_up_is_kept(
         remote.check_writable(name)
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
 
-    monkeypatch.setattr("tiledseg.inference.staging._check_writable", too_late)
+    monkeypatch.setattr("tiledseg.inference.request.check_writable", too_late)
     monkeypatch.setattr(remote, "_WRITING_RETRIES", 0)
     image = str(material.root / "held-out.tif")
     files = ["--checkpoint", str(material.root / "run"), "--image", image, "--output", f"{HOME}/kept/map.tif"]

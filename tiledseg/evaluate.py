@@ -11,31 +11,27 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
-from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.execution.scores import Scores, scores
-from tiledseg.inference.evaluation import (
-    check_names,
-    class_numbers,
-    compare,
-    open_labels,
-    shown_classes,
-    write_comparison,
-)
+from tiledseg.errors import ConfigError, LabelError, RasterError, install
+from tiledseg.execution.scores import Scores, confusion_matrix, scores
+from tiledseg.geometry.box import Box
 from tiledseg.planning.answer.text import columns
-from tiledseg.raster.info import reference_notes
-from tiledseg.raster.labels.classes import read_classes
-from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.pair_reading import LabelReading, check_used
+from tiledseg.raster.info import RasterInfo, check_grids_match, reference_notes
+from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.labels.polygons import PolygonReader, check_any
+from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.reporting.page import can_draw
+from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, write_panel
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 
@@ -65,6 +61,9 @@ PLAIN = tuple(
 )
 """Keys of a run's configuration that an evaluation has too, under flags without their group."""
 _CLASSES = "as data.classes of train (default: the labels are class numbers, counted in the data)"
+_BLOCK = 1024, 2048
+_SIDE = 1024  # of a picture, pixels
+_THREADS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,12 +103,13 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
     ignored, references = data.ignore_index, data.references
     if vars(options)["data.classes"] is not None:
         label_map = LabelMap.from_config(read_classes(data.classes, "--classes"), ignored)
-    more = references, data.label_layer, data.label_attribute, data.background, data.warp
-    reading = LabelReading(label_map, *more, key="--{}")
-    check_used(reading, [options.labels])
+    reading = PairReading(label_map, "--{}", **data.reading)
+    reading.check_used([options.labels])
     with ExitStack() as stack:
         prediction = stack.enter_context(open_raster(options.prediction, references=references))
-        labels = stack.enter_context(open_labels(reading, options.labels, prediction.info))
+        labels = stack.enter_context(reading.open_labels(options.labels, prediction.info))
+        if isinstance(labels, PolygonReader):
+            check_any([options.labels], [labels.count])
         image = None
         if options.image is not None:
             image = stack.enter_context(open_raster(options.image, references=references))
@@ -120,14 +120,14 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
                 [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
             )
             check_ending("--plot", options.plot, ".png")
-        warn(check_names(label_map or class_numbers(ignored), labels.info, prediction.info))
+        warn(_check_names(label_map or _class_numbers(ignored), labels.info, prediction.info))
         matrix = compare(prediction, labels, label_map, ignored)
         result = scores(matrix)
-        classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
+        classes = _shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
             title = f"prediction: mean IoU {_percent(result.mean_iou)}"
-            write_comparison(options.plot, image, labels, prediction, shown_map, classes, title)
+            _write_comparison(options.plot, image, labels, prediction, shown_map, classes, title)
     return matrix, result, [record.name for record in classes]
 
 
@@ -161,3 +161,146 @@ def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) ->
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def compare(
+    prediction: RasterReader, labels: RasterReader, label_map: LabelMap | None, ignore_index: int = 255
+) -> NDArray[np.int64]:
+    """Return the confusion matrix (K, K), int64, rows truth, columns prediction, over the pixels valid in both rasters.
+
+    `label_map` turns the labels' raw values into classes; the prediction holds class numbers. Without one, labels hold
+    class numbers below `ignore_index` too, and K is one more than the largest that either raster holds (at least 2).
+    Raises RasterError where the grids differ, LabelError for a value outside the classes.
+    """
+    check_grids_match(prediction.info, labels.info)
+    truth_map = (label_map or _class_numbers(ignore_index)).resolve(labels.info)
+    class_map = LabelMap.from_config(truth_map.count, ignore_index).resolve(prediction.info)
+
+    def count(box: Box) -> NDArray[np.int64]:
+        truth_HW = read_labels(labels, truth_map, box)
+        prediction_HW = read_labels(prediction, class_map, box)
+        return confusion_matrix(truth_HW, prediction_HW, truth_map.count, ignore_index)
+
+    matrix = np.zeros((truth_map.count, truth_map.count), np.int64)
+    for part in prefetch(_blocks(prediction.info, labels.info), count, threads=_THREADS, depth=2 * _THREADS):
+        matrix += part
+    if label_map is not None:
+        return matrix
+    used = np.flatnonzero(matrix.any(axis=0) | matrix.any(axis=1))
+    classes = max(int(used[-1]) + 1, 2) if used.size else 2
+    return matrix[:classes, :classes]
+
+
+def _class_numbers(ignore_index: int) -> LabelMap:
+    """Return the map of labels that hold class numbers below `ignore_index`. Raises ConfigError."""
+    return LabelMap.from_config(max(ignore_index, 2) if ignore_index <= 255 else 2, ignore_index)
+
+
+def _blocks(*infos: RasterInfo) -> Iterator[Box]:
+    height, width = _BLOCK
+    if any(info.sequential or info.block_shape[1] >= info.width for info in infos):
+        height, width = max(height * width // infos[0].width, 1), infos[0].width  # whole rows: each is decoded once
+    return Box.of_shape(infos[0].shape).blocks(height, width)
+
+
+def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray[np.bool_]]:
+    """Return every k-th pixel, the largest picture of at most `side` pixels a side: pixels (C, h, w) and validity (h,
+    w)."""
+    info = reader.info
+    step = -(-max(info.shape) // side)
+    pixels_CHW = np.zeros((info.bands, *(-(-size // step) for size in info.shape)), info.dtype)
+    valid_HW = np.zeros(pixels_CHW.shape[1:], bool)
+    for box in _blocks(info):
+        rows, cols = (slice(-side.start % step, None, step) for side in (box.row, box.col))
+        block_CHW, block_valid_HW = reader.read(box)
+        part_CHW = block_CHW[:, rows, cols]
+        first = tuple(-(-side.start // step) for side in (box.row, box.col))
+        place = tuple(slice(start, start + n) for start, n in zip(first, part_CHW.shape[1:], strict=True))
+        pixels_CHW[(slice(None), *place)] = part_CHW
+        valid_HW[place] = block_valid_HW[rows, cols]
+    return pixels_CHW, valid_HW
+
+
+def _shown_classes(
+    label_map: LabelMap | None, count: int, labels: RasterInfo, prediction: RasterInfo
+) -> tuple[ClassRecord, ...]:
+    """Return a record for each of `count` classes.
+
+    A class without a name or a colour in `label_map` has the name of the labels' file (tags CLASS_0, CLASS_1, ...), or
+    else of the prediction's, and the colour of the prediction's colour table, or else of the labels'.
+    """
+    legend = label_map or LabelMap.from_config(max(count, 2))
+    in_map = _in_file(prediction, {k: k for k in range(count)})
+    in_labels = _in_file(labels, dict(legend.resolve(labels).pairs))
+    defaults, records = default_classes(count), []
+    own_colours = {k: colour for k, colour in in_map[1].items() if colour != defaults[k].colour}
+    names, colours = {**in_map[0], **in_labels[0]}, {**in_labels[1], **own_colours}
+    for number, (record, default) in enumerate(zip(legend.classes[:count], defaults, strict=True)):
+        name = names.get(number, record.name) if record.name == default.name else record.name
+        colour = colours.get(number, record.colour) if record.colour == default.colour else record.colour
+        records.append(ClassRecord(name, colour))
+    return tuple(records)
+
+
+def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:
+    """Return a line on classes that have one name in the labels, by `label_map` or else by their file, and another in
+    the prediction's file, if there are any. Raises LabelError where a class of one has another number in the other."""
+    pairs = label_map.resolve(labels).pairs
+    once = {raw: k for raw, k in pairs if sum(other == k for _, other in pairs) == 1}
+    truth = {k: name for k, name in _in_file(labels, once)[0].items() if k < label_map.count}
+    defaults = {record.name for record in default_classes(label_map.count)}
+    truth |= {k: record.name for k, record in enumerate(label_map.classes) if record.name not in defaults}
+    mapped = {k: name for k, name in prediction.class_names if name not in defaults}
+    numbers = {name: k for k, name in mapped.items()}
+    moved = [k for k, name in truth.items() if numbers.get(name, k) != k and truth[k] != mapped.get(k)]
+    if moved:
+        name = truth[moved[0]]
+        raise LabelError(
+            f"{prediction.path} holds class {name} as {numbers[name]}, but of {labels.path} it is {moved[0]}; give "
+            "classes that bring the labels' values to the numbers of the map"
+        )
+    others = [k for k, name in sorted(truth.items()) if mapped.get(k, name) != name]
+    if not others:
+        return []
+    first = others[0]
+    more = f", and so are {len(others) - 1} more" if len(others) > 1 else ""
+    return [
+        f"class {first} is '{truth[first]}' of {labels.path} and '{mapped[first]}' of {prediction.path}{more}: scores "
+        "compare numbers, whatever their names"
+    ]
+
+
+def _in_file(info: RasterInfo, by_raw: dict[int, int]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
+    """Return names and colours by class."""
+    names = {by_raw[raw]: name for raw, name in info.class_names if raw in by_raw}
+    colours = {by_raw[raw]: colour[:3] for raw, colour in info.palette or () if raw in by_raw}
+    return names, colours
+
+
+def _write_comparison(
+    path: str | Path,
+    image: RasterReader | None,
+    labels: RasterReader,
+    prediction: RasterReader,
+    label_map: LabelMap,
+    classes: Sequence[ClassRecord],
+    title: str,
+) -> None:
+    """Write a PNG of the image (if given), the labels and the prediction under its `title`, of about 1000 pixels a side
+    each; `classes` as of `_shown_classes`.
+
+    Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
+    """
+    if image is not None:
+        check_grids_match(image.info, prediction.info)
+    colours = [record.colour for record in classes]
+    class_map = LabelMap.from_config(label_map.count, label_map.ignore_index)
+    pictures = {} if image is None else {"image": as_picture(*thumbnail(image))}
+    for name, reader, mapping in (("labels", labels, label_map), (title, prediction, class_map)):
+        raw_CHW, valid_HW = thumbnail(reader)
+        classes_HW = mapping.resolve(reader.info).apply(raw_CHW, valid_HW, path=reader.info.path)
+        pictures[name] = class_picture(classes_HW, colours)
+    times = max(1, _SIDE // max(prediction.info.shape))
+    row = [picture.repeat(times, 0).repeat(times, 1) for picture in pictures.values()]
+    legend = [(record.name, record.colour) for record in classes[:24]]
+    write_panel(Path(path), draw_panel([row], list(pictures), legend))

@@ -253,7 +253,6 @@ def request_of(options: Namespace, config: Config) -> Request:
         composing=Composing(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),
         inputs=tuple(options.config),
         threads=config.data.workers,
-        prefetch=config.data.workers,
         verbosity=config.run.verbosity,
     )
 

@@ -31,12 +31,12 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
 from tiledseg.system.files import flush, writing
-from tiledseg.system.outputs import check_outputs, files_below
+from tiledseg.system.outputs import check_outputs, files_below, whole
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.tile_store_writer import Opener, StorePlan
+    from tiledseg.raster.tile_store import Opener, StorePlan
 
 
 HDF5 = "hdf5"
@@ -122,33 +122,30 @@ def plan_store(
     `from_flags`: messages name flags, not keys. `classes_given`: a flag names the classes, so some label must need
     them. Raises an InputError.
     """
-    from tiledseg.raster.finding import as_list, check_assets, find_sources, pair_sources
+    from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, check_used
+    from tiledseg.raster.labels.pair_reading import PairReading
     from tiledseg.raster.lists import LEARNT, Composing
     from tiledseg.raster.remote import is_vector
-    from tiledseg.raster.tile_store_writer import StorePlan
+    from tiledseg.raster.tile_store import StorePlan
     from tiledseg.tracing.build import known
 
     data, keys = config.data, ("--images", "--labels")
     images = data.joined(data.images, keys[0])
     how = LEARNT, data.references, Composing(*data.composing)
-    found = find_sources(images, keys[0], *how)
-    image_paths = tuple(source.path for source in found)
-    label_paths: tuple[str, ...] = ()
-    if data.labels or any(source.labels for source in found):
+    if data.labels or any(source.labels for source in find_sources(images, keys[0], *how).every):
         image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, *how)
+    else:
+        image_paths, label_paths = expand_sources(images, keys[0], *how), ()
     check_assets(data.assets, image_paths, "--assets" if from_flags else "data.assets")
     draws = any(map(is_vector, label_paths))
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
-    more = data.references, data.label_layer, data.label_attribute, data.background, data.warp
-    label_reading = LabelReading(label_map, *more, key="--{}" if from_flags else "data.{}")
-    check_used(label_reading, label_paths)
+    reading = PairReading(label_map, "--{}" if from_flags else "data.{}", **data.reading)
+    reading.check_used(label_paths)
     if classes_given and not draws:
         raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
     if data.warp and not label_paths:
         raise ConfigError(f"{'--warp' if from_flags else 'data.warp'} is given, but no labels are; leave it out")
-    reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
     infos, labels = reading.inspect(image_paths, label_paths)
     # The footprint does not depend on the number of classes.
     network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
@@ -161,18 +158,17 @@ def plan_store(
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on rank 0: HDF5 files have one writer."""
-    from tiledseg.raster.tile_store_writer import is_cut, store_output
+    from tiledseg.raster.tile_store import is_cut
 
     def cut() -> str:
-        plan, reading, names = plan_store(config, not inputs, classes_given)
-        check_outputs([store_output(output, plan)], [*plan.files, *inputs])
-        there = is_cut(output, plan)
+        plan, reading, names = _planned(config, output, inputs, classes_given)
+        there, tiles = is_cut(output, plan), sum(map(len, plan.tilings))
         if not there:
             _write(config, output, plan, reading, names)
         height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
         return (
-            f"{output}: {counted(len(plan.images), 'image')}, {counted(plan.tiles, 'tile')} "
-            f"({0 if there else plan.tiles} written now), contexts of up to {height} x {width} px, "
+            f"{output}: {counted(len(plan.images), 'image')}, {counted(tiles, 'tile')} "
+            f"({0 if there else tiles} written now), contexts of up to {height} x {width} px, "
             f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
         )
 
@@ -183,14 +179,12 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on all ranks: each writes chunks of its own."""
-    from tiledseg.raster.tile_store_writer import store_output
     from tiledseg.raster.zarr_writer import begin_tiles, write_tiles
 
     made: list[Path] = []
 
     def begin() -> tuple[Any, ...]:
-        plan, reading, names = plan_store(config, not inputs, classes_given)
-        check_outputs([store_output(output, plan)], [*plan.files, *inputs])
+        plan, reading, names = _planned(config, output, inputs, classes_given)
         _say(config, plan)
         lost = [info.path for info in plan.images if info.ground is not None]
         warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
@@ -218,6 +212,14 @@ def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_gi
         answer(f"{output}: {counted(len(plan.images), 'image')}, {plan.bytes / 1e9:.2f} GB; use it as data.images")
 
 
+def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: bool) -> tuple[Any, ...]:
+    """Plan the store, and refuse an output that would replace what is read."""
+    plan, reading, names = plan_store(config, not inputs, classes_given)
+    files = [file for _, info, _ in plan.rasters() for file in info.files]
+    check_outputs([whole("--output", output, 0 if os.path.exists(output) else plan.bytes)], [*files, *inputs])
+    return plan, reading, names
+
+
 def _say(config: Config, plan: StorePlan) -> None:
     """Warn of what a store leaves out."""
     from tiledseg.raster.info import code_notes, reference_notes
@@ -232,17 +234,17 @@ def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str
     """Return what opens the images, and their labels, by number."""
     return (
         lambda number: reading.open_as(names[0][number], plan.images[number]),
-        lambda number: reading.labels.open(names[1][number], plan.images[number]),
+        lambda number: reading.open_labels(names[1][number], plan.images[number]),
     )
 
 
 def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> None:
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.tile_store_writer import write_store
+    from tiledseg.raster.tile_store import write_store
 
     _say(config, plan)
-    with closing(StepProgress(plan.tiles, 0, config.run.verbosity)) as progress, doing("writing tiles"):
-        done = count(1)
+    total, done = sum(map(len, plan.tilings)), count(1)
+    with closing(StepProgress(total, 0, config.run.verbosity)) as progress, doing("writing tiles"):
 
         def advance(image: int) -> None:
             tick()

@@ -33,7 +33,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.tile_store_writer import StorePlan, is_cut, write_store
+from tiledseg.raster.tile_store import StorePlan, is_cut, write_store
 from tiledseg.scene import main as scene
 
 HALO = 96

@@ -176,7 +176,7 @@ every epoch has the order of the first
 a resumed epoch begins one step late
 -if index >= first:
 +if index > first:
-== raster/statistics.py | raster/test_statistics.py
+== raster/statistics.py | raster/test_dataset.py
 a rank's share of the pixels overlaps its neighbour's
 -(rank + 1) * len(blocks) // size
 +(rank + 1) * len(blocks) // size + 1

@@ -1,4 +1,4 @@
-"""What a raster may make this machine read or ask for: nothing but itself, unless the user says so."""
+"""What a raster may make this machine read or ask for, and the variables that say so to GDAL and obstore."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import rasterio
 from tests.raster.conftest import Listener
 from tests.raster.range_server import __file__ as RANGE_SERVER  # noqa: N812
 from tests.raster.range_server import running
-from tests.raster.referring import overview_elsewhere, raw_vrt, tile_map, vrt
+from tests.raster.referring import overview_elsewhere, vrt
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.remote import advice, certificate_advice, gdal_options, store_options
 
 SIDE = 8
 WHOLE = Box.of_shape((SIDE, SIDE))
@@ -35,40 +36,6 @@ def read(path: Path | str, **options: Any) -> Any:
         return reader.read(WHOLE)
 
 
-def referring(name: str, image: Path, listener: Listener) -> str:
-    return {
-        "a vrt over a file": vrt(str(image), SIDE),
-        "a vrt over a URL": vrt(f"/vsicurl/http://{listener.address}/a.tif", SIDE),
-        "a raw vrt": raw_vrt("/etc/passwd", SIDE),
-        "a web map": tile_map(listener.address),
-    }[name]
-
-
-KINDS = ("a vrt over a file", "a vrt over a URL", "a raw vrt", "a web map")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_named_tif_reads_nothing_but_itself(image: Path, listener: Listener, kind: str) -> None:
-    path = image.with_name("harmless.tif")
-    path.write_text(referring(kind, image, listener))
-    with pytest.raises(RasterError, match=r"cannot open .*harmless.tif: .*allow them with data.references") as error:
-        read(path)
-    assert "\n" not in str(error.value)
-    assert listener.calls() == 0
-
-
-@pytest.mark.parametrize("end", [".msk", ".ovr"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_beside_it_reads_nothing_else(image: Path, listener: Listener, kind: str, end: str) -> None:
-    beside = Path(f"{image}{end}")
-    beside.write_text(referring(kind, image, listener))
-    with pytest.raises(RasterError, match=rf"image.tif{end}, which goes with .*image.tif, is no TIFF"):
-        read(image)
-    assert listener.calls() == 0
-    with open_raster(str(image), references=True) as reader:
-        assert reader.info.shape == (SIDE, SIDE)
-
-
 def test_a_mask_of_a_url_reads_nothing_else(image: Path, listener: Listener) -> None:
     """The mask of a URL is asked of the same server; a VRT in its place is refused before it is followed."""
     Path(f"{image}.msk").write_text(vrt(f"/vsicurl/http://{listener.address}/inner.tif", SIDE))
@@ -83,7 +50,7 @@ def test_a_mask_of_a_url_reads_nothing_else(image: Path, listener: Listener) -> 
 
 def test_an_overview_elsewhere_and_odd_names_are_never_asked_for(image: Path, listener: Listener) -> None:
     for end in (".Msk", ".mSK", ".Ovr"):  # names that GDAL does not ask for either
-        Path(f"{image}{end}").write_text(referring("a vrt over a URL", image, listener))
+        Path(f"{image}{end}").write_text(vrt(f"/vsicurl/http://{listener.address}/a.tif", SIDE))
     Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{listener.address}/o.tif"))
     pixels_CHW, valid_HW = read(image)
     assert pixels_CHW[0, 0].tolist() == list(range(SIDE))
@@ -97,11 +64,14 @@ def test_a_page_of_a_tiff_is_as_safe(image: Path, listener: Listener) -> None:
         np.testing.assert_array_equal(found, wanted)
     with open_raster(page) as reader:
         assert reader.info.files == (str(image),)
-    Path(f"{image}.msk").write_text(referring("a vrt over a URL", image, listener))
-    with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .*image.tif, is no TIFF"):
-        read(page)
+    for end in (".ovr", ".msk"):
+        Path(f"{image}{end}").write_text(vrt(f"/vsicurl/http://{listener.address}/a.tif", SIDE))
+        with pytest.raises(RasterError, match=rf"image.tif{end}, which goes with .*image.tif, is no TIFF"):
+            read(page)
+    Path(f"{image}.ovr").unlink()
     with open_raster(str(image), references=True) as reader:
         assert reader.info.files == (str(image), f"{image}.msk")
+        assert reader.info.shape == (SIDE, SIDE)
     assert listener.calls() == 0
 
 
@@ -217,3 +187,46 @@ def test_the_sources_of_a_vrt_at_any_depth(image: Path, capfd: pytest.CaptureFix
     one.write_text(vrt(str(other), 8))
     other.write_text(vrt(str(one), 8))
     assert files_of(one, references=True) == {"one.vrt", "other.vrt"}
+
+
+def test_gdal_and_obstore_are_sent_to_one_server() -> None:
+    """By Amazon's variable and by GDAL's."""
+    url, gdal = {"AWS_ENDPOINT_URL": "http://h:9/"}, {"AWS_S3_ENDPOINT": "h:9", "AWS_HTTPS": "NO"}
+    path_style = {"AWS_VIRTUAL_HOSTING": "FALSE"}
+    assert {**gdal, **path_style}.items() <= gdal_options(url).items()
+    assert not any(name.startswith("AWS") for name in gdal_options(gdal))
+    for environment, endpoint, by_host in (
+        (url, "http://h:9", False),
+        ({"AWS_ENDPOINT_URL": "h"}, "https://h", False),
+        ({**url, "AWS_VIRTUAL_HOSTING": "TRUE"}, "http://b.h:9", True),
+        ({**gdal, **path_style}, "http://h:9", False),
+        (gdal, "http://b.h:9", True),
+        ({"AWS_S3_ENDPOINT": "h", **path_style}, "https://h", False),
+        ({}, None, True),
+    ):
+        found = store_options("b", environment, 8, 1)
+        assert (found.get("endpoint"), found["virtual_hosted_style_request"]) == (endpoint, by_host), environment
+    assert store_options("b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
+
+
+def test_a_users_own_limits_hold() -> None:
+    assert gdal_options({}, 8)["GDAL_HTTP_LOW_SPEED_TIME"] == "8"
+    assert "GDAL_HTTP_LOW_SPEED_TIME" not in gdal_options({"GDAL_HTTP_LOW_SPEED_TIME": "90"}, 8)
+
+
+def test_what_was_read_is_named_and_never_shown() -> None:
+    said = advice({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "r", "HOME": "/"})
+    assert said.endswith(": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION")
+    said = advice({"AWS_REGION": "r"})
+    assert said.startswith("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_NO_SIGN_REQUEST, on every rank")
+    assert "AWS_REGION are set" in said
+
+
+def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
+    named = {"SSL_CERT_FILE": "/o.pem", "AWS_CA_BUNDLE": "/a.pem", "CURL_CA_BUNDLE": "/c.pem"}
+    assert gdal_options(named)["GDAL_CURL_CA_BUNDLE"] == "/c.pem"
+    assert gdal_options({"SSL_CERT_FILE": "/o.pem", "CURL_CA_BUNDLE": ""})["GDAL_CURL_CA_BUNDLE"] == "/o.pem"
+    assert "GDAL_CURL_CA_BUNDLE" not in gdal_options({**named, "GDAL_CURL_CA_BUNDLE": "/g.pem"}), "its own decides"
+    known = gdal_options({}).get("GDAL_CURL_CA_BUNDLE")
+    assert known is None or Path(known).read_text().count("BEGIN CERTIFICATE") > 9
+    assert certificate_advice(named).startswith("CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)")

@@ -16,7 +16,7 @@ from tests.small_files import touch, write_raster
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed
-from tiledseg.raster.finding import check_assets, expand_sources, find_sources, pair_sources
+from tiledseg.raster.finding import check_assets, expand_sources, pair_sources
 from tiledseg.raster.joined import stem_of
 from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
 from tiledseg.raster.reader import open_raster
@@ -211,9 +211,9 @@ def test_rasters_of_an_entry_are_a_mosaic() -> None:
     with pytest.raises(RasterError, match="twice"):
         expand_sources(["a/*.tif", "a/2.tif"], KEYS[0], composing=mosaic)
     path = write("items.json", item("a"), item("b"))
-    (found,) = find_sources([path], KEYS[0], composing=ASSETS._replace(mosaic=True))
+    (found,) = expand_sources([path], KEYS[0], composing=ASSETS._replace(mosaic=True))
     parts = stack("a", "a-nir.tif", "a-red.tif"), stack("b", "b-nir.tif", "b-red.tif")
-    assert parse_composed(found.path) == Composed(path, MOSAIC, parts)
+    assert parse_composed(found) == Composed(path, MOSAIC, parts)
 
 
 def dated(tile: str, date: str, **more: Any) -> dict[str, Any]:

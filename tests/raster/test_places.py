@@ -20,7 +20,7 @@ from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.labels.pair_reading import LabelReading, PairReading
+from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.reader import open_raster
@@ -174,18 +174,18 @@ def test_each_label_is_the_one_that_holds_its_centre(tmp_path: Path, grid: str) 
     with open_raster(str(tmp_path / "image.tif")) as image:
         info = image.info
     with pytest.raises(RasterError, match=r"differ in .*data\.warp true"):
-        LabelReading(label_map).open(str(tmp_path / "labels.tif"), info)
+        PairReading(label_map).open_labels(str(tmp_path / "labels.tif"), info)
     wanted_HW = np.full(SHAPE, 255, np.uint8)
     grids = {"src_crs": crs, "dst_crs": image_crs, "src_transform": place, "dst_transform": image_place}
     reproject(raw_HW, wanted_HW, **grids, resampling=Resampling.nearest, init_dest_nodata=False, tolerance=0)
-    with LabelReading(label_map, warp=True).open(str(tmp_path / "labels.tif"), info) as labels:
+    with PairReading(label_map, warp=True).open_labels(str(tmp_path / "labels.tif"), info) as labels:
         whole_HW = read_labels(labels, label_map, Box.of_shape(SHAPE))
         for box in Box.of_shape(SHAPE).blocks(37, 41):
             np.testing.assert_array_equal(read_labels(labels, label_map, box), whole_HW[box.slices])
     assert np.count_nonzero(whole_HW != wanted_HW) <= few
     assert len(np.unique(whole_HW)) >= 4
     with pytest.raises(RasterError, match=r"image\.tif has no CRS"):
-        LabelReading(label_map, warp=True).open(str(tmp_path / "labels.tif"), replace(info, crs=None))
+        PairReading(label_map, warp=True).open_labels(str(tmp_path / "labels.tif"), replace(info, crs=None))
 
 
 @pytest.mark.parametrize("grid", ["coarser", "turned", "degrees"])
@@ -198,7 +198,7 @@ def test_an_image_is_blended_of_four_pixels(tmp_path: Path, grid: str, dtype: st
     raw_CHW[:, 20:24, 30:33] = 0
     write_raster(tmp_path / "image.tif", raw_CHW, crs=crs, transform=place, nodata=0)
     write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
-    reading = PairReading(None, None, False, LabelReading(LabelMap.from_config(4)), warps_images=True)
+    reading = PairReading(LabelMap.from_config(4), warp_images=True)
     with reading.open_pair(str(tmp_path / "image.tif"), str(tmp_path / "labels.tif")) as (image, labels):
         assert image.info.shape == labels.info.shape == SHAPE
         assert (image.info.crs, image.info.transform) == (labels.info.crs, labels.info.transform)
@@ -230,7 +230,7 @@ def test_an_image_is_blended_of_four_pixels(tmp_path: Path, grid: str, dtype: st
 def test_images_that_cannot_be_warped(tmp_path: Path) -> None:
     write_raster(tmp_path / "plain.tif", np.ones((1, 9, 9), np.uint8), crs=None, transform=Affine.identity())
     write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
-    reading = PairReading(None, None, False, LabelReading(LabelMap.from_config(4)), warps_images=True)
+    reading = PairReading(LabelMap.from_config(4), warp_images=True)
     for labels, error, words in (
         ("labels.tif", RasterError, r"plain.tif has no CRS, so data.warp_images has nothing to go by"),
         ("labels.gpkg", ConfigError, r"labels.gpkg are polygons, which have no grid"),

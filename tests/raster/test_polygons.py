@@ -20,7 +20,7 @@ from tests.raster.polygons_drawn import expected, image_info, write_vectors
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.labels.pair_reading import LabelReading, check_used
+from tiledseg.raster.labels.pair_reading import PairReading
 
 UTM = "EPSG:32611"
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -50,8 +50,9 @@ def drawn_shapes(seed: int, count: int = 40) -> list[Any]:
     return [shapely.MultiPolygon([s]) if s.geom_type == "Polygon" else s for s in shapes if not s.is_empty]
 
 
-def reading(attribute: str | None = "kind", background: Any = "ground", layer: str | None = None) -> LabelReading:
-    return LabelReading(LabelMap.from_config(CLASSES), False, layer, attribute, background)
+def reading(attribute: str | None = "kind", background: Any = "ground", layer: str | None = None) -> PairReading:
+    of = {"label_layer": layer, "label_attribute": attribute, "background": background}
+    return PairReading(LabelMap.from_config(CLASSES), **of)
 
 
 @pytest.fixture
@@ -73,12 +74,12 @@ def test_each_format_draws_what_shapely_says(tmp_path: Path, ending: str) -> Non
     path = write_vectors(tmp_path / f"roads{ending}", [*written, None], crs, kind=[*words, "lawn"])
     wanted = expected(shapes, [WORDS[word] for word in words], 0, info)
     assert len(np.unique(wanted)) == 4
-    with reading().open(path, info) as labels:
+    with reading().open_labels(path, info) as labels:
         found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
     assert np.count_nonzero(found != wanted) <= (2 if ending == ".geojson" else 0)  # degrees round vertices
     codes = {"lawn": 0, "street": 1, "path": 1, "roof": 2, "cloud": 9}
     numbers = write_vectors(tmp_path / f"codes{ending}", written, crs, code=[codes[word] for word in words])
-    with reading("code").open(numbers, info) as labels:
+    with reading("code").open_labels(numbers, info) as labels:
         np.testing.assert_array_equal(read_labels(labels, reading().label_map, Box.of_shape(SHAPE)), found)
 
 
@@ -94,7 +95,7 @@ def test_the_last_of_a_geojson_is_on_top_whatever_its_id(tmp_path: Path, ids: tu
     crs = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:{UTM.replace(':', '::')}"}}
     (tmp_path / "a.geojson").write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": features}))
     info = image_info(tmp_path / "image.tif", PLACE, SHAPE, UTM)
-    with reading().open(str(tmp_path / "a.geojson"), info) as labels:
+    with reading().open_labels(str(tmp_path / "a.geojson"), info) as labels:
         found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
     np.testing.assert_array_equal(found, expected(boxes, [WORDS["street"], WORDS["roof"]], 0, info))
 
@@ -107,7 +108,7 @@ def test_what_passes_180_degrees_is_refused(tmp_path: Path) -> None:
     )
     info = image_info(tmp_path / "image.tif", Affine(0.001, 0, 179.95, 0, -0.001, 50.0), SHAPE, "EPSG:4326")
     with pytest.raises(RasterError, match=r"feature 1 passes 180 degrees, where EPSG:4326 of .*ogr2ogr"):
-        reading().open(path, info)
+        reading().open_labels(path, info)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (3, 5)])
@@ -125,7 +126,7 @@ def test_by_tiles_as_whole(tmp_path: Path, info: Any, grid: tuple[int, int]) -> 
     whole = rasterio.features.rasterize(burnt, SHAPE, fill=255, transform=PLACE, dtype="uint8")
     found = np.empty(SHAPE, np.uint8)
     rows, cols = (np.linspace(0, size, parts + 1).astype(int) for size, parts in zip(SHAPE, grid, strict=True))
-    with reading(background="ignored").open(path, info) as labels:
+    with reading(background="ignored").open_labels(path, info) as labels:
         for top, bottom in pairwise(rows):
             for left, right in pairwise(cols):
                 box = Box(Interval(int(top), int(bottom)), Interval(int(left), int(right)))
@@ -143,10 +144,10 @@ def test_a_layer_is_named(tmp_path: Path, info: Any) -> None:
         path, wkb, kinds, ["kind"], crs=UTM, geometry_type="MultiPolygon", driver="GPKG", layer="b", append=True
     )
     with pytest.raises(RasterError, match=r"has 2 layers \(two, b\)"):
-        reading().open(path, info)
+        reading().open_labels(path, info)
     with pytest.raises(RasterError, match=r"label_layer is c, but .*two, b"):
-        reading(layer="c").open(path, info)
-    with reading(layer="b").open(path, info) as labels:
+        reading(layer="c").open_labels(path, info)
+    with reading(layer="b").open_labels(path, info) as labels:
         found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
     np.testing.assert_array_equal(found, expected(shapes[:1], [2], 0, info))
 
@@ -163,7 +164,7 @@ def test_what_is_refused(tmp_path: Path, info: Any) -> None:
     damaged = tmp_path / "damaged.gpkg"
     damaged.write_bytes(Path(good).read_bytes()[:5000])
     plain = image_info(tmp_path / "photo.png", Affine.identity(), SHAPE, UTM)
-    cases: list[tuple[LabelReading, str, Any, tuple[str, ...]]] = [
+    cases: list[tuple[PairReading, str, Any, tuple[str, ...]]] = [
         (reading(), odd, info, ("odd.gpkg, feature", "kind 'swamp'", "ground, road, roof")),
         (reading("sort"), good, info, ("label_attribute is sort", "kind")),
         (reading(background=None), good, info, ("data.background is null", "ground, road, roof, or ignored")),
@@ -176,11 +177,11 @@ def test_what_is_refused(tmp_path: Path, info: Any) -> None:
     ]
     for how, path, image, words in cases:
         with pytest.raises((RasterError, LabelError, ConfigError)) as caught:
-            how.open(path, image)
+            how.open_labels(path, image)
         assert all(word in str(caught.value) for word in words), caught.value
         assert "\n" not in str(caught.value)
     far = image_info(tmp_path / "image.tif", Affine(0.5, 0, 0, 0, -0.5, 100), SHAPE, UTM)
     with pytest.raises(RasterError, match=r"line.gpkg, feature 1 is a LineString"):
-        reading().open(line, far)
+        reading().open_labels(line, far)
     with pytest.raises(ConfigError, match=r"data.label_attribute is given, but no labels are polygons"):
-        check_used(reading(background=None), ["labels.tif"])
+        reading(background=None).check_used(["labels.tif"])

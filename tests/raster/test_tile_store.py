@@ -19,14 +19,13 @@ from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster import tile_store_writer
+from tiledseg.raster import tile_store
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
-from tiledseg.raster.tile_store_writer import StorePlan, is_cut, store_output, write_store
-from tiledseg.system.outputs import check_outputs
+from tiledseg.raster.tile_store import StorePlan, is_cut, write_store
+from tiledseg.system.outputs import check_outputs, whole
 
 SHAPES = ((150, 170), (90, 200))
 CLIPPED = Footprint(8, 16, 16)
@@ -74,38 +73,9 @@ def digest(path: Path | str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("footprint", "dtype"), [(CLIPPED, "float32"), (MIRRORED, "float64")])
-def test_training_reads_the_same_bits_from_the_store(
-    tmp_path: Path, rasters: tuple[list[str], list[str]], footprint: Footprint, dtype: str
-) -> None:
-    what = plan(*rasters, footprint=footprint)
-    store = cut(tmp_path / "tiles.h5", what)
-    label_map = LabelMap.from_config(4, 255)
-    sets = []
-    for images, labels in (rasters, pair_sources([store], [], ("data.images", "data.labels"))):
-        readers = [open_raster(path) for path in images]
-        normalization = finish(measure(readers, statistics_blocks([reader.info for reader in readers])))
-        label_readers = [open_raster(path) for path in labels]
-        sets.append(Dataset(readers, label_readers, what.tilings, label_map, normalization, dtype))
-    assert sets[0].normalization == sets[1].normalization
-    ignored = 0
-    for image, tiling in enumerate(what.tilings):
-        for tile in range(len(tiling)):
-            ours, theirs = (data.load(image, tile) for data in sets)
-            for key in ("x_CHW", "y_HW", "valid_HW"):
-                np.testing.assert_array_equal(getattr(ours, key), getattr(theirs, key))
-                assert getattr(ours, key).dtype == getattr(theirs, key).dtype
-            assert ours.y_HW is not None
-            ignored += int((ours.y_HW == 255).sum())
-    assert ignored > 2 * 40 * 30
-    for data in sets:
-        data.close()
-
-
 @pytest.mark.parametrize("footprint", [CLIPPED, MIRRORED])
-def test_a_store_is_also_a_plain_raster(
-    tmp_path: Path, rasters: tuple[list[str], list[str]], footprint: Footprint
-) -> None:
+def test_a_store_is_its_raster(tmp_path: Path, rasters: tuple[list[str], list[str]], footprint: Footprint) -> None:
+    """Each tile's context and core, and any other box, with their validity."""
     store = cut(tmp_path / "tiles.h5", plan(*rasters, footprint=footprint))
     generator = np.random.default_rng(5)
     for source, name in zip(
@@ -114,11 +84,15 @@ def test_a_store_is_also_a_plain_raster(
         with open_raster(source) as ours, open_raster(name) as theirs:
             for key in ("shape", "bands", "dtype", "crs", "transform", "nodata", "band_numbers", "palette"):
                 assert getattr(ours.info, key) == getattr(theirs.info, key), key
+            assert theirs.info.tiling is not None
+            boxes = [box for tile in theirs.info.tiling.tiles for box in (tile.context, tile.core)]
             for _ in range(12):
                 rows, cols = (sorted(generator.integers(-300, 300, 2)) for _ in range(2))
-                box = Box(Interval(rows[0], rows[1] + 1), Interval(cols[0], cols[1] + 1))
+                boxes.append(Box(Interval(rows[0], rows[1] + 1), Interval(cols[0], cols[1] + 1)))
+            for box in boxes:
                 for found, expected in zip(theirs.read(box), ours.read(box), strict=True):
                     np.testing.assert_array_equal(found, expected)
+                    assert found.dtype == expected.dtype
 
 
 def test_a_chunk_is_some_rows_of_one_tile(
@@ -132,7 +106,7 @@ def test_a_chunk_is_some_rows_of_one_tile(
         assert dict(file.attrs) == {"format": "tiledseg tiles", "version": 3, "done": True}
         assert file["images/00001/pixels"].chunks == (1, 3, height, width)
         assert layout_warning(reader.info, what.tilings[1]) is None
-    monkeypatch.setattr(tile_store_writer, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(tile_store, "_CHUNK_BYTES", 1000)
     plain = write_raster(
         tmp_path / "plain.tif", np.random.default_rng(0).integers(0, 255, (2, 90, 80)).astype(np.uint8)
     )
@@ -165,7 +139,7 @@ def test_stopped_at_any_write_it_leaves_no_store_and_the_next_run_cuts_a_whole_o
             raise killer[-1]
         return write(handle, data)
 
-    monkeypatch.setattr(tile_store_writer.os, "write", dying)
+    monkeypatch.setattr(tile_store.os, "write", dying)
     for each in killers:
         killer.append(each)
         deaths = 0
@@ -265,4 +239,4 @@ class TestRefuses:
         what = plan(*rasters)
         huge = replace(what, images=tuple(replace(info, bands=10**12) for info in what.images))
         with pytest.raises(OutputError, match=r"it needs .* GiB, .* GiB free; make room"):
-            check_outputs([store_output(str(tmp_path / "tiles.h5"), huge)])
+            check_outputs([whole("--output", tmp_path / "tiles.h5", huge.bytes)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from tiledseg.config.checks import AUTO, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, with_times, word
 from tiledseg.errors import ConfigError
@@ -99,6 +100,12 @@ class DataConfig(Group):
     def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...], tuple[str, ...]]:
         """Return how images are made of rasters (`raster.lists.Composing`)."""
         return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values), tuple(self.times)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return how images and labels are read (`raster.labels.pair_reading.PairReading`)."""
+        of_labels = "label_layer", "label_attribute", "background", "warp", "warp_images"
+        return {name: getattr(self, name) for name in ("bands", "nodata", "references", *of_labels)}
 
     def check_together(self) -> None:
         if not self.images:

@@ -26,10 +26,9 @@ from tiledseg.raster.finding import as_list, check_assets, expand_sources, pair_
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.pair_reading import LabelReading, check_used
+from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.lists import LEARNT, Composing
-from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
@@ -110,19 +109,17 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             names = "images", "labels"
             self._images, self._labels = pair_sources(image_list, label_list, names, *finding)
         check_assets(assets, self._images, "assets")
-        self._how = None if bands is None else tuple(bands), nodata, references
+        label_map = None if labels is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
+        own = None if bands is None else list(bands), nodata, references
+        self._reading = PairReading(label_map, "{}", *own, label_layer, label_attribute, background, warp)
         with ExitStack() as opened:
-            self._infos = tuple(opened.enter_context(open_raster(path, *self._how)).info for path in self._images)
+            self._infos = tuple(opened.enter_context(self._reading.open_image(path)).info for path in self._images)
         check_alike(self._infos)
         if not isinstance(halo, Halo) and (type(halo) is not int or halo < 0):
             raise ConfigError(f"halo is {halo}; give 0 or more pixels, or what tiledseg.halo gives")
         footprint = halo.footprint if isinstance(halo, Halo) else Footprint(1, halo, halo)
-        self._reading = None
         if self._labels is not None:
-            label_map = LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
-            more = references, label_layer, label_attribute, background, warp
-            self._reading = LabelReading(label_map, *more, key="{}")
-            check_used(self._reading, self._labels)
+            self._reading.check_used(self._labels)
         self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
         self.tiles_per_image = tuple(map(len, self.tilings))
         self._normalization = given_normalization(normalize, self._infos[0].bands)
@@ -143,7 +140,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             "core": torch.tensor([core.row.start, core.row.stop, core.col.start, core.col.stop]),
             **place(self._infos[image], tile.context),
         }
-        if sample.y_HW is not None and self._reading is not None and self._reading.label_map is not None:
+        if sample.y_HW is not None and self._reading.label_map is not None:
             mask_HW = torch.full(tile.output.shape, self._reading.label_map.ignore_index)
             mask_HW[core.slices] = torch.from_numpy(sample.y_HW).long()
             item["mask"] = mask_HW
@@ -176,14 +173,13 @@ class TileDataset(data.Dataset[dict[str, Any]]):
 
     def _open(self) -> Dataset:
         with ExitStack() as opened:
-            images = [opened.enter_context(open_raster(path, *self._how)) for path in self._images]
-            labels = label_map = None
-            if self._labels is not None and self._reading is not None:
+            images = [opened.enter_context(self._reading.open_image(path)) for path in self._images]
+            labels = None
+            if self._labels is not None:
                 pairs = zip(self._labels, images, strict=True)
-                labels = [opened.enter_context(self._reading.open(path, image.info)) for path, image in pairs]
-                label_map = self._reading.label_map
+                labels = [opened.enter_context(self._reading.open_labels(path, image.info)) for path, image in pairs]
                 check_any(self._labels, [one.count for one in labels if isinstance(one, PolygonReader)])
-            dataset = Dataset(images, labels, self.tilings, label_map, self._normalization)
+            dataset = Dataset(images, labels, self.tilings, self._reading.label_map, self._normalization)
             opened.pop_all()
         return dataset
 

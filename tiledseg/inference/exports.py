@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError, TiledsegError, first_line
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.halo import Footprint, network_footprint, round_up
+from tiledseg.geometry.halo import network_footprint, round_up
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.trained import Trained
 from tiledseg.planning.run.spread import measuring
@@ -75,28 +74,10 @@ class TileAdvice:
 
 def advise(trained: Trained, side: int | None) -> TileAdvice:
     """Return advice for tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without a right pixel,
-    or no multiple of the alignment, and for a network that computes other pixels on tiles. Raise GeometryError or
-    ConfigError where the output has not the size of the input."""
-    _check_tiles(trained.network.graph)
-    footprint: Footprint = network_footprint(trained.network.graph)
-    if footprint.mirror:
-        raise ConfigError(
-            "the network is not padded: it gives fewer pixels than it takes; export one of padding 'same'"
-        )
-    halo, alignment = max(footprint.before, footprint.after), footprint.alignment
-    chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
-    if chosen % alignment or chosen <= 2 * halo:
-        least = round_up(2 * halo + 1, alignment)
-        raise ConfigError(
-            f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; give a "
-            f"multiple of {alignment}, {least} or more"
-        )
-    return TileAdvice(chosen, halo, alignment)
-
-
-def _check_tiles(graph: Graph) -> None:
-    """Raise ConfigError where a program that maps tiles by themselves, as those do that read such files, would get
-    another map, which no overlap mends."""
+    or no multiple of the alignment, and for a network whose map of separate tiles, as programs make them that read such
+    files, is another one whatever the overlap. Raise GeometryError or ConfigError where the output has not the size of
+    the input."""
+    graph = trained.network.graph
     for node in graph.nodes:
         if isinstance(node.layer, Crops):
             raise ConfigError(
@@ -115,23 +96,20 @@ def _check_tiles(graph: Graph) -> None:
             "that runs the file on tiles; map with predict, or train with a norm that is constant in maps (batch, "
             "pixel)"
         )
-
-
-def export_program(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.export.ExportedProgram:
-    """Return the network as torch.export has it; of any batch, and, unless `fixed`, of any height and width that are
-    multiples of the alignment. Raises ConfigError where torch.export cannot express it."""
-    x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
-    batch = torch.export.Dim("batch", min=1, max=1024)
-    sides = {}
-    for dim, name in ((2, "height"), (3, "width")):
-        units = torch.export.Dim(f"{name}_units", min=1, max=_MOST_SIDE // advice.alignment)
-        sides[dim] = advice.alignment * units if advice.alignment > 1 else units
-    if not fixed:
-        side = max(2, 2 * advice.alignment)
-        x_BCHW = torch.zeros(2, trained.bands, side, side + advice.alignment)
-    shapes = {"x_BCHW": {0: batch, **({} if fixed else sides)}}
-    with _expressing("torch.export", "try --tile N, or export another network"):
-        return torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes=shapes)
+    footprint = network_footprint(graph)
+    if footprint.mirror:
+        raise ConfigError(
+            "the network is not padded: it gives fewer pixels than it takes; export one of padding 'same'"
+        )
+    halo, alignment = max(footprint.before, footprint.after), footprint.alignment
+    chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
+    if chosen % alignment or chosen <= 2 * halo:
+        least = round_up(2 * halo + 1, alignment)
+        raise ConfigError(
+            f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; give a "
+            f"multiple of {alignment}, {least} or more"
+        )
+    return TileAdvice(chosen, halo, alignment)
 
 
 def write_network(
@@ -143,14 +121,38 @@ def write_network(
     tolerance: float,
     resolution: float | None = None,
 ) -> None:
-    """Write `part`, which is to be the file `path`, .onnx or .pt2, and read it back.
+    """Write `part`, which is to be the file `path`, .onnx or .pt2, and read it back. The network takes any batch, and,
+    unless `fixed`, any height and width that are multiples of the alignment.
 
     Raises ConfigError where the format cannot express the network, TiledsegError where a probability of the file
     differs from the network's by more than `tolerance`.
     """
-    program, keys = export_program(trained, advice, fixed), file_keys(trained, advice, tolerance)
-    x_BCHW = sample_pixels(trained, advice, fixed)
+    x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
+    dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=1024)}
+    if not fixed:
+        side = max(2, 2 * advice.alignment)
+        x_BCHW = torch.zeros(2, trained.bands, side, side + advice.alignment)
+        for dim, name in ((2, "height"), (3, "width")):
+            units = torch.export.Dim(f"{name}_units", min=1, max=_MOST_SIDE // advice.alignment)
+            dims[dim] = advice.alignment * units if advice.alignment > 1 else units
+    with _expressing("torch.export", "try --tile N, or export another network"):
+        program = torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes={"x_BCHW": dims})
+    own: dict[str, Any] = {
+        "tiledseg_bands": trained.band_numbers,
+        "tiledseg_pixels_over": SCALE,
+        "tiledseg_halo": advice.halo,
+        "tiledseg_alignment": advice.alignment,
+        "tiledseg_tolerance": tolerance,
+    }
+    keys = {key: json.dumps(value) for key, value in own.items()}
+    # A tile of pixels about the training's.
+    side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
+    mean, std = (torch.tensor(each)[:, None, None] for each in (trained.normalization.mean, trained.normalization.std))
+    noise_BCHW = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
+    x_BCHW = ((mean + std * noise_BCHW) / SCALE).float()
     if path.lower().endswith(".onnx"):
+        import onnxruntime
+
         with _expressing("ONNX", "export it as .pt2"):
             made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
         model = made.model_proto  # a new one at each look
@@ -158,7 +160,8 @@ def write_network(
             entry = model.metadata_props.add()
             entry.key, entry.value = key, value
         part.write_bytes(model.SerializeToString())
-        found_BKHW = run_onnx(part, x_BCHW)
+        session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
+        found_BKHW = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x_BCHW.numpy()})[0])
     else:
         data = io.BytesIO()
         torch.export.save(program, data, extra_files={METADATA: json.dumps(keys)})
@@ -181,23 +184,6 @@ def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         output: torch.Tensor = loaded.module()(x_BCHW)
     return output
-
-
-def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the output of an ONNX file."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
-    (pixels,) = session.get_inputs()
-    return torch.from_numpy(session.run(None, {pixels.name: x_BCHW.numpy()})[0])
-
-
-def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Tensor:
-    """Return a tile of pixels about the training's, over `SCALE`."""
-    side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
-    mean, std = (torch.tensor(each)[:, None, None] for each in (trained.normalization.mean, trained.normalization.std))
-    noise = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
-    return ((mean + std * noise) / SCALE).float()
 
 
 @contextlib.contextmanager
@@ -224,19 +210,6 @@ _KINDS = {
     ".pt2": ("application/octet-stream; application=pytorch", "torch.export.save"),
     ".safetensors": ("application/octet-stream; application=safetensors", "safetensors"),
 }
-
-
-def file_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str, str]:
-    """Return the keys of every file (JSON): bands to read, divisor of their pixels, halo and alignment in pixels, and
-    the difference of probabilities that the export accepted."""
-    keys: dict[str, Any] = {
-        "tiledseg_bands": trained.band_numbers,
-        "tiledseg_pixels_over": SCALE,
-        "tiledseg_halo": advice.halo,
-        "tiledseg_alignment": advice.alignment,
-        "tiledseg_tolerance": tolerance,
-    }
-    return {key: json.dumps(value) for key, value in keys.items()}
 
 
 def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None) -> dict[str, str]:

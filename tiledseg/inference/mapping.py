@@ -26,7 +26,6 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper
@@ -56,22 +55,6 @@ def views_of(kind: str, shape: tuple[int, int]) -> tuple[View, ...]:
     return tuple(views)
 
 
-def tilings_of(views: Sequence[View], tiling: Tiling) -> tuple[Tiling, ...]:
-    """Return the tiling of each view: that of the raster, or the same with rows for columns."""
-    turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
-    same = turned if tiling.raster != tiling.raster[::-1] else tiling
-    return tuple(same if view.is_transposed else tiling for view in views)
-
-
-def parts_of_views(parts: Sequence[Part], views: Sequence[View], footprint: Footprint) -> tuple[Part, ...]:
-    """Return, for each part of the raster, the same pixels of each view, which is the image of its number."""
-    return tuple(
-        Part(number, tile_around(_core_in(view, part.tile.core), view.shape, footprint))
-        for part in parts
-        for number, view in enumerate(views)
-    )
-
-
 def shares_of(scores_KHW: torch.Tensor) -> torch.Tensor:
     """Return each class's probability, in the dtype of the scores."""
     # Over the last dim: over another one, a pixel's last bit depends on where its tile ends (vectors, then remainders).
@@ -81,7 +64,7 @@ def shares_of(scores_KHW: torch.Tensor) -> torch.Tensor:
 def windows_of(
     passes: Passes, samples: Iterator[Sample], parts: Sequence[Part], views: Sequence[View]
 ) -> Iterator[Window]:
-    """Yield each window's scores, or, of several `views`, the mean of its probabilities (`parts_of_views`)."""
+    """Yield each window's scores, or, of several `views`, the mean of its probabilities (`share_image`)."""
     outputs = passes.outputs(samples, parts)
     with kept_between_tiles(passes.mode.network) if len(views) == 1 else nullcontext():
         for sample, piece in outputs:
@@ -93,13 +76,6 @@ def windows_of(
                 scores_KHW /= len(views)
             yield piece.core, scores_KHW, sample.valid_HW[piece.in_part.slices]
             del piece, scores_KHW  # the GPU needs the memory for the next window
-
-
-def _core_in(view: View, core: Box) -> Box:
-    """Return the place in a view of a box of the raster."""
-    ends = view.find(core.row.start, core.col.start), view.find(core.row.stop - 1, core.col.stop - 1)
-    rows, cols = (Interval(int(min(side)), int(max(side)) + 1) for side in zip(*ends, strict=True))
-    return Box(rows, cols)
 
 
 def _back(view: View, values_KHW: torch.Tensor) -> torch.Tensor:
@@ -138,26 +114,34 @@ class ImageShare:
 
 
 def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> ImageShare:
-    """Return this rank's share of the map of one image."""
+    """Return this rank's share of the map of one image. Its parts are pixels of the raster in each view, which is the
+    image of its number."""
     views = views_of(request.views, tiling.raster)
-    tilings = tilings_of(views, tiling)
+    turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
+    same = turned if tiling.raster != tiling.raster[::-1] else tiling
+    tilings = tuple(same if view.is_transposed else tiling for view in views)
     passes = parallel.over(tilings)
-    inside, cores = _area(request, info), [tile.core for tile in tiling.tiles]
+    area = None if request.area is None else area_reader(request.area, info)
+    inside = None if area is None else lambda box: area.read(box)[0][0] == 1
+    cores = [tile.core for tile in tiling.tiles]
     wanted = set(range(len(cores)))
     if inside is not None and not parallel.spread.shares_images:  # else ranks compute all of the image together
         wanted = {number for number, core in enumerate(cores) if inside(core).any()}
     left = [core for number, core in enumerate(cores) if number not in wanted]
     parts = passes.mode.share([TileReference(0, number) for number in sorted(wanted)])
     if len(views) > 1:
-        parts = parts_of_views(parts, views, tiling.footprint)
+        parts = tuple(
+            Part(number, tile_around(_core_in(view, part.tile.core), view.shape, tiling.footprint))
+            for part in parts
+            for number, view in enumerate(views)
+        )
     return ImageShare(request, info, tilings, passes, parts, views, inside, tuple(left[mesh.rank :: mesh.size]))
 
 
-def _area(request: Request, info: RasterInfo) -> Inside | None:
-    if request.area is None:
-        return None
-    reader = area_reader(request.area, info)
-    return lambda box: reader.read(box)[0][0] == 1
+def _core_in(view: View, core: Box) -> Box:
+    """Return the place in a view of a box of the raster."""
+    ends = view.find(core.row.start, core.col.start), view.find(core.row.stop - 1, core.col.stop - 1)
+    return Box(*(Interval(int(min(side)), int(max(side)) + 1) for side in zip(*ends, strict=True)))
 
 
 def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
@@ -188,10 +172,9 @@ def map_windows(
                 layout = writer.layout
                 fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
-        ahead = request.threads, request.prefetch
-        if passes.mode.network.graph.is_untraced:
-            ahead = 1, 1  # crops take so much longer than a tile's pixels
-        samples = read_ahead(passes, dataset, share.parts, *ahead)
+        # Crops take so much longer than a tile's pixels.
+        threads = 1 if passes.mode.network.graph.is_untraced else request.threads
+        samples = read_ahead(passes, dataset, share.parts, threads, threads)
         waiting: list[HostWindow] = []
         for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
             tick()
@@ -222,7 +205,13 @@ def _write(window: HostWindow, writers: Sequence[RasterWriter], share: ImageShar
     writers[0].write(core, classes_HW[None])
     if shares_KHW is not None:
         shares_KHW[:, nothing_HW] = np.nan
-        writers[1].write(core, in_bytes(shares_KHW) if request.probability_type == "uint8" else shares_KHW)
+        if request.probability_type == "float32":
+            writers[1].write(core, shares_KHW)
+            return
+        with np.errstate(invalid="ignore"):  # NaN, which is set after; rounded half to even, so they need not add up
+            bytes_KHW = np.rint(shares_KHW.astype(np.float64) * WHOLE_SHARE).astype(np.uint8)
+        bytes_KHW[np.isnan(shares_KHW)] = NO_SHARE
+        writers[1].write(core, bytes_KHW)
 
 
 class HostWindow(NamedTuple):
@@ -246,12 +235,3 @@ def to_host(
     finite_HW = best_HW.isfinite()  # the largest is not a number where any is none
     shares = [(scores_KHW if are_shares else shares_of(scores_KHW)).float()] if probabilities else []
     return HostWindow(core, valid_HW, asked_back(number_HW.to(torch.uint8), finite_HW, *shares))
-
-
-def in_bytes(shares_KHW: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return probabilities as whole numbers of 1/254, rounded to the nearest (half to even); 255 for NaN. The bytes of
-    a pixel need not add up to 254."""
-    with np.errstate(invalid="ignore"):  # NaN, which is set after
-        bytes_KHW = np.rint(shares_KHW.astype(np.float64) * WHOLE_SHARE).astype(np.uint8)
-    bytes_KHW[np.isnan(shares_KHW)] = NO_SHARE
-    return bytes_KHW

@@ -24,19 +24,17 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, PlannedMaps, Request, chosen_classes, plan_maps
-from tiledseg.inference.staging import staged, upload
+from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import (
     PolygonFile,
     begin,
     pixels_of,
-    polygon_notes,
     publish_polygons,
     write_polygons,
 )
-from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
+from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, fill_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
@@ -60,7 +58,7 @@ def predict_all(
     A map holds classes (uint8, the raster's grid; ignore_index without data) and, where wanted, probabilities (bands of
     float32, NaN without data, or of bytes). The requests differ in their files only. `network`: a line that names the
     network, printed at the end; `log`: takes the line of its check, whatever the verbosity. Maps for s3:// are put
-    there one by one (`staging`).
+    there one by one (`staged`).
 
     Raise an InputError before anything is written. An unfinished map never carries the final name.
     """
@@ -72,9 +70,17 @@ def predict_all(
 
     with staged(requests, mesh) as (local, folder):
         infos = _map_all(local, folder, mapper, memory_bytes, mesh, log or words.say, warn)
-    if mesh.is_root:
-        for line in filter(None, (network, _written(requests, infos))):
-            words.say(line)
+    if not mesh.is_root:
+        return
+    first, pixels = requests[0], sum(info.height * info.width for info in infos)
+    files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
+    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.isfile(path) else "" for path in files]
+    named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
+    written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
+    if len(requests) > 1:
+        written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
+    for line in filter(None, (network, written)):
+        words.say(line)
 
 
 def _map_all(
@@ -90,8 +96,7 @@ def _map_all(
     what is known of each image."""
     first = requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
-    planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
-    plan, infos, classes = planned
+    plan, infos, classes = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
     warn((*reference_notes(infos), *code_notes(infos), *plan.warnings))
     pairs = zip(requests, infos, strict=True) if mesh.is_root else ()
     images = [identify(request.image, info.beside) for request, info in pairs]
@@ -188,17 +193,6 @@ def _make_map(
         mesh.on_root(files.publish)
 
 
-def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
-    """Return words on the maps' paths and sizes."""
-    first, pixels = requests[0], sum(info.height * info.width for info in infos)
-    if len(requests) > 1:
-        return f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
-    files = [first.output, *(path for path in (first.probabilities, first.polygons) if path is not None)]
-    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.isfile(path) else "" for path in files]
-    named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
-    return f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
-
-
 @dataclass(frozen=True)
 class MapFiles:
     """The unfinished files of one map, classes before probabilities: a value to broadcast."""
@@ -248,7 +242,9 @@ class MapFiles:
         stays = [
             f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
         ]
-        return (*self.rasters[0].notes, *stays, *(polygon_notes(info) if self.polygons is not None else ()))
+        if self.polygons is not None and not is_placed(info.transform):
+            stays.append(f"polygons of {info.path}, which no transform places, are in pixels (col, row) without a CRS")
+        return (*self.rasters[0].notes, *stays)
 
 
 def lay_out_files(

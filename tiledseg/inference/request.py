@@ -1,17 +1,26 @@
-"""Requests of maps, and all that can be refused of them before anything is written."""
+"""Requests of maps, all that can be refused of them before anything is written, and maps for s3://.
+
+All ranks put their pixels in place in one file (`raster.map_writer`), which no server takes. So a folder of this
+machine mirrors the buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An
+unfinished map never has the object's name; one that could not go up stays in the folder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tiledseg.comm.doing import doing, tick
+from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import with_times
 from tiledseg.config.map_formats import NO_VIEWS, ZARR, Packing
-from tiledseg.errors import ConfigError, OutputError, RasterError
+from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError
 from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -26,14 +35,25 @@ from tiledseg.raster.joined import check_order, stem_of
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, Composing
-from tiledseg.raster.map_writer import raster_output
+from tiledseg.raster.map_writer import SIDECARS, raster_output
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.remote import is_bucket_folder
+from tiledseg.raster.remote import (
+    RemoteName,
+    check_obstore,
+    check_writable,
+    gdal_path,
+    is_bucket_folder,
+    is_remote,
+    is_there,
+    parse_s3,
+    put,
+    remove,
+)
 from tiledseg.raster.samples.dataset import check_cut
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.files import irregular_kind
-from tiledseg.system.outputs import Output, check_outputs
+from tiledseg.system.outputs import Output, check_outputs, files_below
 from tiledseg.system.run_lock import check_unclaimed
 from tiledseg.user_files.machine import machine_of
 
@@ -46,7 +66,7 @@ class Request:
     """A map to make.
 
     `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
-    the files that the request was read from. `probability_type`: float32, or uint8 (`mapping.in_bytes`). `polygons`:
+    the files that the request was read from. `probability_type`: float32, or uint8 (numbers of 1/254). `polygons`:
     a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`).
     `views`: a word of `VIEWS`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
     a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
@@ -63,7 +83,6 @@ class Request:
     references: bool = False
     inputs: tuple[str, ...] = ()
     threads: int = 2
-    prefetch: int = 2
     verbosity: int = 1
     packing: Packing = field(default_factory=Packing)
     probability_type: str = "float32"
@@ -129,12 +148,9 @@ def each_image(
     return list(requests.values())
 
 
-PlannedMaps = tuple[RunPlan, tuple[RasterInfo, ...], int]
-
-
 def plan_maps(
     requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
-) -> PlannedMaps:
+) -> tuple[RunPlan, tuple[RasterInfo, ...], int]:
     """Plan requests that differ in their files only: one plan for all, the information on each image, the number of
     classes. `usual`: the machine where they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
@@ -169,7 +185,19 @@ def plan_maps(
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):
         check_cut(info, tiling)
-        _check_views(first.views, info, plan)
+        if first.views != NO_VIEWS and info.tiling is not None:
+            raise RasterError(
+                f"--tta is {first.views}, but {info.path} is a tile store, whose tiles are cut; give the raster"
+            )
+    if first.views != NO_VIEWS and plan.spread.shares_images:
+        raise ConfigError(
+            f"--tta is {first.views}, whose views of a tile one rank maps, but --parallel.halo is {plan.spread.mode}; "
+            "use --parallel.halo read"
+        )
+    if first.views != NO_VIEWS and plan.blocks is not None:
+        raise ConfigError(
+            f"--tta is {first.views}, which looks at whole tiles, but --memory.blocks is given; leave one out"
+        )
     _check_outputs(requests, infos, network.classes, mapper)
     chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
@@ -187,21 +215,6 @@ def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -
         if word not in known:
             raise ConfigError(f"--polygons-classes has '{word}'; give names or numbers of {', '.join(names)}")
     return frozenset(range(len(names)) if words is None else (known[word] for word in words))
-
-
-def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
-    """Raise ConfigError or RasterError where a reflected raster has no windows."""
-    if views == NO_VIEWS:
-        return
-    if plan.spread.shares_images:
-        raise ConfigError(
-            f"--tta is {views}, whose views of a tile one rank maps, but --parallel.halo is {plan.spread.mode}; use "
-            "--parallel.halo read"
-        )
-    if plan.blocks is not None:
-        raise ConfigError(f"--tta is {views}, which looks at whole tiles, but --memory.blocks is given; leave one out")
-    if info.tiling is not None:
-        raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
 
 
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
@@ -229,3 +242,102 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
             )
         for name in output.beside:
             check_unclaimed(name, output.path)
+
+
+_OUTPUTS = ("output", "probabilities", "polygons")
+_RASTERS = (".tif", ".tiff")
+
+
+@contextmanager
+def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[tuple[Sequence[Request], str | None]]:
+    """Yield the requests, with files in a new folder for their outputs on servers, and that folder (None: there is no
+    such output). Collective.
+
+    Raise OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
+    """
+    made: list[str] = []
+    try:
+        yield mesh.on_root(lambda: _stage(requests, made))
+    finally:
+        for folder in made:
+            for root, _, _ in os.walk(folder, topdown=False):
+                with suppress(OSError):  # a map that could not go up is in it
+                    os.rmdir(root)
+
+
+def _stage(requests: Sequence[Request], made: list[str]) -> tuple[Sequence[Request], str | None]:
+    images = {gdal_path(request.image) for request in requests}
+    outputs = [{key: path for key in _OUTPUTS if (path := getattr(request, key)) is not None} for request in requests]
+    names = {url: _checked(f"--{key}", url, images) for each in outputs for key, url in each.items() if is_remote(url)}
+    if not names:
+        return requests, None
+    with doing("asking the server whether maps may be written"):
+        for name in {os.path.dirname(name.url): name for name in names.values()}.values():
+            tick()
+            try:
+                check_writable(name)
+            except InputError as error:
+                raise OutputError(str(error)) from error
+        for name in names.values():
+            if requests[0].packing.format == ZARR and is_there(name._replace(key=f"{name.key}/zarr.json")):
+                raise OutputError(f"{name.url} is there; remove it, or name another")
+            if name.key.lower().endswith(".gpkg") and is_there(name):
+                raise OutputError(
+                    f"--polygons {name.url} is there, and may hold other layers; remove it, or name another"
+                )
+    folder = tempfile.mkdtemp(prefix="tiledseg-")
+    made.append(folder)
+    local = []
+    for request, each in zip(requests, outputs, strict=True):
+        files = {key: os.path.join(folder, *names[url]) for key, url in each.items() if url in names}
+        for file in files.values():
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+        local.append(replace(request, **files))  # type: ignore[arg-type]
+    return local, folder
+
+
+def _checked(key: str, url: str, images: set[str]) -> RemoteName:
+    """Return the name of an output. Raise OutputError for one that no server takes, or an image that is read."""
+    name = parse_s3(url)
+    if name is None:
+        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, or s3:// with a name")
+    if any(part in ("", ".", "..") for part in url.removeprefix("s3://").split("/")):
+        raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
+    if gdal_path(url) in images:
+        raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
+    check_obstore(key, url)
+    return name
+
+
+def upload(folder: str | None) -> tuple[str, ...]:
+    """Put what lies in the `folder` onto its servers, on one rank, after a map has its name there. Return warnings.
+
+    Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
+    files. Raises WriteError where the server refuses; what has not gone up stays in the folder.
+    """
+    if folder is None:
+        return ()
+    notes: list[str] = []
+
+    def order(file: Path) -> tuple[bool, int, Path]:  # a raster last, and metadata after chunks, the root's at the end
+        last = file.suffix in _RASTERS or file.name == "zarr.json"
+        return last, -len(file.parts) if last else 0, file
+
+    files = sorted(files_below(folder), key=order)
+    with doing("putting the map onto its server"):
+        for file in files:
+            bucket, *key = file.relative_to(folder).parts
+            name = RemoteName(bucket, "/".join(key))
+            try:
+                tick()
+                if file.suffix == ".qml" and is_there(name):
+                    notes.append(f"the style {name.url} stays as it was; remove it for one of this map's classes")
+                else:
+                    for end in SIDECARS if file.suffix in _RASTERS else ():
+                        if file.with_name(file.name + end) not in files:
+                            remove(name._replace(key=name.key + end))
+                    put(name, file, tick)
+            except InputError as error:
+                raise WriteError(f"{error}; what has not gone up is kept in {folder}") from error
+            file.unlink()
+    return tuple(notes)

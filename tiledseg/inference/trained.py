@@ -78,27 +78,20 @@ def load(run: str | Path, build: str | None = None, which: str = "latest") -> Tr
     """Return the trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the
     average of its weights, where the run has taken one.
 
-    `build`: the function that has made a network of `model.build`: what a file says gets no code run that the user has
-    not named. Raises ConfigError where it is another, CheckpointError where there is no checkpoint, or a file is not
-    what was written.
+    `build`: the function that has made a network of `model.build`. Raises ConfigError where it is another,
+    CheckpointError where there is no checkpoint, or a file is not what was written.
     """
     checkpoint = find_named(run, build, which)
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
 def find_named(run: str | Path, build: str | None = None, which: str | None = None) -> Checkpoint:
-    """Return the checkpoint of a run (`find_checkpoint`), or the one named, whose network the user knows
-    (`check_named`)."""
+    """Return the checkpoint of a run (`find_checkpoint`), or the one named. Raises ConfigError unless `build` is the
+    function that builds its network, where one does: what a file says gets no code run that the user has not named."""
     if which is not None:
         one_of("which", which, ("latest", "best"))
     checkpoint = find_checkpoint(run, which)
-    check_named(checkpoint.saved.network, build)
-    return checkpoint
-
-
-def check_named(network: Network, build: str | None) -> None:
-    """Raise ConfigError unless `build` is the function that builds the network, where one does: what a file says gets
-    no code run that the user has not named."""
+    network = checkpoint.saved.network
     own = network.build if isinstance(network, ForeignNetwork) else None
     if own is not None and build is None:
         raise ConfigError(
@@ -108,6 +101,7 @@ def check_named(network: Network, build: str | None) -> None:
     if build is not None and build != own:
         there = f"was built by {own}" if own else "is one of this program's"
         raise ConfigError(f"--build is {build}, but the network {there}; give the same, or leave it out")
+    return checkpoint
 
 
 def load_trained(
@@ -163,7 +157,7 @@ class Mapper:
 def checkpoint_mapper(
     checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None, crops: CropGrid | None = None
 ) -> Mapper:
-    """Return the network of a checkpoint, which the user has named (`trained.check_named`); `weights` in place of its
+    """Return the network of a checkpoint, which the user has named (`find_named`); `weights` in place of its
     own. `crops`: of a module that is not traced (None: as it was trained). Raises ConfigError for crops of one of this
     program's networks."""
     saved = checkpoint.saved

@@ -15,7 +15,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import TILES
 from tiledseg.raster.array_place import check_dims, class_names_of, nodata_of, placed
-from tiledseg.raster.gdal_reader import GdalReader, as_stored, check_header, dtype_of, nodata_values, select_bands
+from tiledseg.raster.gdal_reader import GdalReader, as_stored, select
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import reading
 
@@ -51,9 +51,7 @@ class ArrayReader(GdalReader):
                 block_shapes=[tuple(int(sides.get(dim, 1)) for dim in array_CHW.dims[1:])] * count,
                 transform=transform or Affine.identity(),
             )
-            check_header(path, about)
-            numbers = select_bands(path, about, bands)
-            dtype, self.nodata = dtype_of(path, about, numbers), nodata_values(path, about, numbers, nodata)
+            numbers, dtype, self.nodata = select(path, about, bands, nodata)
             if bands is not None:
                 array_CHW = array_CHW.isel({array_CHW.dims[0]: [number - 1 for number in numbers]})
             self._pixels_CHW = array_CHW.variable

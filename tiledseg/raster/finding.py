@@ -13,6 +13,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError
@@ -22,7 +23,6 @@ from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_
 from tiledseg.raster.joined import joined, joined_paths, stem_of
 from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
 from tiledseg.raster.remote import (
-    check_obstore,
     is_bucket_folder,
     is_named,
     is_remote,
@@ -63,7 +63,30 @@ def expand_sources(
     Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
     a path that occurs twice, and where a bucket is not to be listed.
     """
-    return tuple(source.path for source in find_sources(patterns, key, parts, references, composing))
+    found = find_sources(patterns, key, parts, references, composing)
+    return found.joined(_masked(found, key, composing), composing)
+
+
+class Sources(NamedTuple):
+    """The sources that each of the `patterns` means, a group each."""
+
+    patterns: Sequence[str]
+    groups: Sequence[Sequence[RasterSource]]
+
+    @property
+    def every(self) -> tuple[RasterSource, ...]:
+        return tuple(source for group in self.groups for source in group)
+
+    def joined(self, paths: Iterable[str], composing: Composing) -> tuple[str, ...]:
+        """Return the `paths` of the sources; where they make mosaics, one for each pattern."""
+        if not composing.mosaic:
+            return tuple(paths)
+        left = iter(paths)
+        groups = [tuple(islice(left, len(group))) for group in self.groups]
+        return tuple(
+            group[0] if len(group) == 1 else str(Composed.of(pattern, MOSAIC, group))
+            for pattern, group in zip(self.patterns, groups, strict=True)
+        )
 
 
 def find_sources(
@@ -72,54 +95,24 @@ def find_sources(
     parts: Parts = LEARNT,
     references: bool = False,
     composing: Composing = Composing(),  # noqa: B008
-) -> tuple[RasterSource, ...]:
+) -> Sources:
     """Return the sources of `expand_sources` with their labels and places."""
-    found = _find(patterns, key, parts, references, composing)
-    paths = found.joined(_masked(found, key, composing), composing)
-    sources = [found.sources[at] for at in found.starts] if composing.mosaic else found.sources
-    return tuple(source._replace(path=path) for source, path in zip(sources, paths, strict=True))
-
-
-class _Found(NamedTuple):
-    """The sources that `patterns` mean, those of the first one first, `counts` of each."""
-
-    patterns: Sequence[str]
-    sources: tuple[RasterSource, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def starts(self) -> list[int]:
-        return [sum(self.counts[:at]) for at in range(len(self.counts))]
-
-    def joined(self, paths: Sequence[str], composing: Composing) -> tuple[str, ...]:
-        """Return the paths of the sources; where they make mosaics, one for each pattern."""
-        if not composing.mosaic:
-            return tuple(paths)
-        groups = [tuple(paths[at : at + count]) for at, count in zip(self.starts, self.counts, strict=True)]
-        return tuple(
-            group[0] if len(group) == 1 else str(Composed.of(pattern, MOSAIC, group))
-            for pattern, group in zip(self.patterns, groups, strict=True)
-        )
-
-
-def _find(patterns: Sequence[str], key: str, parts: Parts, references: bool, composing: Composing) -> _Found:
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
-    groups = [_expand(os.fspath(pattern), key, parts, references, composing) for pattern in patterns]
-    sources = tuple(source for group in groups for source in group)
+    found = Sources(patterns, [_expand(os.fspath(each), key, parts, references, composing) for each in patterns])
     first: dict[str, int] = {}
-    for at, source in enumerate(sources):
+    for at, source in enumerate(found.every):
         same = source.path if is_named(source.path) else os.path.realpath(source.path)
         if same in first:
             name = label_of(source.path)
             raise RasterError(f"{key} holds {name} twice, at positions {first[same]} and {at}; remove one")
         first[same] = at
-    return _Found(patterns, sources, tuple(map(len, groups)))
+    return found
 
 
-def _masked(found: _Found, key: str, composing: Composing) -> tuple[str, ...]:
+def _masked(found: Sources, key: str, composing: Composing) -> tuple[str, ...]:
     """Return the paths of the images, each with what says which of its pixels are valid."""
-    sources, valid = found.sources, composing.valid
+    sources, valid = found.every, composing.valid
     paths = tuple(source.path for source in sources)
     if valid is None or (composing.valid_asset is not None and any(has_kind(path, BANDS) for path in paths)):
         return paths
@@ -168,20 +161,34 @@ def pair_sources(
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
-    found = _find(images, keys[0], parts, references, composing)
+    found = find_sources(images, keys[0], parts, references, composing)
     image_paths = found.joined(_masked(found, keys[0], composing), composing)
-    pattern = _pattern(images, labels)
-    if pattern is not None:
+    pattern = labels[0] if len(labels) == 1 else ""
+    if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], pattern)):
+        pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
+    if _FIELD.search(pattern) and not os.path.exists(pattern):
         is_there = _presence(pattern, keys[1])
-        label_paths = found.joined([_named_labels(one, pattern, keys, is_there) for one in found.sources], composing)
+        label_paths = found.joined([_named_labels(one, pattern, keys, is_there) for one in found.every], composing)
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
-        given = _find(labels, keys[1], parts, references, Composing())
-        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given.sources]
+        given = find_sources(labels, keys[1], parts, references, Composing())
+        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given.every]
         label_paths = given.joined(own, composing)
     else:
-        label_paths = found.joined([_own_labels(source, keys[1]) for source in found.sources], composing)
+        own = []
+        for source in found.every:
+            path = source.labels or _store_labels(source.path)
+            if path is None and source.place:
+                raise RasterError(
+                    f"{source.place} names no labels, and {keys[1]} is empty; give {source.path} its labels"
+                )
+            if path is None:
+                raise RasterError(
+                    f"{keys[1]} is empty and {source.path} is no tile store; give one label raster an image"
+                )
+            own.append(path if parse_store_name(path) else existing(path, source.place or keys[1]))
+        label_paths = found.joined(own, composing)
     if len(image_paths) != len(label_paths):
         raise RasterError(
             f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
@@ -190,21 +197,11 @@ def pair_sources(
     return image_paths, label_paths
 
 
-def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
-    """Return the pattern by which labels are named; None for other labels. Two folders are paired by their files'
-    names."""
-    if len(labels) != 1:
-        return None
-    if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], labels[0])):
-        return os.path.join(labels[0], "{stem}.*")
-    return labels[0] if _FIELD.search(labels[0]) and not os.path.exists(labels[0]) else None
-
-
 def _presence(pattern: str, key: str) -> Callable[[str], bool]:
     """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
     if parse_s3(pattern) is None or not pattern.endswith(".*"):
         return os.path.isfile
-    return frozenset(_objects_in(os.path.dirname(pattern[: pattern.index("{")]) + "/", key, deep=True)).__contains__
+    return frozenset(list_folder(os.path.dirname(pattern[: pattern.index("{")]) + "/", key, deep=True)).__contains__
 
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
@@ -231,16 +228,6 @@ def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_
     return labels
 
 
-def _own_labels(source: RasterSource, key: str) -> str:
-    """Return the labels that come with an image. Raises RasterError where none do."""
-    labels = source.labels or _store_labels(source.path)
-    if labels is not None:
-        return labels if parse_store_name(labels) else existing(labels, source.place or key)
-    if source.place:
-        raise RasterError(f"{source.place} names no labels, and {key} is empty; give {source.path} its labels")
-    raise RasterError(f"{key} is empty and {source.path} is no tile store; give one label raster an image")
-
-
 def _store_labels(path: str) -> str | None:
     """Return the labels beside an image of a tile store; None for any other raster."""
     name = parse_store_name(path)
@@ -254,9 +241,15 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
     if array is not None:
         return _arrays(pattern, array, key)
     if is_bucket_folder(pattern):
-        return _rasters(pattern, _objects_in(pattern, key), key)
+        return _rasters(pattern, list_folder(pattern, key), key)
     if parse_s3(pattern) and glob.has_magic(pattern):
-        return _matches(pattern, _matching_objects(pattern, key), key)
+        magic = next(at for at in range(len(pattern)) if glob.has_magic(pattern[at]))
+        folder = os.path.dirname(pattern[:magic]) + "/"
+        urls = list_folder(folder, key, deep="/" in pattern[len(folder) :] or "**" in pattern)
+        if pattern not in urls:  # by the rules of `glob`: names that begin with a dot are hidden
+            shown = [url for url in urls if "/." in pattern or "/." not in f"/{url[len(folder) :]}"]
+            return _matches(pattern, sorted(url for url in shown if matched(pattern, url)), key)
+        return _matches(pattern, [pattern], key)  # its own name, and the only one
     if is_named(pattern) or parse_store_name(pattern):
         return [RasterSource(pattern)]
     if is_tile_store(pattern):
@@ -326,25 +319,3 @@ def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
         endings = ", ".join(IMAGE_ENDINGS)
         raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
     return [RasterSource(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in rasters]
-
-
-def _objects_in(folder: str, key: str, deep: bool = False) -> list[str]:
-    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it."""
-    check_obstore(key, folder)
-    name = parse_s3(folder)
-    if name is None:
-        raise RasterError(f"{key}: the bucket's name has a wildcard or a field; name one bucket")
-    return list_folder(name, deep)
-
-
-def _matching_objects(pattern: str, key: str) -> list[str]:
-    """Return the URLs that a glob means, sorted, by the rules of `glob`: `*` stays within a folder, `**/` is any
-    folders, and names that begin with a dot are hidden. An object whose own name is the pattern is the only one."""
-    folder = os.path.dirname(pattern[: next(at for at in range(len(pattern)) if glob.has_magic(pattern[at]))]) + "/"
-    urls = _objects_in(folder, key, deep="/" in pattern[len(folder) :] or "**" in pattern)
-    if pattern in urls:
-        return [pattern]
-    shows_hidden = "/." in pattern
-    return sorted(
-        url for url in urls if matched(pattern, url) and (shows_hidden or "/." not in f"/{url[len(folder) :]}")
-    )

@@ -28,7 +28,6 @@ from tiledseg.raster.remote import (
     gdal_options,
     gdal_path,
     is_named,
-    is_of_certificates,
     is_remote,
 )
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
@@ -82,34 +81,21 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
     """
     if not is_named(path) and not os.path.exists(path):
         raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
-    check_regular(path)
-    with _waiting(path):
-        if not references:
-            _check_masks(path)
-        with reading(f"open {path}", _remedy(path, references)):
-            return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
-
-
-def _waiting(path: str) -> Any:
-    """Return settings by which a silent server is given up sooner than while pixels are read."""
-    if not is_remote(path):
-        return nullcontext()
-    return rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
-
-
-def _remedy(path: str, references: bool) -> str:
-    other = "give a raster that GDAL reads" if references else _REMEDY
-    return f"{advice(os.environ)}; or {other}" if gdal_path(path).startswith("/vsis3/") else other
-
-
-def check_regular(path: str) -> None:
-    """Raise RasterError where `path`, or a file that GDAL would open beside it, is no regular file."""
     file = local_file(path)
-    for name in () if file is None else (file, *_names_beside(file)):
+    for name in () if file is None else (file, *names_beside(file)):
         kind = irregular_kind(name)
         if kind is not None and (name == file or kind != "a folder"):
             beside = "" if name == file else f", which goes with {file},"
             raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
+    remedy = "give a raster that GDAL reads" if references else _REMEDY
+    if gdal_path(path).startswith("/vsis3/"):
+        remedy = f"{advice(os.environ)}; or {remedy}"
+    sooner = rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
+    with sooner if is_remote(path) else nullcontext():
+        if not references:
+            _check_masks(path)
+        with reading(f"open {path}", remedy):
+            return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
 
 
 def local_file(path: str) -> str | None:
@@ -119,12 +105,9 @@ def local_file(path: str) -> str | None:
     return page[1] if page is not None else None if is_named(path) else path
 
 
-def files_beside(file: str) -> tuple[str, ...]:
-    """Return the files that GDAL would open beside `file`. Its own list would open the files that they name."""
-    return tuple(name for name in _names_beside(file) if os.path.isfile(name))
-
-
-def _names_beside(file: str) -> tuple[str, ...]:
+def names_beside(file: str) -> tuple[str, ...]:
+    """Return the names of files that GDAL would open beside `file`. Its own list would open the files that they
+    name."""
     stem = os.path.splitext(file)[0]
     return (*(file + end for end in COMPANIONS_OF_NAME), *(stem + end for end in COMPANIONS_OF_STEM))
 
@@ -143,21 +126,10 @@ def _check_masks(path: str) -> None:
         except RasterioError as error:
             said = reason(error)
             if is_remote(path) and said.startswith("CURL error"):  # nobody answers: do not ask again
-                remedy = "see that its server can be reached"
-                if is_of_certificates(said):
-                    remedy = certificate_advice(os.environ)
+                remedy = certificate_advice(os.environ, said) or "see that its server can be reached"
                 raise RasterError(f"cannot open {path}: {said}; {remedy}") from error
             if "not recognized as being in a supported file format" in said:  # it is there
                 raise RasterError(
                     f"{mask}, which goes with {file or path}, is no TIFF and may read further files and URLs; remove "
                     f"it, or, where you trust it, allow it with {REFERENCES}"
                 ) from error
-
-
-def references_of(path: str, dataset: Any) -> str:
-    """Return one line on what a raster of another format than `DRIVERS` reads; empty for one of these."""
-    if dataset.driver in DRIVERS:
-        return ""
-    others = [name for name in dataset.files if name != gdal_path(path)]
-    named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    return f"{path} is a {dataset.driver} and may read further files and URLs, as allowed: {named or 'none by name'}"

@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,10 @@ from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.gdal_open import DRIVERS, files_beside, local_file, open_dataset, references_of, settings
+from tiledseg.raster.gdal_open import DRIVERS, local_file, names_beside, open_dataset, settings
 from tiledseg.raster.info import RasterInfo, checked_crs, ground_of
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading
-from tiledseg.raster.remote import is_remote
+from tiledseg.raster.remote import gdal_path, is_remote
 from tiledseg.system.files import irregular_kind
 
 # A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
@@ -55,55 +55,55 @@ class GdalReader(RasterReader):
         self._handles = HandlePool(path, lambda: open_dataset(path, references))
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
-            check_header(path, dataset)
+            selected, dtype, self.nodata = select(path, dataset, bands, nodata)
             check_complete(path, dataset)
-            selected = select_bands(path, dataset, bands)
             alpha = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
             # Unless it is selected: many 4-band files mark near-infrared as alpha by mistake.
             self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
             flags = dataset.mask_flag_enums[0]
             self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
-            self.nodata = nodata_values(path, dataset, selected, nodata)
-            self.info = self._describe(path, dataset, selected)
-        self.release()  # a run may open more rasters than the system allows files
-
-    def _describe(self, path: str, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
-        dtype = dtype_of(path, dataset, selected)
-        has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self.nodata)
-        palette, class_names = None, []
-        notes: tuple[str, ...] = ()
-        if len(selected) == 1 and dataset.colorinterp[0] == ColorInterp.palette:
-            palette = tuple(sorted(dataset.colormap(1).items()))
-        for key, name in dataset.tags(1).items() if len(selected) == 1 else ():
-            match = _CLASS_TAG.fullmatch(key)  # as maps and synthetic labels have them
-            if match and name.isprintable() and 0 < len(name) <= 100:
-                class_names.append((int(match[1]), name))
-        if self._alpha is not None:
-            notes = (
-                f"{path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is data "
-                f"(near-infrared, say), name it: --data.bands [{','.join(map(str, dataset.indexes))}]",
+            has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self.nodata)
+            palette, class_names, referring = None, [], ""
+            notes: tuple[str, ...] = ()
+            if len(selected) == 1 and dataset.colorinterp[0] == ColorInterp.palette:
+                palette = tuple(sorted(dataset.colormap(1).items()))
+            for key, name in dataset.tags(1).items() if len(selected) == 1 else ():
+                match = _CLASS_TAG.fullmatch(key)  # as maps and synthetic labels have them
+                if match and name.isprintable() and 0 < len(name) <= 100:
+                    class_names.append((int(match[1]), name))
+            if self._alpha is not None:
+                every = ",".join(map(str, dataset.indexes))
+                notes = (
+                    f"{path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is "
+                    f"data (near-infrared, say), name it: --data.bands [{every}]",
+                )
+            if dataset.driver not in DRIVERS:
+                others = [name for name in dataset.files if name != gdal_path(path)]
+                named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+                about = "may read further files and URLs, as allowed"
+                referring = f"{path} is a {dataset.driver} and {about}: {named or 'none by name'}"
+            self.info = RasterInfo(
+                path=path,
+                height=dataset.height,
+                width=dataset.width,
+                bands=len(selected),
+                dtype=dtype,
+                crs=checked_crs(path, dataset.crs),
+                transform=dataset.transform,
+                nodata=self.nodata[0],
+                block_shape=dataset.block_shapes[selected[0] - 1],
+                has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
+                band_numbers=selected,
+                driver=dataset.driver,
+                palette=palette,
+                files=source_files(path, dataset),
+                notes=notes,
+                ground=ground_of(path, dataset),
+                references=referring,
+                class_names=tuple(sorted(class_names)),
+                size=os.path.getsize(path) if os.path.isfile(path) else 0,
             )
-        return RasterInfo(
-            path=path,
-            height=dataset.height,
-            width=dataset.width,
-            bands=len(selected),
-            dtype=dtype,
-            crs=checked_crs(path, dataset.crs),
-            transform=dataset.transform,
-            nodata=self.nodata[0],
-            block_shape=dataset.block_shapes[selected[0] - 1],
-            has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
-            band_numbers=selected,
-            driver=dataset.driver,
-            palette=palette,
-            files=source_files(path, dataset),
-            notes=notes,
-            ground=ground_of(path, dataset),
-            references=references_of(path, dataset),
-            class_names=tuple(sorted(class_names)),
-            size=os.path.getsize(path) if os.path.isfile(path) else 0,
-        )
+        self.release()  # a run may open more rasters than the system allows files
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW, masks = self.read_masks(box)
@@ -130,15 +130,23 @@ class GdalReader(RasterReader):
             yield dataset
 
 
-def check_header(path: str, dataset: Any) -> None:
-    """Raise RasterError for a size or a place on the ground that no raster has, and for blocks that no memory holds."""
+def select(
+    path: str, dataset: Any, bands: Sequence[int] | None, nodata: float | None
+) -> tuple[tuple[int, ...], str, tuple[float | None, ...]]:
+    """Return the numbers of the bands that are read, their dtype, and the value of each for pixels without data, which
+    the user's `nodata` replaces.
+
+    Raises RasterError for a size or a place on the ground that no raster has, blocks that no memory holds, other bands
+    than the raster has, bands of several dtypes, and what are no real numbers.
+    """
     if dataset.width * dataset.height > MOST_PIXELS:
         raise RasterError(
             f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
             "header may be damaged: copy it again, or cut the raster into several"
         )
+    every = dataset.dtypes  # lists of GDAL's are asked for once: each asks every band, of which there may be 65,535
     rows, cols = dataset.block_shapes[0] if dataset.count else (0, 0)
-    needed = rows * cols * np.dtype(dataset.dtypes[0]).itemsize if dataset.count else 0
+    needed = rows * cols * np.dtype(every[0]).itemsize if dataset.count else 0
     if needed > memory_bytes():
         raise RasterError(
             f"{path} is stored in blocks of {rows} x {cols} px, which take {needed / 2**30:.3g} GiB each, this machine "
@@ -150,54 +158,34 @@ def check_header(path: str, dataset: Any) -> None:
             f"{path} has the transform ({numbers}), which is no place on the ground; set it to six finite numbers "
             "(gdal_edit.py -a_ullr)"
         )
-
-
-def select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the numbers of the bands that are read. Raises RasterError for others than the raster has."""
     if dataset.count == 0:
-        names = ", ".join(dataset.subdatasets[:3]) or "none found"
-        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {names}")
+        inner = ", ".join(dataset.subdatasets[:3]) or "none found"
+        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {inner}")
     if bands is None:
-        # Lists of GDAL's are asked for once: each asks every band, of which there may be 65,535.
-        data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
-        if not data:
+        bands = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
+        if not bands:
             raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
-        if len(data) > MOST_BANDS:
+        if len(bands) > MOST_BANDS:
             raise RasterError(
-                f"{path} has {len(data)} bands, of at most {MOST_BANDS} read at once; its header may be damaged: copy "
+                f"{path} has {len(bands)} bands, of at most {MOST_BANDS} read at once; its header may be damaged: copy "
                 "it again, or select bands with data.bands"
             )
-        return tuple(data)
     outside = [band for band in bands if not 1 <= band <= dataset.count]
     if outside or len(bands) == 0:
         what = f"band {outside[0]}" if outside else "an empty list of bands"
         raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
     if len(set(bands)) < len(bands):
         raise RasterError(f"data.bands {list(bands)} names a band twice; name each once")
-    return tuple(bands)
-
-
-def nodata_values(path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None) -> tuple[float | None, ...]:
-    """Return the value of pixels without data of each selected band, which the user's `nodata` replaces."""
-    if nodata is None:
-        values = dataset.nodatavals
-        return tuple(values[band - 1] for band in selected)
-    dtype = np.dtype(dataset.dtypes[selected[0] - 1])
-    if dtype.kind in "iu" and as_stored(nodata, dtype) is None:
-        raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
-    return (nodata,) * len(selected)
-
-
-def dtype_of(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
-    """Return the dtype of the selected bands. Raises RasterError for several, and for what are no real numbers."""
-    every = dataset.dtypes
-    names = [every[band - 1] for band in selected]
-    if any(np.dtype(name) != np.dtype(names[0]) for name in names):
-        raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
+    names = [every[band - 1] for band in bands]
     dtype = np.dtype(names[0])
+    if any(np.dtype(name) != dtype for name in names):
+        raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
     if dtype.kind not in "iuf":
         raise RasterError(f"{path} holds {dtype} pixels; integers or real floating-point numbers are needed")
-    return dtype.name
+    if nodata is not None and dtype.kind in "iu" and as_stored(nodata, dtype) is None:
+        raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
+    stated = dataset.nodatavals
+    return tuple(bands), dtype.name, tuple(stated[band - 1] if nodata is None else nodata for band in bands)
 
 
 def valid_pixels(
@@ -258,28 +246,21 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
         return ()
     file = local_file(path)
     if dataset.driver in DRIVERS and file is not None:
-        return (file, *files_beside(file))
+        return (file, *filter(os.path.isfile, names_beside(file)))
     files = dict.fromkeys([path, *dataset.files] if os.path.exists(path) else dataset.files)
     waiting = [file for file in files if file != path] if dataset.driver == "VRT" else []
     while waiting:  # GDAL lists the sources of the outermost VRT only
-        new = [file for file in _files_of_vrt(waiting.pop()) if file not in files]
-        files |= dict.fromkeys(new)
-        waiting += new
+        each = waiting.pop()
+        if not os.path.isfile(each) or irregular_kind(each) is not None:
+            continue
+        with open(each, "rb") as handle:
+            if b"<VRTDataset" not in handle.read(_VRT_HEAD_BYTES):
+                continue
+        with suppress(RasterioError), DatasetReader(each, driver=["VRT"], sharing=False) as inner:
+            new = [file for file in inner.files if file not in files]
+            files |= dict.fromkeys(new)
+            waiting += new
     return tuple(files)
-
-
-def _files_of_vrt(file: str) -> list[str]:
-    """Return the files that a VRT names; none for any other file."""
-    if not os.path.isfile(file) or irregular_kind(file) is not None:
-        return []
-    with open(file, "rb") as handle:
-        if b"<VRTDataset" not in handle.read(_VRT_HEAD_BYTES):
-            return []
-    try:
-        with DatasetReader(file, driver=["VRT"], sharing=False) as dataset:
-            return list(dataset.files)
-    except RasterioError:
-        return []
 
 
 def check_complete(path: str, dataset: Any) -> None:

@@ -119,7 +119,12 @@ def write_polygons(
         while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
             beat()
             of_classes = [(shape["coordinates"], int(number)) for shape, number in batch if int(number) in classes]
-            outlines = _polygons([coordinates for coordinates, _ in of_classes])
+            rings = [ring for polygon, _ in of_classes for ring in polygon]
+            lines = shapely.linearrings(
+                np.concatenate([np.empty((0, 2)), *rings]), indices=np.repeat(np.arange(len(rings)), [*map(len, rings)])
+            )
+            sizes = [len(polygon) for polygon, _ in of_classes]
+            outlines = shapely.polygons(lines, indices=np.repeat(np.arange(len(sizes)), sizes))
             pixels = shapely.area(outlines)
             large = pixels >= least_pixels
             placed = shapely.transform(
@@ -141,18 +146,6 @@ def write_polygons(
                 raise write_error(file.path, error) from error
         file.temporary.write_bytes(data.getvalue())
         _add_style(file, legend, sorted(classes))
-
-
-def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
-    """Make shapely's polygons of the rings of each."""
-    import shapely
-
-    rings = [ring for polygon in coordinates for ring in polygon]
-    if not rings:
-        return np.empty(0, object)
-    points = np.concatenate([np.asarray(ring, float) for ring in rings])
-    lines = shapely.linearrings(points, indices=np.repeat(np.arange(len(rings)), [len(ring) for ring in rings]))
-    return shapely.polygons(lines, indices=np.repeat(np.arange(len(coordinates)), [len(one) for one in coordinates]))
 
 
 def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequence[int]) -> None:
@@ -201,10 +194,3 @@ def pixels_of(area: str | None, info: RasterInfo) -> float:
     a, b, _, d, e, _ = tuple(info.transform)[:6]
     least = number / abs(a * e - b * d)
     return round(least) if math.isclose(least, round(least), rel_tol=1e-9) else least  # areas are whole pixels
-
-
-def polygon_notes(info: RasterInfo) -> tuple[str, ...]:
-    """Return a warning where polygons of this raster have no place."""
-    if is_placed(info.transform):
-        return ()
-    return (f"polygons of {info.path}, which no transform places, are in pixels (col, row) without a CRS",)

@@ -17,6 +17,7 @@ import numpy as np
 from affine import Affine
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
+from rasterio.enums import ColorInterp
 from rasterio.errors import CRSError
 from rasterio.rpc import RPC
 
@@ -209,25 +210,35 @@ def placement(info: RasterInfo) -> dict[str, Any]:
     return arguments
 
 
-def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
-    """Return one line for each part of where `info` lies that the written `dataset` has not kept."""
-    ours, theirs = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
-    pairs = [
-        ("CRS", info.crs or None, dataset.crs or None),
-        ("transform", tuple(info.transform or Affine.identity())[:6], tuple(dataset.transform)[:6]),
-        ("ground control points", ours.points, theirs.points),
-        ("CRS of its control points", ours.crs and CRS.from_wkt(ours.crs), theirs.crs and CRS.from_wkt(theirs.crs)),
-        ("rational polynomial coefficients", _polynomials(ours), _polynomials(theirs)),
-    ]
-    return tuple(f"the map does not keep the {what} of {info.path}" for what, one, other in pairs if one != other)
+def place_of(info: RasterInfo) -> dict[str, Any]:
+    """Return all that places a raster, by the words of a message."""
+    control = info.ground or GroundControl()
+    numbers = RPC.from_gdal(dict(control.coefficients)).to_dict() if control.coefficients else {}
+    return {
+        "CRS": info.crs or None,
+        "transform": tuple(info.transform or Affine.identity())[:6],
+        "ground control points": control.points,
+        "CRS of its control points": control.crs and CRS.from_wkt(control.crs),
+        "rational polynomial coefficients": {  # a TIFF has a default for the estimated errors
+            name: value for name, value in numbers.items() if not name.startswith("err_")
+        },
+    }
 
 
-def _polynomials(ground: GroundControl) -> dict[str, Any]:
-    """Return the coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
-    if not ground.coefficients:
-        return {}
-    numbers: dict[str, Any] = RPC.from_gdal(dict(ground.coefficients)).to_dict()
-    return {name: value for name, value in numbers.items() if not name.startswith("err_")}
+def meaning(dataset: Any) -> dict[str, Any]:
+    """Return all that an open file says of its pixels, by the words of a message."""
+    path = str(dataset.name)
+    ground = ground_of(path, dataset)
+    return {
+        **place_of(RasterInfo(path, 0, 0, 0, "", dataset.crs, dataset.transform, ground=ground)),
+        "size": (dataset.count, dataset.height, dataset.width),
+        "type": dataset.dtypes,
+        "nodata value": str(dataset.nodata),  # NaN is not NaN
+        "colours": dataset.colormap(1) if dataset.colorinterp[0] == ColorInterp.palette else None,
+        "names of the classes": {key: name for key, name in dataset.tags(1).items() if key.startswith("CLASS_")},
+        "names of the bands": dataset.descriptions,
+        "scales": (dataset.scales, dataset.offsets),
+    }
 
 
 def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:

@@ -23,9 +23,10 @@ from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
 from tiledseg.raster.joined import joined_paths
+from tiledseg.raster.labels.classes import csv_rows
+from tiledseg.raster.labels.polygons import check_begin, parse_features, read_list
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named
-from tiledseg.raster.text_files import csv_rows, parse_features, read_list
 from tiledseg.system.console import counted
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
@@ -280,8 +281,6 @@ def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing |
 
 def _table(path: str) -> list[dict[str, Any]]:
     """Return the rows of a tile index."""
-    from tiledseg.raster.labels.polygons import check_begin
-
     if importlib.util.find_spec("pyogrio") is None:
         raise ConfigError(f"{path} is a table of rasters, which needs pyogrio: {install('vector')}")
     check_begin(path)

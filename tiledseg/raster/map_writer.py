@@ -3,9 +3,13 @@
 One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
 place is known before its pixels are, so any rank can put its rectangles in place with `pwrite`: no read-modify-write,
 no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a `RasterWriter`; after a
-barrier one rank calls `pack_layout` and `publish`.
+barrier one rank calls `pack_layout` and `publish`. The bytes of the file depend on the pixels only, not on how, when or
+by whom they were written.
 
-The bytes of the file depend on the pixels only, not on how, when or by whom they were written.
+GDAL's own drivers pack the plain file: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF
+without. A GeoTIFF keeps a colour for each value, and names only as tags of our own (CLASS_0, CLASS_1, ...), by which
+`evaluate` knows them. `map.tif.aux.xml` (GDAL's own) has the names of the categories, `map.qml` the style by which QGIS
+shows the map.
 """
 
 from __future__ import annotations
@@ -14,35 +18,34 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import rasterio
+import rasterio.shutil
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, Packing
+from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, BlockBytes, Packing, block_bytes
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo, lost, placement
-from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.tiff_files import (
-    add_names,
-    bytes_of,
-    pack,
-    packed_name,
-    packing_names,
-    remove,
-    style_of,
-    style_path,
-)
+from tiledseg.raster.info import RasterInfo, meaning, place_of, placement
+from tiledseg.raster.labels.classes import ClassRecord, add_names, style_of
 from tiledseg.raster.zarr_writer import begin_store, check_zarr, write_chunks
-from tiledseg.system.files import flush, replacing, temporary, writing
+from tiledseg.system.files import delete, flush, replacing, temporary, write_error, writing
 from tiledseg.system.outputs import Output, files_below, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
+_CACHE_BYTES = 256 << 20
+_SHARES_LEVEL = 1
+"""Compression level of probabilities: higher ones take several times the time, and save a tenth of the bytes."""
+
+_LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +73,12 @@ class RasterLayout(UnfinishedFile):
     @property
     def whole(self) -> Path:
         """Return the file that gets the name, once it is whole."""
-        return packed_name(self.temporary) if self.packing.second_file else self.temporary
+        return _beside(self.temporary, ".packed") if self.packing.second_file else self.temporary
 
     @property
     def style(self) -> Path | None:
         """Return the style that is written beside a class map; None where another one is there, which stays."""
-        place = style_path(self.path)
+        place = self.path.with_suffix(".qml")
         other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
         return place if self.takes_style and not other else None
 
@@ -105,7 +108,6 @@ def lay_out(
     path = Path(path)
     part = temporary(path)
     check_unclaimed(part, path)
-    big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
     profile = {
         "driver": "GTiff",
         "height": info.height,
@@ -120,10 +122,10 @@ def lay_out(
         "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
         "compress": "none",
         "endianness": "little",
-        "bigtiff": "yes" if big else "no",
+        "bigtiff": "yes" if (PLAIN if packing.second_file else packing).is_big(_bytes_of(info, bands, dtype)) else "no",
     }
     try:
-        remove(_working_names(part))
+        _remove(_working_names(part))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
             with rasterio.open(part, "w", **profile) as dataset:
@@ -137,17 +139,19 @@ def lay_out(
                     dataset.nodata = nodata
                 if scale is not None:
                     dataset.scales, dataset.offsets = [scale] * bands, [0.0] * bands
-                notes = lost(info, dataset)
+                kept = meaning(dataset)
+                lost = [what for what, value in place_of(info).items() if kept[what] != value]
+                notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
                 if packing.format == ZARR and info.ground is not None:
-                    notes = (*notes, f"a Zarr store does not keep the ground control of {info.path}")
+                    notes.append(f"a Zarr store does not keep the ground control of {info.path}")
             offsets = block_offsets(part, bands)
         inode = part.stat().st_ino
     except BaseException as error:
-        remove(_working_names(part))
+        _remove(_working_names(part))
         if isinstance(error, (OSError, rasterio.errors.RasterioError)):
             raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
         raise
-    return RasterLayout(path, part, inode, bands, *info.shape, dtype, offsets, notes, packing, tuple(legend))
+    return RasterLayout(path, part, inode, bands, *info.shape, dtype, offsets, tuple(notes), packing, tuple(legend))
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
@@ -169,22 +173,28 @@ def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
 
 
 def _working_names(part: Path) -> tuple[Path, ...]:
-    """Return all names that a map may have until it is whole."""
-    return part, _own_sidecar(part), *packing_names(part)
+    """Return all names that a map may have until it is whole, those of its packing last."""
+    ends = ("", ".aux.xml", ".packed", ".packed.aux.xml", ".packed.ovr.tmp", ".packed.msk.ovr.tmp")
+    return tuple(_beside(part, end) for end in ends)
 
 
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
     """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag."""
-    output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
+    output = whole(key, path, packing.bytes(_bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
     if packing.format == ZARR:  # an older store would be replaced file by file
         check_zarr(key, path)
         return replace(output, beside=output.beside[:1])
-    style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
-    return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *style))
+    style = Path(path).with_suffix(".qml")
+    styles = (style, temporary(style)) if legend else ()
+    return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *styles))
+
+
+def _bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
+    return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
 
 
 class RasterWriter:
@@ -221,23 +231,18 @@ class RasterWriter:
             )
         if not self._raster.contains(box):
             raise ValueError(f"{box} is not inside the raster {self._raster}")
-        for block in box.blocks(BLOCK, BLOCK):
-            rows, cols = block.relative_to(box).slices
-            for band in range(layout.bands):
-                self._write_part(band, block, pixels_CHW[band, rows, cols])
-
-    def _write_part(self, band: int, part: Box, pixels_HW: NDArray) -> None:
-        row, row_in_block = divmod(part.row.start, BLOCK)
-        col, col_in_block = divmod(part.col.start, BLOCK)
         item = self._dtype.itemsize
-        start = int(self.layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
-        pixels = np.ascontiguousarray(pixels_HW, self._dtype)
-        with writing(self.layout.path):
-            if part.width == BLOCK:  # whole rows follow each other in the file
-                self._put(pixels.reshape(-1), start)
-                return
-            for line in range(part.height):
-                self._put(pixels[line], start + line * BLOCK * item)
+        for part in box.blocks(BLOCK, BLOCK):
+            rows, cols = part.relative_to(box).slices
+            row, row_in_block = divmod(part.row.start, BLOCK)
+            col, col_in_block = divmod(part.col.start, BLOCK)
+            for band in range(layout.bands):
+                start = int(layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
+                pixels = np.ascontiguousarray(pixels_CHW[band, rows, cols], self._dtype)
+                with writing(layout.path):  # whole rows follow each other in the file
+                    for line in [slice(None)] if part.width == BLOCK else range(part.height):
+                        self._put(pixels[line].reshape(-1), start)
+                        start += BLOCK * item
 
     def _put(self, pixels: NDArray, offset: int) -> None:
         data = pixels.data.cast("B")
@@ -291,9 +296,67 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
                 flush(file)
             return
         if layout.packing.second_file:
-            pack(layout.temporary, layout.packing, layout.path, threads, beat)
+            _pack(layout, threads, beat)
         if layout.legend:
-            add_names(_own_sidecar(layout.whole), layout.legend)
+            add_names(_beside(layout.whole, ".aux.xml"), layout.legend)
+
+
+def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
+    """Pack the plain file by `threads` threads, flushed to the disk; the bytes are the same by any number of them.
+
+    `beat` is called meanwhile: GDAL reports no progress. Raises WriteError, with nothing left, where the file cannot be
+    written or says less than the plain one: GDAL's drivers say nothing of what they cannot keep.
+    """
+    _remove(layout.working_names[2:])
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, not GDAL: the pool waits for its end
+            copy = pool.submit(_copy, layout, threads)
+            while not wait([copy], _LOOK_SECONDS).done:
+                beat()
+            copy.result()
+        files = (rasterio.open(file, driver="GTiff") for file in (layout.temporary, layout.whole))
+        with next(files) as ours, next(files) as theirs:
+            kept = meaning(theirs)
+            lost = [what for what, value in meaning(ours).items() if kept[what] != value]
+        if lost:
+            raise WriteError(
+                f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; take --format gtiff --compress "
+                "none"
+            )
+        flush(layout.whole)
+    except BaseException as error:
+        _remove(layout.working_names[2:])
+        if isinstance(error, Exception) and type(error).__module__.startswith("rasterio"):  # not all are RasterioErrors
+            raise write_error(layout.path, error) from error
+        raise
+
+
+def _copy(layout: RasterLayout, threads: int) -> None:
+    """Copy the plain file by the packing's driver; the drivers name their options differently."""
+    packing, dtype, cog = layout.packing, np.dtype(layout.dtype), layout.packing.format == "cog"
+    blocks = block_bytes(layout.height, layout.width, layout.bands * dtype.itemsize)
+    options: dict[str, Any] = {
+        "compress": packing.codec,
+        "num_threads": threads,
+        "bigtiff": "yes" if packing.is_big(blocks) else "no",
+    }
+    if cog:
+        resampling = "average" if packing.average else "mode"
+        options |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": resampling}
+    else:
+        options |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+    if packing.average and packing.codec in _LEVEL_NAMES:
+        options["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
+    if dtype.kind == "f" and packing.codec != "none":
+        options["predictor"] = "floating_point" if cog else "3"
+    settings = {
+        "GDAL_NUM_THREADS": str(threads),
+        "GDAL_CACHEMAX": _CACHE_BYTES,
+        "GTIFF_VIRTUAL_MEM_IO": "YES",  # maps the plain file, which no job shortens (`claim`), into memory
+        "COG_TMP_COMPRESSION": "NONE",  # compresses overviews once
+    }
+    with rasterio.Env(**settings), rasterio.open(layout.temporary, driver="GTiff") as dataset:
+        rasterio.shutil.copy(dataset, layout.whole, **options)
 
 
 def publish(layout: RasterLayout) -> None:
@@ -305,9 +368,9 @@ def publish(layout: RasterLayout) -> None:
     with writing(layout.path):
         layout.check_ours()
         for suffix in SIDECARS:  # of an older file: they do not describe the new one
-            layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
-        if _own_sidecar(layout.whole).exists():  # it holds what a TIFF cannot
-            os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))
+            _beside(layout.path, suffix).unlink(missing_ok=True)
+        if _beside(layout.whole, ".aux.xml").exists():  # it holds what a TIFF cannot
+            os.replace(_beside(layout.whole, ".aux.xml"), _beside(layout.path, ".aux.xml"))
         os.replace(layout.whole, layout.path)
         if layout.style is not None:
             with replacing(layout.style) as style:
@@ -316,8 +379,15 @@ def publish(layout: RasterLayout) -> None:
         layout.discard()
 
 
-def _own_sidecar(path: Path) -> Path:
-    return path.with_name(f"{path.name}.aux.xml")
+def _remove(names: Sequence[Path]) -> None:
+    """Delete files and folders, as far as they are there."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            delete(name)
+
+
+def _beside(path: Path, end: str) -> Path:
+    return path.with_name(path.name + end)
 
 
 def _reason(error: Exception) -> str:

@@ -98,28 +98,22 @@ class KnownReader(RasterReader):
             if self._closed:
                 raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
             if self._source is None:
-                self._source = self._opened()
-                self.held = (self._source,)
+                try:
+                    source = self._opener()
+                except RasterError as error:
+                    raise ReadError(str(error)) from error
+                both = self.info, source.info
+                then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
+                if then == now:
+                    then, now = (f"a file of {i.size} bytes" for i in both)  # which tells compressed images apart
+                if then != now:
+                    source.close()
+                    raise ReadError(
+                        f"{self.info.path} was {then} when the run began and is {now}; see that all ranks have the "
+                        "same files, and start the run again"
+                    )
+                self._source, self.held = source, (source,)
         return self._source.read(box)
-
-    def _opened(self) -> RasterReader:
-        """Open the raster. Raises ReadError for one of another shape, or of another size in bytes, which tells
-        compressed images apart."""
-        try:
-            source = self._opener()
-        except RasterError as error:
-            raise ReadError(str(error)) from error
-        both = self.info, source.info
-        then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
-        if then == now:
-            then, now = (f"a file of {i.size} bytes" for i in both)
-        if then != now:
-            source.close()
-            raise ReadError(
-                f"{self.info.path} was {then} when the run began and is {now}; see that all ranks have the same files, "
-                "and start the run again"
-            )
-        return source
 
     def close(self) -> None:
         self._closed = True
@@ -172,13 +166,19 @@ class Identity:
 
 def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     """Return the identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of
-    it."""
+    it. That of an image of several rasters is of all their bytes, and of the last change; that of a Zarr store of the
+    names and sizes of its files, and of the newest time."""
     if composed := parse_composed(path):
-        return _identify_parts(path, list(composed.files()), beside)
+        parts = [identify(name) for name in composed.files()]
+        words = "/".join(part.sample or part.path for part in parts)
+        written = max((part.written for part in parts if part.written is not None), default=None)
+        return Identity(path, hashlib.sha256(words.encode()).hexdigest()[:32], written, _states(beside, _folder(path)))
     name = parse_store_name(path)
     file = file_of(path) if name is None else name.store
     if is_zarr(file):
-        return _identify_store(path, file)
+        chunks = sorted((str(each.relative_to(file)), each.stat()) for each in files_below(file))
+        digest = hashlib.sha256("".join(f"{chunk}\0{status.st_size}\0" for chunk, status in chunks).encode())
+        return Identity(path, digest.hexdigest()[:32], max((each.st_mtime for _, each in chunks), default=0.0), ())
     if irregular_kind(file) is not None or not os.path.isfile(file):
         return Identity(path)
     about = os.stat(file)
@@ -190,14 +190,6 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     return Identity(path, digest.hexdigest()[:32], about.st_mtime, _states(beside, _folder(file)))
 
 
-def _identify_parts(path: str, names: Sequence[str], beside: Iterable[str]) -> Identity:
-    """Return the identity of an image that is made of several rasters: of all their bytes, and of the last change."""
-    parts = [identify(name) for name in names]
-    words = "/".join(part.sample or part.path for part in parts)
-    written = max((part.written for part in parts if part.written is not None), default=None)
-    return Identity(path, hashlib.sha256(words.encode()).hexdigest()[:32], written, _states(beside, _folder(path)))
-
-
 def _folder(path: str) -> str:
     """Return the folder from which the files beside a raster are named."""
     return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(file_of(path)))
@@ -206,13 +198,6 @@ def _folder(path: str) -> str:
 def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:
     states = {os.path.relpath(part, folder): os.stat(part) for part in beside if os.path.exists(part)}
     return tuple(Beside(part, status.st_size, status.st_mtime) for part, status in sorted(states.items()))
-
-
-def _identify_store(path: str, folder: str) -> Identity:
-    """Return the identity of a Zarr store: the names and sizes of its files, and the newest time."""
-    files = sorted((str(file.relative_to(folder)), file.stat()) for file in files_below(folder))
-    digest = hashlib.sha256("".join(f"{name}\0{status.st_size}\0" for name, status in files).encode())
-    return Identity(path, digest.hexdigest()[:32], max((status.st_mtime for _, status in files), default=0.0), ())
 
 
 def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:

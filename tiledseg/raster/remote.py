@@ -68,10 +68,15 @@ def check_obstore(key: str, path: str) -> None:
         raise ConfigError(f"{key} {path} needs obstore: {install('s3')}") from None
 
 
-def list_folder(folder: RemoteName, deep: bool) -> list[str]:
-    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it; in no order."""
+def list_folder(path: str, key: str, deep: bool = False) -> list[str]:
+    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it; in no order.
+    `key`: the flag or the key that wants it."""
+    check_obstore(key, path)
     import obstore
 
+    folder = parse_s3(path)
+    if folder is None:
+        raise RasterError(f"{key}: the bucket's name has a wildcard or a field; name one bucket")
     with _asking(f"list {folder.url}", folder) as store:
         if deep:
             chunks: Any = obstore.list(store, folder.key or None)
@@ -155,7 +160,7 @@ def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries
         raise
     except Exception as error:
         words = said(error)
-        remedy = certificate_advice(os.environ) if is_of_certificates(words) else advice(os.environ)
+        remedy = certificate_advice(os.environ, words) or advice(os.environ)
         raise RasterError(f"cannot {what}: {words}; {remedy}") from error
 
 
@@ -189,13 +194,11 @@ def _certificates(environ: Mapping[str, str]) -> str:
     return next((name for name in _CERTIFICATES if environ.get(name)), "")
 
 
-def is_of_certificates(words: str) -> bool:
-    """Return True for a client's words about a certificate that it does not trust, or the file of those that it may."""
-    return any(word in words.lower() for word in ("certificate", "ssl", "tls"))
-
-
-def certificate_advice(environ: Mapping[str, str]) -> str:
-    """Return what to do where a server's certificate is not trusted: which variable was read."""
+def certificate_advice(environ: Mapping[str, str], words: str = "certificate") -> str:
+    """Return what to do where a client's `words` are about a certificate that it does not trust, or the file of those
+    that it may: which variable was read. Empty for other words."""
+    if not any(word in words.lower() for word in ("certificate", "ssl", "tls")):
+        return ""
     name = _certificates(environ)
     state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
     return (

@@ -9,28 +9,35 @@
 Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata, but none of texts, for
 which crc32 stands: damage is an error.
 A store `tiles.h5` holds rasters named `tiles.h5#0`, `tiles.h5#1`, ... and their labels `tiles.h5#0:labels`, ...
+It is written under a temporary name, which becomes its own once the store is whole.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.errors import RasterError
+from tiledseg.config.checks import shown
+from tiledseg.errors import OutputError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
 from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
-from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, reading
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
+from tiledseg.raster.remote import is_named
+from tiledseg.system.files import replacing, temporary
+from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
 
 if TYPE_CHECKING:
     import h5py
@@ -42,6 +49,9 @@ DAMAGED = "copy the store again, or cut it again with tiledseg tile"
 _NAME = re.compile(r"(?P<store>.+)#(?P<index>\d+)(?P<labels>:labels)?")
 _PLAIN = ("height", "width", "bands", "dtype", "ground", "nodata", "band_numbers", "palette")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CHUNK_BYTES = 4 << 20
+Opener = Callable[[int], AbstractContextManager[RasterReader]]
+"""Opens a raster by the number of its image."""
 
 
 class StoreName(NamedTuple):
@@ -110,78 +120,71 @@ def open_store(path: str) -> h5py.File:
 def store_images(path: str) -> tuple[StoreName, ...]:
     """Return the names of all images of the store. Raises RasterError where it cannot be read."""
     with open_store(path) as file, reading(f"open the tile store {path}", DAMAGED):
-        return tuple(StoreName(path, number, labels=False) for number in range(count_rasters(file, "images")))
+        return tuple(StoreName(path, number, labels=False) for number in range(len(file.get("images", ()))))
 
 
-def count_rasters(file: h5py.File, kind: str) -> int:
-    """Return how many "images" or "labels" a store holds."""
-    return len(file[kind]) if kind in file else 0
+def _described(file: h5py.File, name: StoreName) -> tuple[dict[str, Any], h5py.Dataset, h5py.Dataset]:
+    """Return the JSON of a raster and of its tiling, its pixels and its invalid pixels. Raises RasterError where the
+    store lacks it, or it is damaged, or lies in another file or place."""
+    import h5py
 
-
-def described(file: h5py.File, name: StoreName) -> dict[str, Any]:
-    """Return the JSON of a raster and of its tiling. Raises RasterError where the store lacks it, or it is damaged."""
     if name.group not in file:
-        count = count_rasters(file, name.kind)
+        count = len(file.get(name.kind, ()))
         raise RasterError(f"{name} does not exist: {name.store} holds {count} {name.kind}, counted from 0")
     with reading(f"open the tile store {name}", DAMAGED):
         attributes = file[name.group].attrs
         text = str(attributes["raster"])
-        if int(attributes["crc32"]) != checksum(text):
+        if int(attributes["crc32"]) != _checksum(text):
             raise RasterError(f"{name} has a description that is not the one written; {DAMAGED}")
-        raster: dict[str, Any] = json.loads(text)
-        return raster
+        paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
+        pixels, invalid = file[paths[2]], file[paths[3]]
+        own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
+        if not own or pixels.chunks is None or invalid.chunks is None:
+            raise RasterError(f"{name} links to pixels elsewhere, which no cut store does; {DAMAGED}")
+        return json.loads(text), pixels, invalid
 
 
-def checksum(text: str) -> int:
-    """Return the checksum that stands beside a raster's JSON: HDF5 keeps texts in a heap that has none."""
+def _checksum(text: str) -> int:
     return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
-def slots(file: h5py.File, name: StoreName) -> tuple[h5py.Dataset, h5py.Dataset]:
-    """Return a raster's pixels and invalid pixels. Raises RasterError where they lie in another file or place."""
-    import h5py
-
-    paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
-    datasets = file[paths[2]], file[paths[3]]
-    own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
-    if not own or any(dataset.chunks is None for dataset in datasets):
-        raise RasterError(f"{name} links to pixels elsewhere, which no cut store does; {DAMAGED}")
-    return datasets
-
-
-def slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
+def _slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
     """Return (C, H, W) of each slot: the largest context, or core of labels."""
     return (info.bands, *(tiling.core_max if labels else tiling.context_max))
-
-
-def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
-    """Return one raster and its tiling as JSON. Two cuts with equal JSON are the same."""
-    raster = {"source": source, **{key: getattr(info, key) for key in _PLAIN}}
-    raster["crs"] = info.crs.to_wkt() if info.crs else None
-    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
-    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint)}
-    drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
-    return json.dumps({**raster, **drawn, **({"times": info.times} if info.times > 1 else {})})
 
 
 class StoreReader(RasterReader):
     """One raster of a tile store. A box within a stored context is read from it alone; any other is put together."""
 
     def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
-        self._name = name = parse_store_name(path) or _only_image(path)
-        with open_store(name.store) as file, reading(f"open the tile store {name}", DAMAGED):
-            raster = described(file, name)
-            pixels, invalid = slots(file, name)
-            self.info = _info(raster, str(name), bool(invalid.id.get_storage_size()))
-            tiling = self.info.tiling
-            assert tiling is not None, "a store says how it was cut"
-            shape, dtype = (len(tiling), *slot_shape(name.labels, self.info, tiling)), self.info.dtype
-            if (pixels.shape, pixels.dtype) != (shape, dtype) or invalid.shape != (shape[0], *shape[2:]):
-                raise RasterError(
-                    f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {dtype}; {DAMAGED}"
-                )
-        _check_options(self.info, bands, nodata)
-        self._tiles = tiling.tiles
+        parsed = parse_store_name(path)
+        names = store_images(path) if parsed is None else (parsed,)
+        if len(names) != 1:
+            raise RasterError(f"{path} holds {len(names)} images; name one of them, such as {path}#0")
+        name = names[0]
+        with open_store(name.store) as file:
+            raster, pixels, invalid = _described(file, name)
+            with reading(f"open the tile store {name}", DAMAGED):
+                self.info = _info(raster, str(name), bool(invalid.id.get_storage_size()))
+                tiling = self.info.tiling
+                assert tiling is not None, "a store says how it was cut"
+                shape, dtype = (len(tiling), *_slot_shape(name.labels, self.info, tiling)), self.info.dtype
+                if (pixels.shape, pixels.dtype) != (shape, dtype) or invalid.shape != (shape[0], *shape[2:]):
+                    raise RasterError(
+                        f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {dtype}; {DAMAGED}"
+                    )
+        if bands is not None and tuple(bands) * self.info.times != self.info.band_numbers:
+            raise RasterError(
+                f"data.bands is {list(bands)} but {name} was cut with bands {list(self.info.band_numbers)}; leave "
+                "data.bands out, or cut the store again with --bands"
+            )
+        own = self.info.nodata
+        if nodata is not None and nodata != own and not (nodata != nodata and own != own):  # NaN is not NaN
+            raise RasterError(
+                f"data.nodata is {nodata} but {name} was cut with {own}; leave data.nodata out, or cut the store "
+                "again with --nodata"
+            )
+        self._name, self._tiles = name, tiling.tiles
         self._boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
         self._handles = HandlePool(path, lambda: open_store(name.store))
         self.held = (self._handles,)
@@ -204,17 +207,10 @@ class StoreReader(RasterReader):
         """Return pixels and validity of a box within slot `index`."""
         at = box.relative_to(self._boxes[index]).slices
         with self._handles.borrow() as file:
-            pixels, invalid = slots(file, self._name)
+            _, pixels, invalid = _described(file, self._name)
             pixels_CHW = pixels[index, :, *at]
             valid_HW = invalid[index, *at] == 0 if self.info.has_mask else np.ones(box.shape, np.bool_)
         return pixels_CHW, valid_HW
-
-
-def _only_image(path: str) -> StoreName:
-    names = store_images(path)
-    if len(names) != 1:
-        raise RasterError(f"{path} holds {len(names)} images; name one of them, such as {path}#0")
-    return names[0]
 
 
 def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
@@ -242,16 +238,156 @@ def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
     )
 
 
-def _check_options(info: RasterInfo, bands: Sequence[int] | None, nodata: float | None) -> None:
-    """Raise RasterError for other bands or another nodata value than the store was cut with."""
-    if bands is not None and tuple(bands) * info.times != info.band_numbers:
-        raise RasterError(
-            f"data.bands is {list(bands)} but {info.path} was cut with bands {list(info.band_numbers)}; "
-            "leave data.bands out, or cut the store again with --bands"
+@dataclass(frozen=True)
+class StorePlan:
+    """The rasters of a store: images, their labels (or None) and how each is cut."""
+
+    images: tuple[RasterInfo, ...]
+    labels: tuple[RasterInfo, ...] | None
+    tilings: tuple[Tiling, ...]
+
+    def rasters(self) -> Iterator[tuple[StoreName, RasterInfo, Tiling]]:
+        """Yield every raster with its name, in no file yet."""
+        for number, (info, tiling) in enumerate(zip(self.images, self.tilings, strict=True)):
+            yield StoreName("", number, labels=False), info, tiling
+            if self.labels is not None:
+                yield StoreName("", number, labels=True), self.labels[number], tiling
+
+    @property
+    def bytes(self) -> int:
+        """Return bytes of the pixels. Invalid pixels take more, only where there are some."""
+        sizes = (
+            np.prod(_slot_shape(name.labels, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
+            for name, info, tiling in self.rasters()
         )
-    both_nan = nodata != nodata and info.nodata != info.nodata
-    if nodata is not None and nodata != info.nodata and not both_nan:
-        raise RasterError(
-            f"data.nodata is {nodata} but {info.path} was cut with {info.nodata}; leave data.nodata out, or cut the "
-            "store again with --nodata"
-        )
+        return int(sum(sizes))
+
+
+def is_cut(path: str, plan: StorePlan) -> bool:
+    """Return True where the store at `path` is the one that `plan` makes, False where nothing is there.
+
+    Raises OutputError for another store or another file, RasterError for a store that cannot be read.
+    """
+    if not os.path.exists(path):
+        check_unclaimed(temporary(path), path)
+        return False
+    if not is_tile_store(path):
+        raise OutputError(f"{path} exists and is no tile store; remove it or give another --output")
+    advice = "remove it, or give another --output"
+    with open_store(path) as file:
+        counts = tuple(len(file.get(kind, ())) for kind in ("images", "labels"))
+        planned = len(plan.images), len(plan.labels or ())
+        if counts != planned:
+            raise OutputError(
+                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {planned[0]} and {planned[1]} of "
+                f"this command; {advice}"
+            )
+        for name, info, tiling in plan.rasters():
+            written = _described(file, name._replace(store=path))[0]
+            for key, value in json.loads(_identity(info, tiling)).items():
+                if written.get(key) != value:
+                    raise OutputError(
+                        f"{path} was cut from another state of {info.path}: its {key} was {shown(written.get(key))}, "
+                        f"now it is {shown(value)}; {advice}"
+                    )
+    return True
+
+
+def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
+    """Cut every raster of `plan` into the store at `path`, where nothing is.
+
+    `advance` is called with the image's number after each tile. A run that is killed leaves a temporary file, which the
+    next run replaces. Raises RasterError where a raster cannot be read, WriteError where the disk takes no more.
+    """
+    import h5py
+
+    with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
+        with h5py.File(target, "w", libver="latest") as file:
+            file.attrs.update(format=FORMAT, version=VERSION)
+            for name, info, tiling in plan.rasters():
+                pixels, invalid = _create(file, name, info, tiling)
+                with (label if name.labels else image)(name.number) as reader:
+
+                    def load(
+                        tile: Tile, name: StoreName = name, reader: RasterReader = reader
+                    ) -> tuple[NDArray, NDArray]:
+                        return reader.read(tile.core if name.labels else tile.context)
+
+                    arrays = prefetch(tiling.tiles, load, threads=2, depth=2)
+                    for tile, (pixels_CHW, valid_HW) in zip(tiling.tiles, arrays, strict=True):
+                        height, width = valid_HW.shape
+                        pixels[tile.index, :, :height, :width] = pixels_CHW
+                        if not valid_HW.all():
+                            invalid[tile.index, :height, :width] = ~valid_HW
+                        target.check()
+                        if not name.labels:
+                            advance(name.number)
+            file.attrs["done"] = True
+        target.check()
+        if not is_at(target.fileno(), part) or os.path.exists(path):
+            raise taken(path)
+
+
+class _HdfTarget(io.FileIO):
+    """A file that keeps a refused write, or a signal's, as `error`: HDF5 crashes where a write fails in its close."""
+
+    error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what the disk has refused."""
+        if self.error is not None:
+            raise self.error
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        end = self.tell() + len(view)
+        try:
+            while view and self.error is None:
+                view = view[os.write(self.fileno(), view) :]
+        except BaseException as error:
+            self.error = error
+        return self.seek(end)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            os.truncate(self.fileno(), size or 0)
+        except BaseException as error:
+            self.error = error
+        return size or 0
+
+
+def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[h5py.Dataset, h5py.Dataset]:
+    """Create the empty datasets of a raster, in chunks of whole rows of one tile."""
+    group = file.create_group(name.group)
+    text = _identity(info, tiling)
+    group.attrs.update(raster=text, crc32=_checksum(text))
+    bands, height, width = _slot_shape(name.labels, info, tiling)
+    dtype = np.dtype(info.dtype)
+    pieces = -(-bands * height * width * dtype.itemsize // _CHUNK_BYTES)
+    rows = -(-height // min(pieces, height))
+    options = {"fletcher32": True, "track_times": False}
+    shape, chunk = (len(tiling), bands, height, width), (1, bands, rows, width)
+    pixels = group.create_dataset("pixels", shape, dtype, chunks=chunk, **options)
+    invalid = group.create_dataset("invalid", (shape[0], *shape[2:]), "u1", chunks=(1, rows, width), **options)
+    return pixels, invalid
+
+
+def _identity(info: RasterInfo, tiling: Tiling) -> str:
+    """Return one raster and its tiling as JSON, with the state of its file, and of those beside it that hold a part of
+    it. Two cuts with equal JSON are the same."""
+
+    def state(path: str) -> dict[str, int]:
+        if is_named(path) or not os.path.exists(path):
+            return {}
+        status = os.stat(path)
+        return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+
+    source: dict[str, Any] = {"path": info.path, **state(info.path)}
+    if beside := {path: state(path) for path in info.beside}:
+        source["beside"] = beside
+    raster = {"source": source, **{key: getattr(info, key) for key in _PLAIN}}
+    raster["crs"] = info.crs.to_wkt() if info.crs else None
+    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
+    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint)}
+    drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
+    return json.dumps({**raster, **drawn, **({"times": info.times} if info.times > 1 else {})})

@@ -22,7 +22,7 @@ from tiledseg.raster.array_names import OWN, TILES
 from tiledseg.raster.array_place import flags
 from tiledseg.raster.info import is_placed
 from tiledseg.raster.mirrored_reader import prefetch
-from tiledseg.raster.tile_store_writer import Opener, StorePlan
+from tiledseg.raster.tile_store import Opener, StorePlan
 from tiledseg.system.outputs import check_ending
 
 CLASSES, SHARES = "classes", "probabilities"

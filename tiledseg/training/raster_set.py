@@ -18,7 +18,7 @@ from tiledseg.raster.composed import Inside, MaskedReader
 from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo, along
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.pair_reading import LabelReading, PairReading, area_reader, check_used
+from tiledseg.raster.labels.pair_reading import PairReading, area_reader
 from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Composing, Parts, has_validation
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
@@ -64,7 +64,7 @@ class RasterSet:
 
     def open_labels(self, number: int) -> RasterReader:
         path, image = self.labels[number], self.infos[number]
-        reader = KnownReader(self.label_infos[number], lambda: self.reading.labels.open(path, image))
+        reader = KnownReader(self.label_infos[number], lambda: self.reading.open_labels(path, image))
         return self._masked(reader, number)
 
     def _masked(self, reader: RasterReader, number: int) -> RasterReader:
@@ -95,10 +95,7 @@ class RasterSet:
 def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, RasterSet | None]:
     """Open each image with its labels, those to learn from and those to validate on. Raises RasterError, LabelError and
     ConfigError for the first pair that cannot be."""
-    label_reading = LabelReading(
-        label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
-    )
-    reading = PairReading(data.bands, data.nodata, data.references, label_reading, data.warp_images)
+    reading = PairReading(label_map, **data.reading)
 
     def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
         images, labels = data.joined(getattr(data, keys[0]), f"data.{keys[0]}"), as_list(getattr(data, keys[1]))
@@ -107,7 +104,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
         return RasterSet(*reading.inspect(*paths), *paths, reading)
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None
-    check_used(label_reading, learnt.labels)
+    reading.check_used(learnt.labels)
     check_assets(data.assets, learnt.images)
     image = learnt.infos[0]
     if data.normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):

@@ -10,13 +10,16 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
+import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree as Xml
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import ConfigError
-from tiledseg.raster.text_files import csv_rows
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.system.files import read_text
 
 Colour = tuple[int, int, int]
@@ -95,18 +98,6 @@ def in_hex(colour: tuple[int, ...]) -> str:
     return f"#{pack(colour):06x}"
 
 
-def read_entries(classes: Any) -> list[ClassEntry]:
-    """Return the records that `classes`, which is no number, means. Raises ConfigError in one line."""
-    if isinstance(classes, Mapping):
-        raise ConfigError(f"classes is a map, {shown(classes)}; give a list of records: {records_of_map(classes)}")
-    if not isinstance(classes, Sequence) or isinstance(classes, (str, bytes)):
-        raise ConfigError(
-            f"classes is {shown(classes)!r}; give a number of classes, or a list with a record for each class, such as "
-            "[{name: road, values: [7, 8]}, {name: void, ignored: true, values: [0]}]"
-        )
-    return [_entry(record, at) for at, record in enumerate(classes)]
-
-
 def records_of_map(classes: Any) -> Any:
     """Return the list of records for a map, of a value or a name to a class, as older versions took; others as they
     are."""
@@ -123,7 +114,8 @@ def records_of_map(classes: Any) -> Any:
     return records if ignored is None else [*records, {"name": "ignored", "ignored": True, "values": ignored}]
 
 
-def _entry(written: Any, at: int) -> ClassEntry:
+def read_entry(written: Any, at: int) -> ClassEntry:
+    """Return the record number `at` of `data.classes`. Raises ConfigError in one line."""
     if not isinstance(written, Mapping):
         raise ConfigError(f"classes[{at}] is {shown(written)!r}; give a record such as {{name: road, values: [3]}}")
     record = {("colour" if key == "color" else key): value for key, value in written.items()}
@@ -143,7 +135,15 @@ def _entry(written: Any, at: int) -> ClassEntry:
     values = (record["value"],) if "value" in record else record.get("values", ...)
     if "value" in record and "values" in record:
         raise ConfigError(f"class {name} has both value and values; keep one of them")
-    colour = _colour(record.get("colour"), name)
+    colour, written = None, record.get("colour")
+    if written is not None:
+        with contextlib.suppress(ConfigError):
+            packed, is_colour = _raw(written)
+            colour = unpack(packed) if is_colour else None
+        if colour is None:
+            raise ConfigError(
+                f"class {name} has the colour {shown(written)}; give one such as '#ff0000' or [255, 0, 0]"
+            )
     if values is ...:
         return ClassEntry(name, colour, None, (), ignored)
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
@@ -154,18 +154,6 @@ def _entry(written: Any, at: int) -> ClassEntry:
 
 def _is_word(value: object) -> bool:
     return isinstance(value, str) and any(map(str.isalpha, value)) and not value.strip().startswith("#")
-
-
-def _colour(written: object, name: str) -> Colour | None:
-    if written is None:
-        return None
-    try:
-        packed, is_colour = _raw(written)
-    except ConfigError:
-        is_colour = False
-    if not is_colour:
-        raise ConfigError(f"class {name} has the colour {shown(written)}; give one such as '#ff0000' or [255, 0, 0]")
-    return unpack(packed)
 
 
 def _raw(written: object) -> tuple[int, bool]:
@@ -205,7 +193,7 @@ def read_class_file(path: str) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"{path} holds no class; give a line for each")
     if not {"value", "class"} & rows[0].keys():
-        return [_file_record(row["name"], row.get("colour")) for row in rows]
+        return [{key: row[key] for key in ("name", "colour") if row.get(key) or key == "name"} for row in rows]
     groups: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         group = row.get("class", row["name"])
@@ -213,23 +201,37 @@ def read_class_file(path: str) -> list[dict[str, Any]]:
     records = []
     for name, members in groups.items():
         own = next((row.get("colour") for row in members if row["name"] == name), None) or members[0].get("colour")
-        record = _file_record(name, own) if name else {"name": "ignored", "ignored": True}
-        records.append({**record, "values": [_file_value(row, path) for row in members]})
+        record = {"name": name, **({"colour": own} if own else {})} if name else {"name": "ignored", "ignored": True}
+        values = [row.get("value", row.get("colour")) for row in members]
+        if not all(values):
+            lacks = members[[bool(value) for value in values].index(False)]["name"]
+            raise ConfigError(f"{path}: {lacks} has no value and no colour; give one of them")
+        records.append({**record, "values": values})
     return records
 
 
-def _file_record(name: str, colour: str | None) -> dict[str, Any]:
-    return {"name": name, "colour": colour} if colour else {"name": name}
+def csv_rows(
+    path: str, text: str, column: str, example: str, error: type[InputError]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place (`line 2`) and the words of each row of a CSV, by the columns of its header in lower case.
 
-
-def _file_value(row: Mapping[str, str], path: str) -> str:
-    value = row.get("value", row.get("colour"))
-    if not value:
-        raise ConfigError(f"{path}: {row['name']} has no value and no colour; give one of them")
-    return value
-
-
-_ENDING = ".csv"
+    Raises `error` where the header lacks `column`, showing an `example` of one, and for a row of another length.
+    """
+    reader = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = [word.strip().lower() for word in next(reader, [])]
+    if column not in header:
+        raise error(f"{path}, line 1 is {shown(','.join(header))!r}; give a header such as {example}")
+    try:
+        for words in reader:
+            if not any(word.strip() for word in words):
+                continue
+            if len(words) != len(header):
+                raise error(
+                    f"{path}, line {reader.line_num} has {len(words)} columns, its header {len(header)}; give as many"
+                )
+            yield f"line {reader.line_num}", dict(zip(header, (word.strip() for word in words), strict=True))
+    except csv.Error as problem:
+        raise error(f"{path}, line {reader.line_num} is no CSV: {problem}; mend it") from None
 
 
 def read_classes(classes: Any, key: str = "data.classes") -> Any:
@@ -240,9 +242,9 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
     """
     if not isinstance(classes, str):
         return classes
-    if not classes.lower().endswith(_ENDING):
+    if not classes.lower().endswith(".csv"):
         raise ConfigError(
-            f"{key} is '{classes}'; give a number, a list of records, or a file that ends with {_ENDING} and has a "
+            f"{key} is '{classes}'; give a number, a list of records, or a file that ends with .csv and has a "
             "header such as name,r,g,b,class"
         )
     return read_class_file(classes)
@@ -251,3 +253,29 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
 def class_files(classes: Any) -> list[str]:
     """Return the file that is named, for a list of all that a run reads."""
     return [classes] if isinstance(classes, str) else []
+
+
+def style_of(classes: Sequence[ClassRecord]) -> bytes:
+    """Return QGIS's style of a class map, as XML: a colour and a name for each number."""
+    root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
+    pipe = Xml.SubElement(root, "pipe")
+    renderer = Xml.SubElement(pipe, "rasterrenderer", type="paletted", band="1", opacity="1", alphaBand="-1")
+    palette = Xml.SubElement(renderer, "colorPalette")
+    for number, one in enumerate(classes):
+        colour = in_hex(one.colour)
+        Xml.SubElement(palette, "paletteEntry", value=str(number), label=one.name, color=colour, alpha="255")
+    return Xml.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def add_names(sidecar: Path, classes: Sequence[ClassRecord]) -> None:
+    """Put the names into GDAL's file beside a map, of which all else stays."""
+    root = Xml.Element("PAMDataset")
+    with contextlib.suppress(FileNotFoundError):
+        root = Xml.parse(sidecar).getroot()
+    band = root.find("PAMRasterBand[@band='1']")
+    if band is None:
+        band = Xml.SubElement(root, "PAMRasterBand", band="1")
+    names = Xml.SubElement(band, "CategoryNames")
+    for one in classes:
+        Xml.SubElement(names, "Category").text = one.name
+    Xml.ElementTree(root).write(sidecar, encoding="utf-8")

@@ -7,7 +7,7 @@ Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, valu
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median
@@ -20,7 +20,15 @@ from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, LabelError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.classes import ClassEntry, Classes, ClassRecord, default_classes, pack, read_entries
+from tiledseg.raster.labels.classes import (
+    ClassEntry,
+    Classes,
+    ClassRecord,
+    default_classes,
+    pack,
+    read_entry,
+    records_of_map,
+)
 from tiledseg.raster.mirrored_reader import RasterReader
 
 Pairs = tuple[tuple[int, int], ...]
@@ -57,7 +65,16 @@ class LabelMap:
             records = default_classes(classes) if 0 <= classes <= 255 else ()
             label_map = LabelMap(pairs, False, classes, ignore_index, records)
         else:
-            label_map = _of_entries(read_entries(classes), ignore_index)
+            if isinstance(classes, Mapping):
+                raise ConfigError(
+                    f"classes is a map, {shown(classes)}; give a list of records: {records_of_map(classes)}"
+                )
+            if not isinstance(classes, Sequence) or isinstance(classes, (str, bytes)):
+                raise ConfigError(
+                    f"classes is {shown(classes)!r}; give a number of classes, or a list with a record for each class, "
+                    "such as [{name: road, values: [7, 8]}, {name: void, ignored: true, values: [0]}]"
+                )
+            label_map = _of_entries([read_entry(record, at) for at, record in enumerate(classes)], ignore_index)
         count = label_map.count
         if not 2 <= count <= 255:
             raise ConfigError(f"{count} classes; give 2 to 255")
@@ -146,14 +163,6 @@ class LabelMap:
                 )
             red, green, blue = raw_CHW[:3].astype(np.uint32)
             raw_HW = (red << 16) | (green << 8) | blue
-        classes_HW = self._look_up(raw_HW)
-        if valid_HW is not None:
-            classes_HW[~valid_HW] = self.ignore_index
-        if classes_HW.size and classes_HW.min() == _UNKNOWN:
-            raise LabelError(self._unknown(raw_HW, classes_HW, origin, path))
-        return classes_HW.astype(np.uint8)
-
-    def _look_up(self, raw_HW: NDArray) -> NDArray[np.int16]:
         pairs = dict(self.pairs)
         if not self.colours:
             pairs.setdefault(self.ignore_index, self.ignore_index)
@@ -163,22 +172,25 @@ class LabelMap:
             for raw, number in pairs.items():
                 if limits.min <= raw <= limits.max:
                     table[raw % table.size] = number
-            return table[raw_HW.view(f"u{raw_HW.dtype.itemsize}")]
-        keys = np.array(sorted(pairs), np.int64)
-        numbers = np.array([pairs[key] for key in keys.tolist()], np.int16)
-        at = np.minimum(np.searchsorted(keys, raw_HW), keys.size - 1)
-        return np.where(keys[at] == raw_HW, numbers[at], np.int16(_UNKNOWN))
-
-    def _unknown(self, raw_HW: NDArray, classes_HW: NDArray, origin: tuple[int, int], path: object) -> str:
-        row, col = np.unravel_index(int(np.argmax(classes_HW == _UNKNOWN)), classes_HW.shape)
-        form = "#{:06x}" if self.colours else "{}"
-        keys = sorted(key for key, _ in self.pairs)
-        listed = ", ".join(map(form.format, keys[:6])) + (", ..." if len(keys) > 6 else "")
-        return (
-            f"{path} holds {'colour' if self.colours else 'value'} {form.format(int(raw_HW[row, col]))} at "
-            f"(row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
-            "add it to the values of a class, or of a record with ignored: true"
-        )
+            classes_HW = table[raw_HW.view(f"u{raw_HW.dtype.itemsize}")]
+        else:
+            keys = np.array(sorted(pairs), np.int64)
+            numbers = np.array([pairs[key] for key in keys.tolist()], np.int16)
+            at = np.minimum(np.searchsorted(keys, raw_HW), keys.size - 1)
+            classes_HW = np.where(keys[at] == raw_HW, numbers[at], np.int16(_UNKNOWN))
+        if valid_HW is not None:
+            classes_HW[~valid_HW] = self.ignore_index
+        if classes_HW.size and classes_HW.min() == _UNKNOWN:
+            row, col = np.unravel_index(int(np.argmax(classes_HW == _UNKNOWN)), classes_HW.shape)
+            form = "#{:06x}" if self.colours else "{}"
+            known = sorted(key for key, _ in self.pairs)
+            listed = ", ".join(map(form.format, known[:6])) + (", ..." if len(known) > 6 else "")
+            raise LabelError(
+                f"{path} holds {'colour' if self.colours else 'value'} {form.format(int(raw_HW[row, col]))} at "
+                f"(row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); add it to the values "
+                "of a class, or of a record with ignored: true"
+            )
+        return classes_HW.astype(np.uint8)
 
 
 def _of_entries(entries: Sequence[ClassEntry], ignore_index: int) -> LabelMap:

@@ -25,21 +25,26 @@ IGNORED = "ignored"
 
 
 @dataclass(frozen=True)
-class LabelReading:
-    """The way in which labels are read. `references` as `open_raster`. `layer`: of polygons in a file (None: its only
-    one). `attribute`: names a polygon's class (None: there is but one). `background`: the class of pixels in no
-    polygon, a name, a number or "ignored" (None: not set). `warp`: labels of another grid are brought to the image's.
-    `label_map` None: rasters hold class numbers. `key`: the form of keys in messages."""
+class PairReading:
+    """The way in which images and their labels are read, as the group `data` of a configuration says. `label_map` None:
+    rasters hold class numbers. `key`: the form of keys in messages."""
 
     label_map: LabelMap | None
+    key: str = "data.{}"
+    bands: Sequence[int] | None = None
+    nodata: float | None = None
     references: bool = False
-    layer: str | None = None
-    attribute: str | None = None
+    label_layer: str | None = None
+    label_attribute: str | None = None
     background: str | int | None = None
     warp: bool = False
-    key: str = "data.{}"
+    warp_images: bool = False
 
-    def open(self, path: str, image: RasterInfo) -> RasterReader:
+    def open_image(self, path: str) -> RasterReader:
+        """Open an image as it lies."""
+        return open_raster(path, self.bands, self.nodata, self.references)
+
+    def open_labels(self, path: str, image: RasterInfo) -> RasterReader:
         """Open the labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
         ConfigError."""
         if is_vector(path):
@@ -71,8 +76,20 @@ class LabelReading:
         if label_map is None:
             raise ConfigError(f"{self.name_key('classes')} is not given, but the labels are polygons; give it")
         names = [record.name for record in label_map.classes]
-        background = self._background(path, label_map, names)
-        polygons = read_polygons(path, image, self.layer, self.attribute)
+        layer, attribute, given = self.label_layer, self.label_attribute, self.background
+        if given == IGNORED:
+            background = label_map.ignore_index
+        elif given in names:
+            background = names.index(str(given))
+        elif str(given).isdecimal() and int(str(given)) < len(names):
+            background = int(str(given))
+        else:
+            value = "null" if given is None else shown(given)
+            raise ConfigError(
+                f"{self.name_key('background')} is {value}, and {path} says nothing of pixels in no polygon; give it "
+                f"one of {', '.join(names[:9])}, or {IGNORED}"
+            )
+        polygons = read_polygons(path, image, layer, attribute)
         if polygons.values is None:
             others = [number for number in range(label_map.count) if number != background]
             if len(others) != 1:
@@ -87,64 +104,43 @@ class LabelReading:
                 number = label_map.class_of(value)
                 if number is None:
                     raise LabelError(
-                        f"{path}, feature {feature} has {self.attribute} {shown(value)!r}, outside the classes "
+                        f"{path}, feature {feature} has {attribute} {shown(value)!r}, outside the classes "
                         f"({', '.join(names[:9])}); add it to the values of a class, or of one that is ignored"
                     )
                 numbers.append(number)
         # All that the numbers follow from, beside the polygons' file.
         values = label_map.pairs, label_map.texts, label_map.ignore_index
-        how = json.dumps([self.layer, self.attribute, self.background, *values])
+        how = json.dumps([layer, attribute, given, *values])
         return PolygonReader(path, image, polygons, numbers, background, names, how)
 
-    def _background(self, path: str, label_map: LabelMap, names: list[str]) -> int:
-        text = str(self.background)
-        if self.background == IGNORED:
-            return label_map.ignore_index
-        if self.background in names:
-            return names.index(text)
-        if text.isdecimal() and int(text) < len(names):
-            return int(text)
-        value = "null" if self.background is None else shown(self.background)
-        raise ConfigError(
-            f"{self.name_key('background')} is {value}, and {path} says nothing of pixels in no polygon; give it one "
-            f"of {', '.join(names[:9])}, or {IGNORED}"
-        )
-
-
-def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
-    """Raise ConfigError for keys of polygons where no labels are polygons."""
-    keys = {"layer": "label_layer", "attribute": "label_attribute", "background": "background"}
-    used = [key for name, key in keys.items() if getattr(reading, name) is not None]
-    if used and not any(map(is_vector, paths)):
-        key = reading.name_key(used[0])
-        raise ConfigError(f"{key} is given, but no labels are polygons; leave it out, or give a vector file")
-
-
-@dataclass(frozen=True)
-class PairReading:
-    """The way in which images are read, with the arguments of `open_raster`, and their `labels`. `warps_images`: images
-    of another grid than their labels are brought to it."""
-
-    bands: Sequence[int] | None
-    nodata: float | None
-    references: bool
-    labels: LabelReading
-    warps_images: bool = False
-
-    def open_image(self, path: str) -> RasterReader:
-        """Open an image as it lies."""
-        return open_raster(path, self.bands, self.nodata, self.references)
+    def check_used(self, paths: Sequence[str]) -> None:
+        """Raise ConfigError for keys of polygons where no labels are polygons."""
+        keys = ("label_layer", "label_attribute", "background")
+        used = [key for key in keys if getattr(self, key) is not None]
+        if used and not any(map(is_vector, paths)):
+            key = self.name_key(used[0])
+            raise ConfigError(f"{key} is given, but no labels are polygons; leave it out, or give a vector file")
 
     @contextmanager
     def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
         """Open both on one grid. Raises RasterError, LabelError and ConfigError."""
-        with self._on_labels(image_path, label_path) as image, self.labels.open(label_path, image.info) as label:
+        if self.warp_images and is_vector(label_path):
+            raise ConfigError(
+                f"data.warp_images is true, but the labels {label_path} are polygons, which have no grid; leave it "
+                "out: they are drawn on the image's"
+            )
+        if self.warp_images:
+            with open_raster(label_path, references=self.references) as label:
+                image = self.open_as(image_path, label.info)
+        else:
+            image = self.open_image(image_path)
+        with image, self.open_labels(label_path, image.info) as label:
             yield image, label
 
     def open_as(self, path: str, info: RasterInfo) -> RasterReader:
         """Open an image on the grid of `info`."""
         reader = self.open_image(path)
-        if self.warps_images:
+        if self.warp_images:
             try:
                 check_grids_match(reader.info, info)
             except RasterError:
@@ -171,17 +167,6 @@ class PairReading:
             check_any(label_paths, counts)
         check_alike(images)
         return tuple(images), tuple(labels)
-
-    def _on_labels(self, image_path: str, label_path: str) -> RasterReader:
-        if not self.warps_images:
-            return self.open_image(image_path)
-        if is_vector(label_path):
-            raise ConfigError(
-                f"data.warp_images is true, but the labels {label_path} are polygons, which have no grid; leave it "
-                "out: they are drawn on the image's"
-            )
-        with open_raster(label_path, references=self.references) as label:
-            return self.open_as(image_path, label.info)
 
 
 def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> PolygonReader:

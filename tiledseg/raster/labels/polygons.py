@@ -29,8 +29,7 @@ from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, is_placed, named_crs, whole_turn
 from tiledseg.raster.mirrored_reader import RasterReader, reading
-from tiledseg.raster.text_files import parse_features, read_list
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import irregular_kind, read_text
 
 _BEGINS = {
     ".gpkg": re.compile(rb"SQLite format 3\0"),
@@ -46,6 +45,8 @@ _MARGIN = 0.02  # of the image's extent, around it
 STYLES = "layer_styles"
 """The table of a GeoPackage in which QGIS keeps styles: no layer."""
 
+_KIND = "FeatureCollection"
+_MOST_BYTES = 1 << 28
 BLOCK = 256
 _CACHED_BLOCKS = 256  # 16 MiB
 
@@ -82,15 +83,11 @@ def check_begin(path: str) -> None:
             first = file.read(64)
     except OSError as error:
         raise RasterError(f"cannot read {path}: {error.strerror}; give a file of polygons") from None
-    begin = _BEGINS.get(_ending(path))
+    begin = _BEGINS.get(os.path.splitext(path)[1].lower())
     if begin and not (begin.match(first) and b"\0" in first[:16]):
         raise RasterError(
             f"{path} does not begin as its ending says; give a GeoJSON, GeoPackage, shapefile, FlatGeobuf"
         )
-
-
-def _ending(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
 
 
 def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
@@ -105,7 +102,7 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
     if image.crs is None or not is_placed(image.transform):
         raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
     with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
-        read = _read_binary if _ending(path) in _BEGINS else _read_geojson
+        read = _read_binary if path.lower().endswith(tuple(_BEGINS)) else _read_geojson
         return _on_grid(path, image, read(path, image, layer, attribute))
 
 
@@ -144,7 +141,12 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
     properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
     fields = list(dict.fromkeys(field for each in properties for field in each))
-    crs = _checked(path, _crs_of_json(path, document), attribute, fields)
+    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})  # that of the standard
+    name = named.get("properties") if isinstance(named, dict) else None
+    name = name.get("name") if isinstance(name, dict) else None
+    if named is not None and not isinstance(name, str):
+        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
+    crs = _checked(path, named_crs(path, name) if isinstance(name, str) else None, attribute, fields)
     texts = [None if geometry is None else json.dumps(geometry) for geometry in every]
     shapes = shapely.force_2d(shapely.from_geojson(np.array(texts, object)))
     left, bottom, right, top = _extent(image, crs) or (-np.inf, -np.inf, np.inf, np.inf)
@@ -155,16 +157,27 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     return crs, shapes[near], None if attribute is None else values[near], np.array(numbers, np.int64)[near]
 
 
-def _crs_of_json(path: str, document: dict[str, Any]) -> CRS | None:
-    """Return the CRS that is named; without one that of the standard. A link is not followed."""
-    if document.get("crs", ...) is None:
-        return None
-    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})
-    properties = named.get("properties") if isinstance(named, dict) else None
-    name = properties.get("name") if isinstance(properties, dict) else None
-    if not isinstance(name, str):
-        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
-    return named_crs(path, name)
+def read_list(path: str) -> str:
+    """Return the text of a list of rasters, or of polygons."""
+    remedy = "give text in UTF-8 (of many polygons a GeoPackage)"
+    return read_text(path, "the list", _MOST_BYTES, remedy, RasterError)
+
+
+def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the features of a FeatureCollection, or the one of a Feature, and the whole. Raises RasterError, naming
+    the file, for all else."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
+    except (ValueError, RecursionError) as error:
+        raise RasterError(f"{path} is no JSON: {error}; mend it") from None
+    if isinstance(document, dict) and document.get("type") == "Feature":
+        document = {"features": [document]}
+    features = document.get("features") if isinstance(document, dict) and document.get("type", _KIND) == _KIND else None
+    if not isinstance(features, list):
+        raise RasterError(f"{path} is no FeatureCollection; give a GeoJSON with features")
+    return [feature if isinstance(feature, dict) else {} for feature in features], document
 
 
 def _check_layer(path: str, layer: str | None, names: list[str]) -> None:
@@ -284,11 +297,10 @@ class PolygonReader(RasterReader):
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         numbers_HW = np.empty(box.shape, np.uint8)
-        for row in range(box.row.start // BLOCK, -(-box.row.stop // BLOCK)):
-            for col in range(box.col.start // BLOCK, -(-box.col.stop // BLOCK)):
-                block = Box.of_shape((BLOCK, BLOCK)).shift(row * BLOCK, col * BLOCK)
-                part = block.clip(box)
-                numbers_HW[part.relative_to(box).slices] = self._block(block)[part.relative_to(block).slices]
+        for part in box.blocks(BLOCK, BLOCK):
+            row, col = part.row.start // BLOCK * BLOCK, part.col.start // BLOCK * BLOCK
+            block = Box.of_shape((BLOCK, BLOCK)).shift(row, col)
+            numbers_HW[part.relative_to(box).slices] = self._block(block)[part.relative_to(block).slices]
         return numbers_HW[None], np.ones(box.shape, np.bool_)
 
     def _draw(self, block: Box) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,7 +161,11 @@ class SplitCut:
                 f"data.split makes {rows} x {cols} blocks of an image; give a side that makes {MOST_BLOCKS} along each "
                 "at most"
             )
-        return [Box(row, col) for row in _cuts(height, rows) for col in _cuts(width, cols)]
+        sides = (
+            [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]
+            for size, parts in ((height, rows), (width, cols))
+        )
+        return [Box(row, col) for row, col in itertools.product(*sides)]
 
 
 @dataclass(frozen=True)
@@ -180,15 +185,9 @@ class SpatialSplit:
         if len(every) < 2:
             raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")
         count = min(max(round(self.share * len(every)), 1), len(every) - 1)
-        order = sorted(range(len(every)), key=self._drawn)
+        words = [f"tiledseg.split {self.seed} {number}" for number in range(len(every))]
+        order = sorted(range(len(every)), key=lambda number: hashlib.sha256(words[number].encode()).digest())
         held_out = [every[at] for at in sorted(order[:count])]
         validated = [tuple(block for of, block in held_out if of == image) for image in range(len(self.cuts))]
         trained = tuple(SplitPart(boxes, True, cut.gap) for boxes, cut in zip(validated, self.cuts, strict=True))
         return trained, tuple(SplitPart(boxes) for boxes in validated)
-
-    def _drawn(self, number: int) -> bytes:
-        return hashlib.sha256(f"tiledseg.split {self.seed} {number}".encode()).digest()
-
-
-def _cuts(size: int, parts: int) -> list[Interval]:
-    return [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]

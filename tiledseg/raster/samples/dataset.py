@@ -143,27 +143,20 @@ _KEPT_BYTES = CACHE_BYTES // 4
 _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
 
 
-def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
-    """Estimate the pixels decoded per pixel needed, if every context is read on its own: 1 is ideal.
+def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
+    """Return one line for the user where blocks make reading slow (an image too large to be kept, of which more than 3
+    pixels are decoded per pixel needed, if every context is read on its own), else None.
 
     A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too: half
     the image for a tile in its middle. A tile store holds the contexts themselves.
     """
-    if info.tiling is not None:
-        return 1.0
     needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
     sides = zip(needed, info.block_shape, info.shape, strict=True)
-    rows, cols = (min(side + block - 1, size) for side, block, size in sides)
-    rows = (info.height + rows) // 2 if info.sequential else rows
-    return rows * cols / (needed[0] * needed[1])
-
-
-def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
-    """Return one line for the user where blocks make reading slow (amplification above 3, of an image too large to be
-    kept), else None."""
-    amplification = read_amplification(info, tiling)
+    height, width = (min(side + block - 1, size) for side, block, size in sides)
+    height = (info.height + height) // 2 if info.sequential else height
+    amplification = height * width / (needed[0] * needed[1])
     kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
-    if amplification <= WARN_ABOVE or kept:
+    if amplification <= WARN_ABOVE or kept or info.tiling is not None:
         return None
     rows, cols = info.block_shape
     kind = f"{info.driver} rows, decoded from the top," if info.sequential else "blocks"

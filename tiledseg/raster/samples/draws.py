@@ -133,15 +133,22 @@ class Drawer:
         augmentation = self.augmentation
         if self.is_idle:
             return None
-        view = draw_view(augmentation, words, self.shapes[image])
-        photometry = draw_photometry(augmentation, words, self.bands) if augmentation.recolours else None
+        view, photometry = draw_view(augmentation, words, self.shapes[image]), None
+        if augmentation.recolours:  # each band by itself, and at least one is kept
+            contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
+            factors = tuple(1 + augmentation.contrast * (2 * contrast.random() - 1) for _ in range(self.bands))
+            offsets = tuple(augmentation.brightness * (2 * brightness.random() - 1) for _ in range(self.bands))
+            stays = int(self.bands * drop.random())
+            kept = tuple([drop.random() >= augmentation.drop_bands for _ in range(self.bands)])
+            kept = kept if any(kept) else tuple(band == stays for band in range(self.bands))
+            photometry = Photometry(factors, offsets, kept, augmentation.noise, drawn_number(words, "noise"))
         return Draw(None if view == View(self.shapes[image]) else view, photometry)
 
     def draw_upright(self, words: str, image: int) -> tuple[View, Photometry | None, float]:
         """Draw for an image, by `words` alone: a view that is not rotated, and the degrees of its rotation."""
         upright = replace(self, augmentation=replace(self.augmentation, rotate=0.0)).draw(words, image) or Draw()
         most = self.augmentation.rotate
-        angle = _angle(most, _generator(words, "rotate")) if most else 0.0
+        angle = most * (2 * _generator(words, "rotate").random() - 1) if most else 0.0
         return upright.view or View(self.shapes[image]), upright.photometry, angle
 
 
@@ -168,13 +175,9 @@ def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) ->
         view = View((shape[1], shape[0]), Affine(0, down, row, right, 0, col))
     if augmentation.rotate:
         generator = _generator(words, "rotate")
-        angle = _angle(augmentation.rotate, generator)
+        angle = augmentation.rotate * (2 * generator.random() - 1)
         view = view.rotated(angle, *(generator.random() * size - 0.5 for size in view.shape))
     return view
-
-
-def _angle(most: float, generator: random.Random) -> float:
-    return most * (2 * generator.random() - 1)
 
 
 def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> tuple[float, float]:
@@ -185,18 +188,6 @@ def _line(size: int, backward: bool, factor: float, point: float, shift: int) ->
         return base + sign * shift, sign
     fixed = point * size - 0.5
     return base + sign * ((shift - fixed) / factor + fixed), sign / factor
-
-
-def draw_photometry(augmentation: Augmentation, words: str, bands: int) -> Photometry:
-    """Draw how values change, each band by itself. At least one band is kept."""
-    contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
-    factors = tuple(1 + augmentation.contrast * (2 * contrast.random() - 1) for _ in range(bands))
-    offsets = tuple(augmentation.brightness * (2 * brightness.random() - 1) for _ in range(bands))
-    stays = int(bands * drop.random())
-    kept = tuple([drop.random() >= augmentation.drop_bands for _ in range(bands)])
-    if not any(kept):
-        kept = tuple(band == stays for band in range(bands))
-    return Photometry(factors, offsets, kept, augmentation.noise, drawn_number(words, "noise"))
 
 
 def _generator(words: str, name: str) -> random.Random:

@@ -202,26 +202,21 @@ class DrawnTiles(Steps):
     def _drawn(self, step: Step, epoch: int) -> Step:
         draws: dict[str, Draw | None] = {}
         result = []
-        for reference in step:
-            tile = f" {reference.tile}" if self.each == "tile" else ""
-            words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {reference.image}{tile}"
+        for image, tile, _ in step:
+            each = f" {tile}" if self.each == "tile" else ""
+            words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {image}{each}"
             if words not in draws:
-                draws[words] = self.drawer.draw(words, reference.image)
-            result.append(self._shown(reference, draws[words]))
+                draws[words] = self.drawer.draw(words, image)
+            draw, shown = draws[words], image
+            if draw is not None and draw.view is not None:
+                if draw.view.shape != self.drawer.shapes[image]:
+                    draw, shown = replace(draw, source=image), len(self.drawer.shapes) + self.turned.index(image)
+                if self.tilings:
+                    core = self.tilings[image].tiles[tile].core  # type: ignore[index]
+                    centre = ((side.start + side.stop - 1) / 2 for side in (core.row, core.col))
+                    tile = self.tilings[shown].tile_at(*draw.view.find(*centre)).index  # type: ignore[union-attr]
+            result.append(TileReference(shown, tile, draw))
         return tuple(result)
-
-    def _shown(self, reference: TileReference, draw: Draw | None) -> TileReference:
-        image, tile, _ = reference
-        if draw is None or draw.view is None:
-            return TileReference(image, tile, draw)
-        if draw.view.shape != self.drawer.shapes[image]:
-            draw = replace(draw, source=image)
-            image = len(self.drawer.shapes) + self.turned.index(image)
-        if self.tilings:
-            core = self.tilings[reference.image].tiles[tile].core  # type: ignore[index]
-            centre = ((side.start + side.stop - 1) / 2 for side in (core.row, core.col))
-            tile = self.tilings[image].tile_at(*draw.view.find(*centre)).index  # type: ignore[union-attr]
-        return TileReference(image, tile, draw)
 
 
 @dataclass(frozen=True)
@@ -269,8 +264,8 @@ class DrawnWindows(Steps):
     def _window(self, position: Position, k: int) -> TileReference:
         words = f"tiledseg.windows {self.seed} {position.epoch} {position.step} {k}"
         generator = random.Random(drawn_number(words, "place"))
-        place = self._place(generator)
-        image = place[0] if place else self._image(generator)
+        place, ends = self._place(generator), list(itertools.accumulate(self._areas()))
+        image = place[0] if place else bisect.bisect_right(ends, int(generator.random() * ends[-1]))
         view, photometry, angle = self.drawer.draw_upright(words, image)
         if place:
             row, col = (self._around(at, size) for at, size in zip(view.find(*place[1:]), view.shape, strict=True))
@@ -295,10 +290,6 @@ class DrawnWindows(Steps):
         region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
         row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))
         return region.image, row, col
-
-    def _image(self, generator: random.Random) -> int:
-        ends = list(itertools.accumulate(self._areas()))
-        return bisect.bisect_right(ends, int(generator.random() * ends[-1]))
 
     @property
     def _unit(self) -> int:
