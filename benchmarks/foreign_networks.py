@@ -1,16 +1,18 @@
 """Networks that nobody here wrote, from public packages, each traced: exact, and where; or refused, and why.
 
-    python -m benchmarks.foreign_networks [many]
+    python -m benchmarks.foreign_networks [many | trained [EVERY]]
 
 writes the table of benchmarks/foreign-networks.md; `many`: of segmentation-models-pytorch, timm and more of MONAI,
-which takes an hour. `tests/tracing/test_foreign.py` holds each to the law, the many where
-`FOREIGN_NETWORKS=many`. Packages that are not installed are left out: `pip install --no-deps -r
+which takes an hour; `trained`: of these (or every seventh, say) how far the graph in training mode, without dropout, is
+from the module, in outputs, gradients and moved statistics. `tests/tracing/test_foreign.py` holds each to the law, the
+many where `FOREIGN_NETWORKS=many`. Packages that are not installed are left out: `pip install --no-deps -r
 benchmarks/foreign-packages.txt`, none of which needs more than numpy and torch for these networks. Where others cannot
 be imported (timm imports torchvision for its transforms), a stand-in is there meanwhile, of which nothing is used.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import warnings
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.stand_ins import stand_ins
 from tiledseg.errors import ConfigError, GeometryError
@@ -200,14 +203,13 @@ def timm(name: str, **more: Any) -> Foreign:
 _EXACT = """mobileone_s1 convnext_zepto_rms cs3darknet_focus_s cspnext_tiny densenet121 dla46x_c dpn48b mnasnet_small
 fasternet_t0 fastvit_t8 ghostnet_050 hardcorenas_b hrnet_w18_small inception_next_atto lcnetv2_small mambaout_femto
 mobilenetv3_small_050 nf_regnet_b0 poolformerv2_s12 rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50
-resnet10t resnetv2_18 selecsls42 starnet_s050 xception41p iformer_t lowformer_b0 pvt_v2_b0 shvit_s1"""
+resnet10t resnetv2_18 selecsls42 starnet_s050 xception41p iformer_t lowformer_b0 pvt_v2_b0 shvit_s1 edgenext_xx_small"""
 EXACT = _EXACT.split()
 MAPS = ["focalnet_tiny_srf", "resnest14d", "rexnet_100", "skresnet18"]
 FIXED = ["efficientformer_l1", "efficientformerv2_s0", "gcvit_xxtiny", "swin_tiny_patch4_window7_224", "visformer_tiny"]
 REFUSED = {
     **dict.fromkeys(FIXED, "a size is fixed in it"),
     **dict.fromkeys(("hgnetv2_b0", "legacy_seresnet18", "ese_vovnet19b_slim_dw"), "pools with ceil_mode"),
-    **dict.fromkeys(("edgenext_xx_small",), "numbers that depend on the size of the image"),
     "efficientvit_b0": "keep the dtype of the network",
     "tresnet_m": "takes pixels apart",
 }
@@ -215,6 +217,7 @@ MANY: dict[str, Foreign] = {f"smp {d}, {e}": smp(d, e) for d in DECODERS for e i
     f"timm {name}": timm(name) for name in EXACT
 }
 MANY |= {f"timm {name}": timm(name, maps=True) for name in MAPS}
+XCIT = "Levels(create_model('xcit_nano_12_p8_224', features_only=True, depth=3))"
 MANY |= {f"timm {name}": timm(name, refused=why) for name, why in REFUSED.items()}
 MANY |= {
     "MONAI AutoEncoder": made(MONAI, "AutoEncoder(2, 3, 2, (4, 8, 8), (2, 2, 1))"),
@@ -308,6 +311,8 @@ REAL: dict[str, Foreign] = {
     "smp DeepLabV3+, ResNet-18": shared(
         SMP, "DeepLabV3Plus('tu-resnet18', encoder_weights=None, classes=2)", 128, 192, maps=True
     ),
+    "timm EdgeNeXt-XXS": shared("timm", "Levels(create_model('edgenext_xx_small', features_only=True))", 128, 192),
+    "timm XCiT-N, 3 blocks": shared("timm", XCIT, 64, 128),
     "smp Unet, Swin": shared(SMP, f"Unet({_SWIN_T}, {_THIN}, {_THREE})", 448, 448),
     "smp UPerNet, Swin": shared(SMP, f"UPerNet({_SWIN_T}, {_THIN}, decoder_channels=32)", 448, 448, maps=True),
     "MONAI SwinUNETR": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", 256, 256),
@@ -345,7 +350,51 @@ REAL: dict[str, Foreign] = {
 }
 
 
+def grad_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its gradient, which it has."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def trained(foreign: Foreign) -> str:
+    """The largest relative difference of a graph from its module in training, in float64; or why there is none."""
+    module = foreign.module()
+    try:
+        network = trace(copy.deepcopy(module), foreign.bands, foreign.outputs)
+    except (ConfigError, GeometryError) as error:
+        return f"refused: {_short(str(error))}"
+    sides = (max(64, network_footprint(network.graph).alignment * times) for times in (2, 3))
+    x_BCHW, runs = torch.randn(2, foreign.bands, *sides, dtype=torch.float64), list[dict[str, torch.Tensor]]()
+    for each in (network, module):
+        for part in each.modules():
+            if "Drop" in type(part).__name__ or type(part).__name__.endswith(("Depth", "Dropout")):
+                part.eval()
+        leaf_BCHW = x_BCHW.clone().requires_grad_()
+        made = [y for y in tree_leaves(each(leaf_BCHW)) if isinstance(y, torch.Tensor)]
+        made = made if each is network or foreign.outputs is None else [made[k] for k in foreign.outputs]
+        torch.stack([y.square().mean() for y in made]).sum().backward()
+        found = {f"y{k}": y.detach() for k, y in enumerate(made)} | {"dx": grad_of(leaf_BCHW)}
+        found |= {f"d{name}": grad_of(p) for name, p in each.named_parameters() if p.grad is not None}
+        buffers = {name for name, _ in module.named_buffers()}
+        runs.append(found | {f"s{name}": b.double() for name, b in each.named_buffers() if name in buffers})
+    assert runs[0].keys() == runs[1].keys(), runs[0].keys() ^ runs[1].keys()
+    kinds = {"y": "y", "d": "gradients", "s": "statistics"}
+    worst = dict[str, float]()
+    scale = max(float(each.norm()) for name, each in runs[1].items() if name[0] == "d")
+    for name, expected in runs[1].items():
+        length = max(float(expected.norm()), 1e-3 * scale * (name[0] == "d"), 1e-30)
+        kind = kinds[name[0]]
+        worst[kind] = max(worst.get(kind, 0.0), float((runs[0][name] - expected).norm()) / length)
+    mode = "trained" if network.training else "mapped"
+    return f"{mode}: " + ", ".join(f"{kind} {apart:.0e}" for kind, apart in worst.items())
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["trained"]:
+        every = int(sys.argv[2]) if sys.argv[2:] else 1
+        for name in [*MANY][::every]:
+            print(f"| {name} | {trained(MANY[name])} |", flush=True)
+        return
     many = sys.argv[1:] == ["many"]
     print("| network | package | exact in | nodes | halo, alignment | or refused, since |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tiledseg.plan import plan
     from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
-    from tiledseg.tracing.declared import Local, PerPixel, Windows, declare
+    from tiledseg.tracing.declared import Local, PerPixel, WholeImage, Windows, declare
 
     __version__: str
 
@@ -32,6 +32,7 @@ __all__ = [
     "TileDataset",
     "TileSampler",
     "TimeSeries",
+    "WholeImage",
     "Windows",
     "__version__",
     "declare",
@@ -57,6 +58,7 @@ _PLACES = {
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
     "TileSampler": "tiledseg.foreign.tile_dataset:TileSampler",
     "TimeSeries": "tiledseg.models.layers.times:TimeSeries",
+    "WholeImage": "tiledseg.tracing.declared:WholeImage",
     "Windows": "tiledseg.tracing.declared:Windows",
     "__version__": "tiledseg.version:VERSION",
     "declare": "tiledseg.tracing.declared:declare",

@@ -223,4 +223,4 @@ def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words
 def test_tiles_that_must_know_their_place_run_alone() -> None:
     """Each has a place of its own in the image, by which its weights differ."""
     graph = chain([("pool", MaxPool()), ("up", AlignedUpsample()), ("head", Convolution(2, 1))])
-    assert "'up' resizes with align_corners" in (why_alone(graph, Spread(), True) or "")
+    assert "'up' depends on its place" in (why_alone(graph, Spread(), True) or "")

@@ -17,14 +17,14 @@ from tests.law.cases import Case
 from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
 from tests.tracing.times import temporal
-from tests.tracing.windows import SmallSwin
+from tests.tracing.windows import Scanning, SmallSwin
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.network import GraphNetwork, with_channels_last
 
 HERE = "tests.tracing.styles"
 WRITTEN = {
     style.__name__: Source("tests", HERE, lambda _, style=style: Outer(style(8), classes=2))
-    for style in (Pointed, Squeezed, Mixed, *STYLES.values())
+    for style in (Pointed, Squeezed, Mixed, Scanning, *STYLES.values())
 } | {
     unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2))
     for unet in (PaddingUNet, AlignedUNet, SmallSwin)

@@ -320,10 +320,62 @@ class OfProducts(nn.Module):
         return fine + functional.interpolate(y + found.transpose(-1, -2).reshape(x.shape), scale_factor=4)
 
 
+class Placed(nn.Module):
+    """Positions computed from the image's size: coordinates beside channels (CoordConv), and codes of sines of places,
+    as EdgeNeXt and XCiT add them, which weights map."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.coordinates = nn.Conv2d(channels + 2, channels, 3, padding=1)
+        self.codes, self.last = nn.Conv2d(8, channels, 1), nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, _, height, width = x.shape
+        rows, cols = (torch.arange(side, dtype=x.dtype) / (side - 1) * 2 - 1 for side in (height, width))
+        grid = torch.stack(torch.meshgrid(rows, cols, indexing="ij")).expand(batch, 2, height, width)
+        y = self.coordinates(torch.cat([x, grid], 1)).relu()
+        place = torch.ones(batch, height // 2, width // 2).cumsum(1, dtype=torch.float32)
+        place = place / (place[:, -1:, :] + 1e-6) * 6.28
+        beside = torch.arange(1, width // 2 + 1).float().repeat(batch, height // 2, 1)
+        waves = 100 ** (2 * torch.div(torch.arange(4).float(), 2, rounding_mode="floor") / 4)
+        parts = [each[..., None] / waves for each in (place, beside)]
+        codes = [torch.stack((p[..., 0::2].sin(), p[..., 1::2].cos()), 4).flatten(3) for p in parts]
+        code = self.codes(torch.cat(codes, 3).permute(0, 3, 1, 2).to(x.dtype))
+        small = functional.avg_pool2d(y, 2)
+        tokens = small.flatten(2).transpose(1, 2) + code.reshape(batch, x.shape[1], -1).permute(0, 2, 1)
+        return x + functional.interpolate(self.last(tokens.transpose(1, 2).reshape(small.shape)), scale_factor=2)
+
+
+class Rotary(nn.Module):
+    """Attention over the image whose queries and keys turn by their rows and columns (Su et al., 2021), in heads."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.three = nn.Linear(channels, 3 * channels)
+        self.register_buffer("waves", 1 / 10 ** torch.arange(channels // 8).float(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine, x = x, functional.avg_pool2d(x, 4)
+        batch, channels, height, width = x.shape
+        tokens = x.flatten(2).transpose(1, 2)
+        q, k, v = self.three(tokens).reshape(batch, -1, 3, 2, channels // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        rows = torch.arange(height, dtype=x.dtype).repeat_interleave(width)
+        cols = torch.arange(width, dtype=x.dtype).repeat(height)
+        angles = torch.cat([rows[:, None] * self.waves, cols[:, None] * self.waves], -1)
+        cos, sin = (each.repeat(1, 2)[None, None] for each in (angles.cos(), angles.sin()))
+        q, k = (each * cos + self._turned(each) * sin for each in (q, k))
+        y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, channels)
+        return fine + functional.interpolate(y.transpose(1, 2).reshape(x.shape), scale_factor=4)
+
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = x.chunk(2, -1)
+        return torch.cat((-other, one), -1)
+
+
 STYLES = {
     style.__name__: style
     for style in (
         *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
-        *(Parsing, Attending, Spacious, Functions, OverImage, OfProducts),
+        *(Parsing, Attending, Spacious, Functions, OverImage, OfProducts, Placed, Rotary),
     )
 }

@@ -35,14 +35,14 @@ EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None a
 # Over ranks some run by day, of all kinds of layers; at night all but the largest, and these with FOREIGN_NETWORKS=all.
 BY_DAY = {"Squeezed", "Mixed", "Pyramid", "Exchanging", "Unpooling"}
 BY_DAY |= {"Mirrored", "Parsing", "Attending", "Spacious", "Functions", "AlignedUNet", "TemporalUNet"}
-BY_DAY |= {"OfProducts"}
+BY_DAY |= {"OfProducts", "Placed", "Rotary"}
 SHARED = [
     name
     for name in EXACT
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
 # More: tests.tracing.over_ranks. Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
-THIN = ["smp Unet, Swin, patches of 2", *(["smp Segformer, PVT v2, thin"] if NIGHTLY else [])]
+THIN = ["smp Unet, Swin, patches of 2", "Scanning", *(["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else [])]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 @pytest.mark.parametrize("name", THIN)
 def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mesh]) -> None:
     """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
-    opened, foreign = OpenAxes(meshes["mpi"], print), REAL[name]
+    opened, foreign = OpenAxes(meshes["mpi"], print), REAL.get(name) or NETWORKS[name]
     axes, x_BCHW = opened.of(2, 2), image((1, 3, *(foreign.size or (64, 96))), 5)
     network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
     for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():

@@ -81,9 +81,17 @@ def _places(x: torch.Tensor) -> torch.Tensor:
     return functional.grid_sample(x, torch.tanh(x[:, :2]).permute(0, 2, 3, 1), align_corners=False)
 
 
-def _coordinates(x: torch.Tensor) -> torch.Tensor:
-    rows = torch.linspace(-1, 1, x.shape[2])[:, None].expand(x.shape[0], 1, x.shape[2], x.shape[3])
-    return torch.cat([x, rows], dim=1)
+TABLE = nn.Parameter(torch.rand(1, 4, 8, 12, dtype=torch.float64))
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[2], dtype=x.dtype)[:, None]
+
+
+def _written_rows(x: torch.Tensor) -> torch.Tensor:
+    rows = _rows(x)
+    rows[1:] *= 2
+    return x + rows
 
 
 def _only_places(x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +113,15 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "attention, linear, of sums": (_normalised, "are no matrix of channels"),
     "attention, keys of a size": (_few_keys, "no whole number of times smaller"),
     "places that are computed": (_places, "reads pixels at places that are computed"),
-    "coordinates": (_coordinates, "does not depend on the input"),
+    "positions by the larger side": (lambda x: x + _rows(x) / max(x.shape), "numbers that depend on the size"),
+    "positions by a far size": (
+        lambda x: x + _rows(x) * (2 if x.shape[2] > 3_000 else 1),
+        "computes positions otherwise",
+    ),
+    "positions, written over": (_written_rows, "numbers that depend on the size"),
+    "positions of NumPy": (lambda x: x + torch.from_numpy(np.arange(x.shape[3])), "numbers that depend on the size"),
+    "a number of pixels": (lambda x: x / torch.tensor(x.shape[2] * x.shape[3]), "numbers that depend on the size"),
+    "a table, resized": (lambda x: x + functional.interpolate(TABLE, x.shape[2:]), "numbers that depend on the size"),
     "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),
     "neighbours as one dim": (
         lambda x: functional.unfold(x, 3, padding=1).mean(1),

@@ -103,6 +103,31 @@ class Neighbours(nn.Module):
         return x_BCHW + (weights * v).sum(2)
 
 
+class Scan(nn.Module):
+    """A scan of the image's tokens, both ways: each sees all, by what tracing takes for no layer."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(channels, channels)
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        y = self.into(x_BHWC).flatten(1, 2)
+        y = y.cumsum(1).tanh() + y.flip(1).cumsum(1).flip(1).sigmoid()
+        return x_BHWC + y.view(x_BHWC.shape)
+
+
+class Scanning(nn.Module):
+    """A scan of an image half as large."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scan, self.after = Scan(channels), nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y = self.scan(functional.avg_pool2d(x_BCHW, 2).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x_BCHW + functional.interpolate(self.after(y), scale_factor=2)
+
+
 class SmallSwin(nn.Module):
     """Two levels of two blocks each, 12 channels, windows of 4 x 4, and a decoder with a skip."""
 
@@ -128,4 +153,5 @@ class SmallSwin(nn.Module):
 tiledseg.declare(Block, lambda block: tiledseg.Windows(block.window, block.shift))
 tiledseg.declare(Tokens, tiledseg.Windows(WINDOW, 1), lambda module, height, width: ((height, width),))
 tiledseg.declare(Merging, tiledseg.Local(stride=2))
+tiledseg.declare(Scan, tiledseg.WholeImage(2))
 tiledseg.declare(Neighbours, tiledseg.Local(1))

@@ -90,8 +90,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         valid_values: Sequence[float] = (),
     ) -> None:
         if isinstance(halo, Halo) and halo.asks_place:
-            what = "the network resizes with align_corners=True, by weights of the place in the whole image"
-            raise ConfigError(f"{what}; train it by model.build or parallelize, or set align_corners=False")
+            what = "the network depends on the place in the whole image (align_corners=True, positions)"
+            raise ConfigError(f"{what}; train it by model.build or parallelize, or do without")
         if isinstance(halo, Halo) and halo.whole_image:
             what = f"'{halo.whole_image[0]}' takes values of the whole image, and a tile has its own alone"
             raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")

@@ -86,9 +86,8 @@ def advise(trained: Trained, side: int | None) -> TileAdvice:
             )
         if node.layer.asks_place:
             raise ConfigError(
-                f"'{node.name}' resizes with align_corners=True, by weights that depend on the place in the whole "
-                "image, which a program that runs the file on tiles does not know; map with predict, or train with "
-                "align_corners=False"
+                f"'{node.name}' depends on the place in the whole image (align_corners=True, positions), which a "
+                "program that runs the file on tiles does not know; map with predict, or train without"
             )
     for node in measuring(graph, trains=False):
         raise ConfigError(

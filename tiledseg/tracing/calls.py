@@ -107,6 +107,7 @@ class Record:
 
     batch: int
     size: tuple[int, int]
+    dtype: torch.dtype = torch.float32
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     own_gradients: list[str] = field(default_factory=list)  # what a backward pass does besides torch's own

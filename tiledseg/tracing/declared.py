@@ -57,7 +57,19 @@ class PerPixel(Local):
     """The footprint of a module that computes each pixel from that pixel alone."""
 
 
-Stated = Windows | Local
+@dataclass(frozen=True)
+class WholeImage:
+    """The footprint of a module that sees the whole image, and gives as many pixels. Sides are multiples of `size`."""
+
+    size: Numbers = 1
+
+    def along(self, dim: int) -> dict[str, int]:
+        """Return the fields of a `WholeLeaf` along rows (0) or columns (1)."""
+        size = _of_dim(self.size, dim)
+        return _checked(self, size >= 1, size=size)
+
+
+Stated = Windows | Local | WholeImage
 
 
 def _of_dim(numbers: Numbers, dim: int) -> int:
@@ -178,7 +190,7 @@ def declare(
     kind: type[nn.Module], footprint: Stated | Callable[[Any], Stated], arguments: Arguments | None = None
 ) -> None:
     """State what modules of class `kind` (no subclass) see, for all traces from now on: `Windows(size, shift)`,
-    `Local(reach, stride)`, `PerPixel()`, or a function of the module that returns one of them.
+    `Local(reach, stride)`, `PerPixel()`, `WholeImage(size)`, or a function of the module that returns one of them.
 
     `arguments(module, height, width)`: those that it takes after its input, for an input of so many rows and columns.
     The module then is one node. Tracing compares it, in float64, with its declaration, on an image and on parts of it,
@@ -187,7 +199,9 @@ def declare(
     stated = isinstance(footprint, Stated) or (callable(footprint) and not isinstance(footprint, type))
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and stated):
         what = f"declare takes {getattr(kind, '__name__', kind)!r} and {footprint!r}"
-        raise ConfigError(f"{what}; give a class of modules, and Windows(...), Local(...), PerPixel() or a function")
+        raise ConfigError(
+            f"{what}; give a class of modules, and Windows(...), Local(...), PerPixel(), WholeImage() or a function"
+        )
     _DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = Declaration(footprint, arguments)
 
 

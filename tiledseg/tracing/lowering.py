@@ -183,6 +183,9 @@ class Lowering:
         self.pooled: dict[str, str] = {}  # of nodes on means of parts of the image, the node that takes these
         self.truths: dict[str, str] = {}  # of nodes that make truths or whole numbers, what of
         self.untrained: str | None = None  # what the graph does not do as the module does in training
+        self.positions: dict[Any, Value] = {}  # tensors that follow the image's size
+        self.placed: list[Any] = []  # `functions.positions.Placed`
+        self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # both runs
         self._axes = serial_axes()
 
     def run(self, bands: int, lower: Handler) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -136,7 +137,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool = False) -> None:
         super().__init__()
         self._opened = opened
-        self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]))
+        self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]), x_BCHW.dtype)
         self.kernels = Kernels(x_BCHW, widest)
         self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
         self._watch = watch
@@ -244,7 +245,7 @@ class Recorder(TorchFunctionMode):
         is_method = module is None and getattr(function, "__objclass__", None) is not None
         parts = tensors_of(result)
         if not depends:
-            self._note_constants(name, is_method, placed, named, result, values)
+            self._note_constants(module or name, is_method, placed, named, result, values)
         elif parts:
             self._used |= {id(value.tensor) for value in constants}
             for number, part in enumerate(parts):
@@ -282,18 +283,20 @@ class Recorder(TorchFunctionMode):
             what = "writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where"
             self._fault(what, inside=False)
 
-    def _note_constants(self, name: str, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
+    def _note_constants(self, name: Any, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
         owner = values[0].owner if values else None
         if name in ("add_", "__iadd__") and owner and owner[1] == "num_batches_tracked":
             self.record.counted.append(owner[0])
             self._measured.add(id(values[0].tensor))
             return
-        from_weights = any(value.from_weights for value in values)
+        of_module = isinstance(name, nn.Module)
+        from_weights = of_module or any(value.from_weights for value in values)
         called = f"Tensor.{name}" if is_method and hasattr(torch.Tensor, name) else name
+        by = (name, self._owners[-1]) if of_module else None
         for number, part in enumerate(tensors_of(result)):
             if id(part) not in self._values or (id(part) in self._stale and not from_weights):
                 recipe = (called, placed, named, number if isinstance(result, tuple | list) else None)
-                self._note(part, Given(part, None, from_weights, recipe=recipe))
+                self._note(part, Given(part, None, from_weights, by, recipe))
 
     def _settle(self, is_unit: bool = False) -> None:
         """Look at what kernels have written: state is a fault but a unit's, and what shares that memory is stale."""
@@ -310,6 +313,9 @@ class Recorder(TorchFunctionMode):
                 self._fault("writes over a tensor that it has used; compute a new one", inside=False)
             same = () if self.kernels.depends(written) else (id(v.tensor) for v in constants if not v.from_weights)
             self._stale |= {id(tensor) for tensor in there} - set(same)
+            for tensor in there:  # whatever is computed of it from now on, calls do not say
+                if isinstance(value := self._values[id(tensor)], Given) and not value.from_weights:
+                    self._values[id(tensor)] = replace(value, recipe=None)
 
     def _check_dtype(self, name: str, args: Any, parts: list[torch.Tensor], is_weight: bool) -> None:
         """Note casts that lose digits: a graph has one dtype. Each rank would round its part of a weight's gradient."""

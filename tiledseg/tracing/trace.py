@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import inf, isqrt, lcm, prod
 from typing import Any
@@ -31,6 +32,7 @@ from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.declared import common_grid, declaration
 from tiledseg.tracing.functions.handlers import lowered
+from tiledseg.tracing.functions.positions import unlike
 from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
@@ -88,12 +90,13 @@ class OtherSizeError(ConfigError):
     """A refusal that another size of the image may not meet."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModuleRuns:
     """The module that is traced, and its runs on images of `bands` bands."""
 
     module: nn.Module
     bands: int
+    _other: tuple[Record, Record] | None = None  # in another dtype
 
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
         """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
@@ -137,6 +140,15 @@ class ModuleRuns:
                     fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
             units = [lcm(*fills), 2 * lcm(*fills), *units]
         return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
+
+    def in_other_dtype(self, sizes: tuple[Size, Size]) -> tuple[Record, Record]:
+        """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""
+        if self._other is None:
+            kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
+            twin = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
+            one, other = (twin.run(batch, size) for batch, size in zip((2, 3), sizes, strict=True))
+            self._other = one, other
+        return self._other
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
@@ -182,6 +194,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     except OtherSizeError as error:
         of_training, untrained = None, str(error).replace("the module", "it", 1)
     lowering = Lowering(one, other, of_training, still)
+    lowering.in_other_dtype = partial(source.in_other_dtype, sizes)
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
     own = _check_declared(lowering) or own
@@ -197,7 +210,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         _check_size(graph, size)
     third = source.elsewhere(graph, sizes[0])
     for again in (third, *source.far_away(graph, sizes[0])):
-        if different := differing(one, again, other=other):
+        if different := differing(one, again, other=other) or unlike(lowering, graph, source.bands, again):
             raise _unsteady(different)
     runs = [one, *([of_training] if of_training else [])]
     kept = [name for run in runs for name in run.kept]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
+from tiledseg.geometry.layers.joins import sees_image
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.units import SINGLE_BYTES
 
@@ -90,6 +91,54 @@ class DeclaredLeaf(Layer):
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
         return 4 * max(inputs)  # the gradient of a hidden layer, as wide in all published blocks
+
+
+@dataclass(frozen=True)
+class WholeLeaf(Layer):
+    """A module that sees the whole image, whose sides are multiples of `size`. It has `weights`, `out_channels`, `work`
+    and `kept` as a `DeclaredLeaf`. Over ranks each has the whole image of its input, and computes it all."""
+
+    out_channels: int
+    size: int = 1
+    weights: int = 0
+    work: int = 1
+    kept: int = 0
+
+    stride = 1
+    reach = 0
+    statistics = "image"
+    sees_all = True
+    can_rebuild = False  # blocks of all ranks
+    protects_output = True  # a view
+    kept_inputs = (0,)
+    is_cheap = False
+
+    @property
+    def window_grid(self) -> int:
+        return self.size
+
+    def output_size(self, size: int, *others: int) -> int:
+        if size % self.size:
+            raise GeometryError(f"it takes images of multiples of {self.size}, not of {size}; give a multiple")
+        return size
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def parameters(self, channels: int) -> int:
+        return self.weights
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.work
+
+    def in_words(self, module: str | None) -> str:
+        return sees_image(module, "a whole image, as is declared")
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return self.kept * shape[1] * shape[2] * width
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        return 4 * max(inputs)
 
 
 @dataclass(frozen=True)

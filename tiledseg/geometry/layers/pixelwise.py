@@ -120,6 +120,22 @@ class Pixelwise(Layer):
 
 
 @dataclass(frozen=True)
+class Positions(Layer):
+    """A tensor of `out_channels` that is computed from the size of the whole image alone, with `whole_values` values a
+    pixel of it at once. Its input says how large that is."""
+
+    out_channels: int
+    whole_values: int = 0
+
+    asks_place = True
+    protects_output = True  # all images are one in memory
+    gradient = "none"
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+
+@dataclass(frozen=True)
 class OfOnePixel(Layer):
     """A layer with `weights` weights of a tensor whose pixels are all the same: computed for one, and taken for all."""
 

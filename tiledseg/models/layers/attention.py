@@ -11,7 +11,7 @@ It cannot deadlock: each broadcast and sum is one call of all ranks of the image
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -164,6 +164,37 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Iterator[slice]:
     batch, heads, count, _ = queries.shape
     step = max(1, WEIGHTS_AT_ONCE // (batch * heads * max(1, keys.shape[2])))
     yield from (slice(first, first + step) for first in range(0, count, step))
+
+
+def gathered(x_BCHW: torch.Tensor, place: BlockPlace, ranks: PassingRanks) -> torch.Tensor:
+    """Return the whole image that ranks share, of the block of each. Collective over `ranks`, backward too."""
+    own_BCHW = part_of(x_BCHW, place.owned(x_BCHW))
+    made: torch.Tensor = _Gathered.apply(own_BCHW, place.row.blocks, place.col.blocks, ranks)
+    return made
+
+
+class _Gathered(torch.autograd.Function):
+    """The whole image on each rank: each broadcasts its block, and backward a sum a block takes its gradient home."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own_BCHW: torch.Tensor, rows: Sequence[Interval], cols: Sequence[Interval], ranks: PassingRanks
+    ) -> torch.Tensor:
+        ctx.ranks, ctx.parts = ranks, [(row.slice, col.slice) for row in rows for col in cols]
+        whole_BCHW = own_BCHW.new_empty(*own_BCHW.shape[:2], rows[-1].stop, cols[-1].stop)
+        for source, part in enumerate(ctx.parts):
+            block = own_BCHW if source == ranks.rank else whole_BCHW[:, :, *part]
+            block = block.contiguous()
+            ranks.broadcast(block, source)
+            whole_BCHW[:, :, *part] = block
+        return whole_BCHW
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        wide = torch.promote_types(g_BCHW.dtype, torch.float32)
+        sums = [summed(g_BCHW[:, :, *part].to(wide).contiguous(), ctx.ranks) for part in ctx.parts]
+        return sums[ctx.ranks.rank].to(g_BCHW.dtype), None, None, None
 
 
 class WholeImageProducts(BlockModule):

@@ -19,10 +19,11 @@ from torch.nn import functional
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers import pixelwise as geometry
-from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
+from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned, WholeLeaf
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout
 from tiledseg.models.dropout import LeafDepth
+from tiledseg.models.layers.attention import gathered
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
@@ -224,14 +225,14 @@ class DeclaredModule(BlockModule):
     tensor in that layout, or a tuple that begins with one. `depths`: the rates of its stochastic depth, by path.
     """
 
-    rows: DeclaredLeaf
-    cols: DeclaredLeaf
+    rows: DeclaredLeaf | WholeLeaf
+    cols: DeclaredLeaf | WholeLeaf
     channels = 0  # of the input
 
     def __init__(
         self,
         leaf: nn.Module,
-        layers: tuple[DeclaredLeaf, DeclaredLeaf],
+        layers: tuple[DeclaredLeaf | WholeLeaf, DeclaredLeaf | WholeLeaf],
         layout: Layout,
         describe: Callable[[nn.Module], object],
         more: Callable[..., tuple[Any, ...]] | None,
@@ -270,10 +271,13 @@ class DeclaredModule(BlockModule):
             for (modules, name), depth, module in zip(places, self.depths, theirs, strict=True):
                 modules[name], depth.name, depth.images, depth.calls = module, "", 0, 0
 
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute the windows of `place.given`. The module's own windows begin at its input's first pixel, so zeros
         stand before and after, up to the next window that is not shifted. No window that is given has a zero in it but
-        what the module's mask keeps out. No communication."""
+        what the module's mask keeps out. No communication, but of a leaf that sees the whole image."""
+        if isinstance(self.rows, WholeLeaf):
+            # Collective. Each rank backpropagates from its own outputs: gradients of weights add up over ranks.
+            return self(x_BCHW) if place.is_whole else place.crop(self(gathered(x_BCHW, place, ranks)), (0, 0))
         dims = (place.row, self.rows), (place.col, self.cols)
         (top, bottom), (left, right) = (_beside(dim, layer) for dim, layer in dims)
         y_BCHW = self(functional.pad(x_BCHW, (left, right, top, bottom)))
@@ -281,7 +285,7 @@ class DeclaredModule(BlockModule):
         return place.crop(y_BCHW, (row, col))
 
 
-def _beside(place: DimPlace, layer: DeclaredLeaf) -> tuple[int, int]:
+def _beside(place: DimPlace, layer: Any) -> tuple[int, int]:
     """Return the positions that stand before and after what is read. Never a single window, which modules take for an
     image without shifted ones: the other one stands where the image does not end."""
     before, after = place.read.start % layer.size, -place.read.stop % layer.size

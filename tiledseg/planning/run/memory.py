@@ -58,7 +58,7 @@ def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
     asking = (node for node in graph.nodes if node.layer.asks_place and not isinstance(node.layer, Crops))
     placed = next((node.name for node in asking), None)  # windows of crops' size are images
     if placed is not None:
-        return f"'{placed}' resizes with align_corners, and each tile has a place of its own; set align_corners=False"
+        return f"'{placed}' depends on its place in the image, and each tile has its own; leave the network without"
     measured = of_steps(graph)
     if measured:
         return (

@@ -26,6 +26,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
+from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
@@ -223,6 +224,7 @@ class ForwardWalk:
         weights = layer.parameters(self.channels[sources[0]])
         each = layer.multiply_adds(self.channels[sources[0]])
         each += sum(tensor.values for tensor in given[1:]) * self.ranks if layer.sees_all else 0
+        each *= self.ranks if isinstance(layer, WholeLeaf) else 1
         work = each * row.computed * col.computed
         passes = int(differentiated)  # the network's input counts as if a gradient were made of it
         if differentiated and work:

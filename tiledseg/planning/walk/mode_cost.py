@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.declared import WholeLeaf
+from tiledseg.geometry.layers.pixelwise import Positions
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
@@ -35,7 +37,7 @@ from tiledseg.planning.walk.rank_steps import (
     swaps,
 )
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
-from tiledseg.units import DOUBLE_BYTES, wide_bytes
+from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, wide_bytes
 
 DEPTHS = (1, 2, 4, 8, WHOLE)  # of fusion; depths between them change little
 
@@ -112,13 +114,14 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int = 1) -> ModeC
         return layer_cost(task, machine, fusion)
     graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
     prices, (rows, cols) = task.prices(machine), cut.tile_sizes()
+    placed = whole_bytes(graph, bands, cut.whole.shape)
     tile, kinds, ranks = functools.cache(prices.tile), dict[tuple[TileSizes, TileSizes], RankCost](), list[RankCost]()
     for row, col in itertools.product(rows, cols):  # ranks with tiles of the same sizes cost the same
         if (row, col) not in kinds:
             tiles = [((height, width), above * beside) for height, above in row for width, beside in col]
             walks = {at: tile_walk(graph, bands, at, width) for at, _ in tiles}
             work = sum([walks[at].work for at, _ in tiles])
-            memory = max([training_memory(graph, bands, at, width).total for at in walks])
+            memory = max([training_memory(graph, bands, at, width).total for at in walks]) + placed
             times = [tile(*each).times(count) for each, count in Counter(tiles).items()]
             kinds[row, col] = RankCost(work, memory, sum_of(times))
         ranks.append(kinds[row, col])
@@ -139,14 +142,30 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
     graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
     rows, cols = settled(graph, task.decomposition)
+    placed = whole_bytes(graph, bands, (rows.size, cols.size))
     check_blocks(graph, rows, cols, fusion, bands)
     norms, ranks = statistic_sums(graph, bands, task.ranks, (rows.size, cols.size), width), list[RankCost]()
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
         time = _time(walk, prices)
         time = time._replace(messages=time.messages + sums)
-        ranks.append(RankCost(walk.work, memory_of(walk).total + walk.besides, time, walk.traffic, number))
+        memory = memory_of(walk).total + walk.besides + placed
+        ranks.append(RankCost(walk.work, memory, time, walk.traffic, number))
     return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
+
+
+def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
+    """Return the bytes that a rank has of a whole image of that size: the most in which it makes positions, and all
+    that a leaf, declared to see the image, keeps there, with its input."""
+    whole = [(k, layer) for k, layer in enumerate(graph.layers) if isinstance(layer, Positions | WholeLeaf)]
+    shapes, most, kept = tensor_shapes(graph, bands, *size) if whole else (), 0, 0
+    for k, layer in whole:
+        pixels = SINGLE_BYTES * math.prod(shapes[k + 1][1:])
+        if isinstance(layer, Positions):
+            most = max(most, layer.whole_values * pixels)
+        else:
+            kept += (layer.kept + layer.out_channels + 5 * shapes[graph.sources[k][0]][0]) * pixels
+    return most + kept
 
 
 def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
@@ -249,15 +268,15 @@ def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], 
     Each rank gives count, means and variances of a norm, in a slot of its own, in float64. Backward it gives the
     gradients of the mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values
     they give. Of attention keys and values of each rank are broadcast, forward and backward, and their gradients summed
-    (`models.layers.attention`).
+    (`models.layers.attention`). Of a leaf that sees the whole image its input is, forward alone.
     """
     channels, traffic = tensor_channels(graph, bands), Traffic()
     for layer, sources in zip(graph.layers, graph.sources, strict=True):
         if layer.sees_all and ranks > 1:
             shapes = tensor_shapes(graph, bands, *size)
-            passing = sum(math.prod(shapes[source]) for source in sources[1:])
+            passing = sum(math.prod(shapes[source]) for source in sources[1:] or sources)
             once = SentBytes(ranks, passing * value_bytes)
-            traffic += Traffic(once, once + SentBytes(ranks, passing * wide_bytes(value_bytes)))
+            traffic += Traffic(once, once * len(sources[1:2]) + SentBytes(ranks, passing * wide_bytes(value_bytes)))
         elif layer.statistics and ranks > 1:
             forward, backward = layer.shared_values(channels[sources[0]], ranks)
             traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))

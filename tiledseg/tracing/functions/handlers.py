@@ -21,6 +21,7 @@ from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
+from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, of_size, right
@@ -34,6 +35,10 @@ INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
 
 def lowered(step: Step) -> list[Value]:
     """Lower a call by the handler of its function. Raises RefusalError for an unknown one."""
+    return _handled(positioned(step, _handled))
+
+
+def _handled(step: Step) -> list[Value]:
     name = plain(step.call.function)
     handler = _unit if step.call.module is not None else with_pairs(step) or HANDLERS.get(name)
     if handler is None:

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,12 +15,12 @@ from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import first_line
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import round_up
-from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned
+from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned, WholeLeaf
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import DeclaredModule, ReturnedModule
 from tiledseg.tracing.calls import values_in, where
-from tiledseg.tracing.declared import Declaration, depths_of
+from tiledseg.tracing.declared import Declaration, WholeImage, depths_of
 from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.state import drawn_from
@@ -46,7 +47,8 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     refuse(more, "is declared, and given more than a tensor and numbers; say `arguments` in its declaration")
     stated, out = found.of(leaf), step.call.shapes[0][layout.dims.index(("C0",))]
     weights = sum(parameter.numel() for parameter in leaf.parameters())
-    dims = [DeclaredLeaf(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
+    kind: Any = WholeLeaf if isinstance(stated, WholeImage) else DeclaredLeaf
+    dims: Any = [kind(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
     module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords, depths_of(leaf))
     sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
     channels = sizes_of(layout, value.shape, pixels[0], step.lowering.records[0].batch)["C0"]
@@ -60,7 +62,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     for depth in module.depths:
         depth.node = node
     step.lowering.pixels[node] = tuple((height, width) for height, width in sizes)
-    if module.rows.moved or module.cols.moved:
+    if kind is DeclaredLeaf and any(layer.moved for layer in dims):
         back, inputs = ReturnedModule(*(Returned(layer.moved) for layer in dims)), (replace(value, node=node),)
         node = step.lowering.add(step, "returned", back.rows, back, inputs, back.cols)
     return [step.made(node if part == 0 else None, layout, part) for part in range(len(step.call.shapes))]
@@ -70,6 +72,8 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
     """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong,
     and what an output pixel takes (see `_measured`)."""
     rows, cols = (round_up(layer.reach, layer.size) + layer.size for layer in (module.rows, module.cols))
+    whole = isinstance(module.rows, WholeLeaf)
+    rows, cols = (round_up(8, unit) if whole else unit for unit in (rows, cols))
     mode, costs, side = "in training " if training else "", (1, 0), (4 * rows, 3 * cols)
     # Beside the edges of windows, of large values too, and in long images, for what lies far away.
     beside = [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]
@@ -88,15 +92,17 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 x_BCHW, other_BCHW = x_BCHW[:1].clone().requires_grad_(), x_BCHW
                 set_dropout_key(twin, DropoutKey(0, 0, number))
                 before = torch.random.get_rng_state()
-                y_BCHW, own = _measured(twin, x_BCHW)
+                y_BCHW, costs = _measured(twin, x_BCHW)
                 if not torch.equal(before, torch.random.get_rng_state()):
                     return f"{mode}drops at random; set the rate of its dropout to 0", costs
-                fault = _seen_beyond(twin, x_BCHW, y_BCHW, places)
+                fault = None if whole else _seen_beyond(twin, x_BCHW, y_BCHW, places)
                 fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW, other_BCHW)
                 if fault:
                     return mode + fault, costs
-                if number == 0:  # a high and a wide image, as long as the work of a pixel allows, and their middles
-                    costs, work = own, own[0] + 64 * channels
+                if (
+                    number == 0 and not whole
+                ):  # a high and a wide image, as long as the work of a pixel allows, and their middles
+                    work = costs[0] + 64 * channels
                     high = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * cols))), rows)
                     wide = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * rows))), cols)
                     longest = (high, 3 * cols), (3 * rows, wide)
@@ -160,6 +166,8 @@ def _parts_that_differ(
     module as it is, and of the blocks of 3 x 3 ranks; or with another image in the batch."""
     if not float((twin(both_BCHW)[:1] - y_BCHW).abs().max()) <= EXACT * float(y_BCHW.abs().max()):
         return "an image gives other values beside another one in a batch"
+    if isinstance(twin.rows, WholeLeaf):
+        return None
     dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
     tile = [Interval(unit, 3 * unit) for unit in units]
     inner = [_inside(layer, side, read) for (layer, side, _), read in zip(dims, tile, strict=True)]
@@ -176,14 +184,14 @@ def _parts_that_differ(
     return None if apart <= EXACT * size else what
 
 
-def _inside(layer: DeclaredLeaf, side: int, read: Interval) -> Interval:
+def _inside(layer: Any, side: int, read: Interval) -> Interval:
     """Return the outputs that see nothing but the inputs `read`."""
     made = range(read.start // layer.stride, read.stop // layer.stride)
     whole = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
     return Interval(whole[0], whole[-1] + 1)
 
 
-def _thirds(layer: DeclaredLeaf, side: int, unit: int) -> list[DimPlace]:
+def _thirds(layer: Any, side: int, unit: int) -> list[DimPlace]:
     """Return the places of three ranks that share a dim: those at its ends have little of it."""
     edges = 0, layer.output_edge(unit), layer.output_edge(side - unit), side // layer.stride
     thirds = [Interval(*pair) for pair in itertools.pairwise(edges)]

@@ -22,12 +22,20 @@ TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
     """Return the size of each name, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
     columns."""
-    sizes = {"B": batch, **dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True))}
+    sizes = {
+        "B": images_of(layout, shape, batch),
+        **dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True)),
+    }
     sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
     for dim, size in zip(layout.dims, shape, strict=True):
         unnamed = size // prod(sizes.get(atom, 1) for atom in dim)
         sizes |= {atom: unnamed for atom in dim if atom not in sizes}
     return sizes
+
+
+def images_of(layout: Layout, shape: Sequence[int], batch: int) -> int:
+    """Return how many images its author sees in a tensor: one of positions, which are those of every image."""
+    return shape[layout.dims.index(("B",))] if ("B",) in layout.dims else batch
 
 
 def is_channels(dim: Sequence[str]) -> bool:
@@ -104,7 +112,7 @@ def pixelwise(
     for part, shape in enumerate(step.call.shapes):
         several = part if len(step.call.shapes) > 1 else None
         pixels = (1, 1) if after.one_pixel else step.lowering.pixels[str(inputs[0].node)][0]
-        channels = prod(shape) // (step.lowering.records[0].batch * prod(pixels))
+        channels = prod(shape) // (images_of(after, shape, step.lowering.records[0].batch) * prod(pixels))
         layer = Pixelwise(function, filled[0], channels, filled[1], before, after, shapes, several)
         node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
         if name in TRUTHS or (name, part) in PLACES or all(value.node in truths for value in inputs):

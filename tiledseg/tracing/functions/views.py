@@ -72,10 +72,13 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
     (start, every, count), (other_start, _, other_count) = one, again
     if (one, again) == ((0, 1, size), (0, 1, other)):
         return value
-    if is_channels(names) and every == 1 and one == again:
+    if is_channels(names) and one == again:
         shapes = (_with_size(shape, dim, count) for shape in (value.shape, value.other_shape))
-        narrow, layout = (value, dim, start, count), resized_channels(value.layout, dim, count)
-        return pixelwise(step.giving(*shapes), "narrow", narrow, {}, layout)[0]
+        step, layout = step.giving(*shapes), resized_channels(value.layout, dim, count)
+        if every == 1:
+            return pixelwise(step, "narrow", (value, dim, start, count), {}, layout)[0]
+        cuts = (*[slice(None)] * dim, slice(start, start + count * every, every))
+        return pixelwise(step, "Tensor.__getitem__", (value, cuts), {}, layout)[0]
     if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
         rest = size - start - count * every, other - other_start - other_count * every
         if every == 1 and start == other_start and rest[0] == rest[1]:
@@ -158,6 +161,8 @@ def _expand(step: Step) -> list[Value]:
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
         return step.enlarged(value)
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
+    if grown == [0] and value.layout.dims[0] == ("B",) and len(shape) == len(value.shape):  # positions, alike in all
+        return step.passed(value)
     single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
     if len(shape) != len(value.shape) or not single:
         raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")

@@ -1,0 +1,273 @@
+"""Positions: tensors that a module computes from the image's size, in the place of a tensor of the graph.
+
+Two runs say which numbers of a tensor's calls are sizes, and further runs, of other sizes, must follow the same rule. A
+node makes the tensor anew for the whole image. What weights make of it is lowered as of any other tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Positions
+from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.layers.positions import PositionModule, Program, Size, SizeNumber
+from tiledseg.tracing.calls import Call, Given, Made, Record, same, values_in
+from tiledseg.tracing.functions.pixelwise import is_channels, shared
+from tiledseg.tracing.lowering import Handler, Lowering, RefusalError, Step, Value, refuse
+
+Path = tuple[Any, ...]  # the number of a call, then indices into its arguments, and into those of constants' recipes
+ANCHOR = "computes a tensor of the image's size by other than plain functions of torch; write it by such alone"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor that the node `node` computes: its place among calls, the rule by which it follows sizes, and a call in
+    words."""
+
+    node: str
+    path: Path
+    rule: Rule
+    where: str
+
+
+class Rule:
+    """The calls that make a tensor in two runs, as those for any size. Raises RefusalError where a number of theirs is
+    no size."""
+
+    def __init__(self, pair: tuple[Given, Given], sizes: Sequence[Size], batches: tuple[int, int]) -> None:
+        self.sizes, self.batches = sizes, batches
+        self.steps, self.given = list[Formula](), list[Given]()
+        self._places: dict[int, FormulaSlot] = {}
+        self._slots(*pair)
+
+    def _slots(self, one: Any, other: Any) -> Any:
+        """Return what two runs have alike, with slots for tensors and sizes for numbers."""
+        match one, other:
+            case Given(), Given():
+                return self._places.get(id(one)) or self._tensor(one, other)
+            case tuple(), tuple() if len(one) == len(other):
+                return tuple(map(self._slots, one, other))
+            case dict(), dict() if one.keys() == other.keys():
+                return tuple((key, self._slots(one[key], other[key])) for key in one)
+            case slice(), slice():
+                ends = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
+                return Cut(*(self._slots(*pair) for pair in ends))
+        if same(one, other):
+            return one
+        kinds = (SizeNumber(kind, more) for more in (0, 1, -1) for kind in ("H", "W", "HW", "B"))
+        numbers = type(one) is int and type(other) is int
+        runs = list(zip((one, other), self.sizes, self.batches, strict=True))
+        found = next((k for k in kinds if numbers and all(k.of(size, b) == n for n, size, b in runs)), None)
+        refuse(found is None, ANCHOR)
+        return found
+
+    def _tensor(self, one: Given, other: Given) -> FormulaSlot:
+        recipes: Any = one.recipe, other.recipe
+        if one.name or None in recipes:
+            refuse(not same(one, other), ANCHOR)
+            self.given.append(one)
+            slot = FormulaSlot(len(self.given) - 1, True)
+        else:
+            (function, *mine), (again, *theirs) = recipes[0], recipes[1]
+            refuse(function != again or not isinstance(function, str) or mine[2] != theirs[2], ANCHOR)
+            arguments, keywords = (self._slots(*pair) for pair in zip(mine[:2], theirs[:2], strict=True))
+            self.steps.append(Formula(function, arguments, keywords, mine[2]))
+            slot = FormulaSlot(len(self.steps) - 1)
+        self._places[id(one)] = slot
+        return slot
+
+    def program(self, *pair: Given) -> Program:
+        """Return the calls. Raises RefusalError where they do not give the tensors of both runs."""
+        made, device = Program(self.steps, shared(self.given)), pair[0].tensor.device
+        values = list[float]()
+        for size, given in zip(self.sizes, pair, strict=True):
+            try:
+                y = made(size, device)
+            except Exception as error:  # of a function that is called in another way than it was recorded
+                raise RefusalError(ANCHOR) from error
+            alike = y.dtype == given.tensor.dtype and _expands(y.shape, given.tensor.shape)
+            refuse(not alike or not torch.equal(y.expand(given.tensor.shape), given.tensor), ANCHOR)
+            values.append(made.largest / prod(size))
+        refuse(values[1] > 1.01 * max(values[0], 1), "makes a tensor of every pixel with every other")
+        return made
+
+    def holds(self, given: Any, size: Size, batch: int) -> bool:
+        """Return True if the tensor of another run was made by these calls."""
+        seen = set[tuple[int, int]]()
+
+        def fits(slot: Any, value: Any) -> bool:
+            match slot:
+                case FormulaSlot(is_weight=True):
+                    return isinstance(value, Given) and same(self.given[slot.index], value)
+                case FormulaSlot():
+                    if (slot.index, id(value)) in seen:
+                        return True
+                    seen.add((slot.index, id(value)))
+                    step = self.steps[slot.index]
+                    recipe: Any = getattr(value, "recipe", None)
+                    named: bool = recipe is not None and (recipe[0], recipe[3]) == (step.function, step.part)
+                    return named and fits(step.arguments, recipe[1]) and fits(step.keywords, tuple(recipe[2].items()))
+                case SizeNumber():
+                    return type(value) is int and value == slot.of(size, batch)
+                case Cut():
+                    return isinstance(value, slice) and fits(
+                        (slot.start, slot.stop, slot.step), (value.start, value.stop, value.step)
+                    )
+                case tuple():
+                    return isinstance(value, tuple) and len(slot) == len(value) and all(map(fits, slot, value))
+            return same(slot, value)
+
+        return fits(FormulaSlot(len(self.steps) - 1), given)
+
+
+def _expands(shape: Sequence[int], other: Sequence[int]) -> bool:
+    return len(shape) == len(other) and all(one in (1, size) for one, size in zip(shape, other, strict=True))
+
+
+def _learned(given: Given) -> bool:
+    """Return True for a tensor that a parameter, or a module, makes."""
+    if given.name is not None:
+        return isinstance(given.tensor, nn.Parameter)
+    function, *rest, _ = given.recipe or ("", None)
+    return isinstance(function, nn.Module) or any(isinstance(v, Given) and _learned(v) for v in values_in(rest))
+
+
+def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value | None = None) -> Step:
+    """Return the step with tensors of the graph in the places of those that follow the image's size. Those that cannot
+    be made so stay: the call's own handler refuses them. `at`: the place of the call,
+    if it is one of a constant's recipe; `anchor`: a tensor of as many pixels."""
+    pairs = [(each.arguments, dict(each.keywords)) for each in (step.call, step.other)]
+    if same(*pairs):
+        return step
+    made = [step.lowering.values[each] for each in values_in(pairs[0]) if isinstance(each, Made)]
+    anchor = anchor or next((value for value in made if value.node and not value.layout.one_pixel), None)
+    if anchor is None or anchor.pairs:
+        return step
+    number = (k for k, call in enumerate(step.lowering.records[0].calls) if call is step.call)
+    at = at or (next(number),)
+
+    def placed(one: Any, other: Any, path: Path) -> Any:
+        if isinstance(one, Given) and isinstance(other, Given) and not same(one, other):
+            with suppress(Exception):  # of a handler too, which was not made for such arguments
+                value = _value(step, lower, (one, other), path, anchor)
+                return value, value
+        alike = isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other)
+        if not alike or isinstance(one, torch.Size):
+            return one, other
+        both = [placed(*pair, (*path, k)) for k, pair in enumerate(zip(one, other, strict=True))]
+        return tuple(zip(*both, strict=True)) if both else (one, other)
+
+    arguments = placed(pairs[0][0], pairs[1][0], (*at, 0))
+    named = {k: placed(pairs[0][1][k], pairs[1][1].get(k), (*at, 1, k)) for k in pairs[0][1]}
+    calls = zip((step.call, step.other), arguments, (0, 1), strict=True)
+    call, other = (
+        replace(each, arguments=own, keywords={k: both[run] for k, both in named.items()}) for each, own, run in calls
+    )
+    return replace(step, call=call, other=other)
+
+
+def _value(step: Step, lower: Handler, pair: tuple[Given, Given], path: Path, anchor: Value) -> Value:
+    """Return the value of a tensor that follows the image's size. Raises RefusalError where it cannot be a node."""
+    shapes = tuple(tuple(each.tensor.shape) for each in pair)
+    missing = max(0, len(anchor.layout.dims) - len(shapes[0]))
+    shapes = tuple((*(1,) * missing, *shape) for shape in shapes)
+    if _learned(pair[0]):
+        recipes = [each.recipe for each in pair]
+        refuse(None in recipes or any(recipe[3] is not None for recipe in recipes if recipe), ANCHOR)
+        calls = [_as_call(step, each, shape) for each, shape in zip(pair, shapes, strict=True)]
+        return lower(positioned(replace(step, call=calls[0], other=calls[1], trained=None), lower, path, anchor))[0]
+    lowering = step.lowering
+    sizes, runs = lowering.pixels[str(anchor.node)], lowering.records
+    batches = runs[0].batch, runs[1].batch
+    layout = _layout(shapes, sizes, batches, anchor)
+    key = id(pair[0]), sizes, layout
+    if key not in lowering.positions:
+        rule = Rule(pair, sizes, batches)
+        program = rule.program(*pair)
+        programs = {runs[0].dtype: program}
+        with suppress(Exception):  # whatever a copy in another dtype raises
+            wide = tuple(found(run, path) for run in lowering.in_other_dtype())
+            programs[lowering.in_other_dtype()[0].dtype] = Rule(wide, sizes, batches).program(*wide)
+        channels = prod(shapes[0][at] for at, dim in enumerate(layout.dims) if is_channels(dim))
+        refuse(pair[0].tensor.dtype == torch.bool, ANCHOR)
+        layer = Positions(channels, ceil(program.peak / prod(sizes[1])) + channels)
+        module = PositionModule(layer, programs, layout)
+        node = lowering.add(replace(step, call=replace(step.call, module=None)), "positions", layer, module, (anchor,))
+        lowering.placed.append(Placed(node, path, rule, step.call.at))
+        lowering.positions[key] = Value(node, layout, *shapes)
+    return lowering.positions[key]
+
+
+def _as_call(step: Step, given: Given, shape: tuple[int, ...]) -> Call:
+    """Return the call that made a tensor."""
+    recipe: Any = given.recipe
+    function, arguments, keywords, _ = recipe
+    if isinstance(function, nn.Module) and given.owner:
+        return Call(
+            type(function).__name__, function, given.owner[1], step.call.at, arguments, keywords, (shape,), False
+        )
+    name, is_method = function.removeprefix("Tensor."), function.startswith("Tensor.")
+    return Call(name, None, step.call.owner, step.call.at, arguments, keywords, (shape,), is_method)
+
+
+def found(run: Record, path: Path) -> Any:
+    """Return the tensor at a place in the calls of a run."""
+    call = run.calls[path[0]]
+    value: Any = call.arguments, call.keywords
+    for key in path[1:]:
+        value = value.recipe[1:3][key] if hasattr(value, "recipe") else value[key]
+    return value
+
+
+def _layout(
+    shapes: Sequence[tuple[int, ...]], sizes: Sequence[Size], batches: tuple[int, int], anchor: Value
+) -> Layout:
+    """Return the layout of a tensor of these shapes, of which each run has its size and batch. The tensor beside it,
+    `anchor`, names dims of size 1, and channels."""
+    kinds: dict[Any, tuple[str, ...]] = {batches: ("B",), (prod(sizes[0]), prod(sizes[1])): ("H", "W")}
+    kinds |= {pair: (name,) for name, pair in zip("HW", zip(*sizes, strict=True), strict=True)}
+    pairs = list(zip(*shapes, strict=True))
+    dims = [kinds.get(pair, ("?",)) if pair[0] != pair[1] else () for pair in pairs]
+    beside = anchor.layout.dims if len(anchor.layout.dims) == len(dims) else (((),) * len(dims))
+    dims = [
+        like if dim == () and pair == (1, 1) and not is_channels(like) else dim
+        for dim, pair, like in zip(dims, pairs, beside, strict=True)
+    ]
+    dims = [("B",), *dims[1:]] if ("B",) not in dims and pairs[0] == (1, 1) else dims
+    atoms = [atom for dim in dims for atom in dim]
+    refuse(
+        sorted(atoms) != ["B", "H", "W"]
+        or not any(set(d) & {"H", "W"} and p != (1, 1) for d, p in zip(dims, pairs, strict=True)),
+        ANCHOR,
+    )
+    rest, factors = [at for at, dim in enumerate(dims) if dim == ()], list[int]()
+    if all(len(beside[at]) == 1 and is_channels(beside[at]) for at in rest):
+        factors = [1] * max(1, len(anchor.layout.channels))
+        for at in rest:
+            dims[at] = beside[at]
+            factors[int(beside[at][0][1:])] = pairs[at][0]
+    else:
+        factors = [pairs[at][0] for at in rest]
+        for number, at in enumerate(rest):
+            dims[at] = (f"C{number}",)
+    return Layout(tuple(dims), tuple(factors) if len(factors) > 1 else ())
+
+
+def unlike(lowering: Lowering, graph: Graph, bands: int, again: Record) -> str | None:
+    """Return what makes positions by another rule in a run of another size; None where nothing does."""
+    if not lowering.placed:
+        return None
+    shapes = dict(zip(graph.names, tensor_shapes(graph, bands, *again.size), strict=True))
+    for each in lowering.placed:
+        if each.node in shapes and not each.rule.holds(found(again, each.path), shapes[each.node][1:], again.batch):
+            what = f"{each.where} computes positions otherwise at {again.batch} x {again.size[0]} x {again.size[1]}"
+            return f"{what} pixels"
+    return None
