@@ -273,6 +273,7 @@ class OverImage(nn.Module):
         self.reduced, self.norm = nn.Conv2d(channels, channels, 2, 2), nn.LayerNorm(channels)
         self.three, self.drop = nn.Linear(channels, 3 * channels), nn.Dropout(0.0)
         self.of_image, self.value = nn.Conv2d(channels, 4, 1), nn.Conv2d(channels, channels, 1)
+        self.heat = nn.Parameter(torch.rand(2, 1, 1) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fine, x = x, functional.avg_pool2d(x, 4)
@@ -281,7 +282,7 @@ class OverImage(nn.Module):
         query = self.query(tokens).reshape(batch, height * width, 2, channels // 2).permute(0, 2, 1, 3)
         fewer = self.reduced(tokens.transpose(1, 2).reshape(x.shape)).reshape(batch, channels, -1).permute(0, 2, 1)
         key, value = self.pair(fewer).reshape(batch, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
-        weights = self.drop((query @ key.transpose(-2, -1) * 0.5).softmax(dim=-1))
+        weights = self.drop((query @ key.transpose(-2, -1) * 0.5 * self.heat).softmax(dim=-1))
         tokens = tokens + (weights @ value).transpose(1, 2).reshape(batch, height * width, channels)
         heads = self.three(tokens).reshape(batch, -1, 3, 2, channels // 2).permute(2, 0, 3, 1, 4).unbind(0)
         found = functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(tokens.shape)

@@ -23,8 +23,13 @@ from tests.tracing.over_ranks import distance, in_blocks, in_tiles
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.planning.run.spread import exact_modes
+from tiledseg.planning.walk.cost_model import ASSUMED
+from tiledseg.planning.walk.mode_cost import Task, layer_cost, whole_bytes
 
 # Seconds each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
@@ -113,6 +118,18 @@ def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mes
         apart = distance(found, expected)
         fault = fault or (None if apart < 1e-12 else f"{compute.__name__}: {apart}")
     opened.agree(fault)
+
+
+@pytest.mark.parametrize("name", ["Placed", "Scanning"])
+def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
+    """Of as many ranks as one likes each has it."""
+    graph, costs = traced(name).graph, []
+    for mesh in (2, 1), (4, 2):
+        cut = decompose(make_tiling((256, 192), mesh, network_footprint(graph)), mesh)
+        costs.append(layer_cost(Task(graph, 3, cut), ASSUMED, 1).memory)
+    least = whole_bytes(graph, 3, (256, 192))
+    assert whole_bytes(graph, 3, (512, 384)) == 4 * least > 0
+    assert costs[0] > costs[1] > least
 
 
 def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:

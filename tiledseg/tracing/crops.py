@@ -170,10 +170,13 @@ class CropModule(BlockModule):
                 return scores_of(self.module, x_BCHW)
         if self.training or self.rows.grid is None:
             return scores_of(self.module, x_BCHW.contiguous())
-        before = generators()
-        with _one_thread_a_kernel() as threads:
+        before, threads = generators(), torch.get_num_threads()
+        torch.set_num_threads(1)  # of a kernel, whose sums then are in one order
+        try:
             copies = self._copies(threads if x_BCHW.device.type == "cpu" else 1)
             blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
+        finally:
+            torch.set_num_threads(threads)
         if generators() != before:
             what = f"{type(self.module).__name__} draws random numbers in evaluation for some crops"
             raise ConfigError(f"{what}, in the order of its calls; let it draw nothing")
@@ -187,7 +190,9 @@ class CropModule(BlockModule):
         context, core = Box(*(d.read for d in dims)), Box(*(grid.core(d.read, d.sizes[0]) for d in dims))
         rows, cols = (grid.needed(dim.read, dim.sizes[0]) for dim in dims)
         crops = [*product(rows, cols)]
-        kept = self._kept_before(crops, core)
+        mine = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
+        missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in mine}
+        kept = {each: rows_KHW for each, rows_KHW in mine.items() if rows_KHW.shape[1] + missing[each] >= 0}
         made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
@@ -208,12 +213,6 @@ class CropModule(BlockModule):
                 self._keep(row, col, core, crop_KHW)
         sums_KHW /= total_HW
         return scores_KHW
-
-    def _kept_before(self, crops: Sequence[Place], core: Box) -> dict[Place, torch.Tensor]:
-        """Take out the scores that tiles before have kept, and that have all rows of the core."""
-        kept = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
-        missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in kept}
-        return {each: rows_KHW for each, rows_KHW in kept.items() if rows_KHW.shape[1] + missing[each] >= 0}
 
     def _keep(self, row: Crop, col: Crop, core: Box, scores_KHW: torch.Tensor) -> None:
         """Keep a crop's last rows for tiles to the right and below. The oldest go where there are too many."""
@@ -264,7 +263,7 @@ class CropModule(BlockModule):
 
     def _crops_at_once(self, x_CHW: torch.Tensor) -> int:
         """Return the crops of a batch: 4 on a CPU, else as many as make about a megapixel, if a crop has the same bits
-        at each place of it, and beside others, far brighter ones; else 1."""
+        at each place of it, and beside others, far brighter ones or of zeros; else 1."""
         assert self.rows.grid is not None, "of crops"
         side = self.rows.grid.window
         most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // side**2))
@@ -278,8 +277,9 @@ class CropModule(BlockModule):
         scores_BKHW, number = run(noise_BCHW), torch.arange(most)
         same = torch.equal(scores_BKHW, run(noise_BCHW.roll(1, 0)).roll(-1, 0))
         for bit in range((most - 1).bit_length()):  # so that any two crops have one changed of them
-            changed = (number >> bit & 1).to(x_CHW)[:, None, None, None]
-            beside_BCHW, kept = noise_BCHW * (1 - 10001 * changed), changed[:, 0, 0, 0] == 0
+            kept = number >> bit & 1 == 0
+            factors = torch.where(kept, 1, -10000 * (number % 2)).to(x_CHW)
+            beside_BCHW = noise_BCHW * factors[:, None, None, None]
             same = same and torch.equal(scores_BKHW[kept], run(beside_BCHW)[kept])
         return most if same else 1
 
@@ -306,14 +306,3 @@ def _taken(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.T
     if places.min() < 0 or places.max() >= dim.read.size:
         raise ConfigError("a tile's halo does not hold its crops whole; leave tiling.halo out")
     return x_CHW.index_select(axis, torch.from_numpy(places).to(x_CHW.device))
-
-
-@contextmanager
-def _one_thread_a_kernel() -> Iterator[int]:
-    """Let kernels of a CPU compute on one thread each, in one order of sums; yield the threads that there are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)

@@ -49,7 +49,7 @@ class AttentionOverImage(BlockModule):
         self.heads, self.factor = rows.heads, rows.factor
 
     def forward(self, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = map(self._tokens, (q_BCHW, k_BCHW, v_BCHW))
+        queries, keys, values = (_tokens(x, self.heads) for x in (q_BCHW, k_BCHW, v_BCHW))
         return _image(functional.scaled_dot_product_attention(queries, keys, values, scale=self.factor), q_BCHW)
 
     def on_block(
@@ -59,7 +59,8 @@ class AttentionOverImage(BlockModule):
         if place.is_whole:
             return self.forward(q_BCHW, k_BCHW, v_BCHW)
         own = [self._own(at, layer) for at, layer in ((place.row, self.rows), (place.col, self.cols))]
-        tokens = self._tokens(q_BCHW), *(self._tokens(cropped(x, *own)) for x in (k_BCHW, v_BCHW))
+        parts = q_BCHW, *(cropped(x, *own) for x in (k_BCHW, v_BCHW))
+        tokens = [_tokens(x, self.heads) for x in parts]
         rows, cols = (
             [layer.required_input(block, 1).size for block in at.blocks]
             for at, layer in ((place.row, self.rows), (place.col, self.cols))
@@ -71,9 +72,6 @@ class AttentionOverImage(BlockModule):
         """Return the place of the rank's own keys among those at hand."""
         first = Interval(0, 0) if at.whole else layer.required_input(at.read, 1)
         return layer.required_input(at.owned, 1).relative_to(first.start).slice
-
-    def _tokens(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return _tokens(x_BCHW, self.heads)
 
 
 def _tokens(x_BCHW: torch.Tensor, heads: int) -> torch.Tensor:

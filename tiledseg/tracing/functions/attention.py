@@ -195,7 +195,13 @@ def _weigh(step: Step) -> list[Value]:
     """Lower what is done with weights of queries and keys."""
     name, (first, *rest) = plain(step.call.function), step.given()[0]
     pairs: Any = next(each.pairs for each in (first, *rest) if isinstance(each, Value) and each.pairs)
-    refuse(any(isinstance(each, Given) for each in (first, *rest)), POSITIONS)
+    weight = next((each for each in (first, *rest) if isinstance(each, Given)), None)
+    scales = name in ("mul", "div") and weight is not first and not pairs.softmaxed
+    if weight is not None and scales and tuple(weight.tensor.shape[-2:]) in ((), (1,), (1, 1)):  # of each head perhaps
+        one, query = step.giving(pairs.query.shape, pairs.query.other_shape), pairs.query
+        (query,) = pixelwise(one, name, (query, weight), {}, query.layout)
+        return _noted(step, replace(pairs, query=query))
+    refuse(weight is not None, POSITIONS)
     refuse(name in ("mul", "div") and step.call.keywords, OTHERWISE)
     number = next((each for each in (first, *rest) if isinstance(each, int | float)), None)
     if name == "mul" and number is not None and not pairs.softmaxed:

@@ -62,7 +62,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     for depth in module.depths:
         depth.node = node
     step.lowering.pixels[node] = tuple((height, width) for height, width in sizes)
-    if kind is DeclaredLeaf and any(layer.moved for layer in dims):
+    if any(layer.moved for layer in dims):
         back, inputs = ReturnedModule(*(Returned(layer.moved) for layer in dims)), (replace(value, node=node),)
         node = step.lowering.add(step, "returned", back.rows, back, inputs, back.cols)
     return [step.made(node if part == 0 else None, layout, part) for part in range(len(step.call.shapes))]

@@ -90,11 +90,10 @@ class Rule:
         values = list[float]()
         for size, given in zip(self.sizes, pair, strict=True):
             try:
-                y = made(size, device)
+                y = made(size, device).expand(given.tensor.shape)
             except Exception as error:  # of a function that is called in another way than it was recorded
                 raise RefusalError(ANCHOR) from error
-            alike = y.dtype == given.tensor.dtype and _expands(y.shape, given.tensor.shape)
-            refuse(not alike or not torch.equal(y.expand(given.tensor.shape), given.tensor), ANCHOR)
+            refuse(y.dtype != given.tensor.dtype or not torch.equal(y, given.tensor), ANCHOR)
             values.append(made.largest / prod(size))
         refuse(values[1] > 1.01 * max(values[0], 1), "makes a tensor of every pixel with every other")
         return made
@@ -128,15 +127,11 @@ class Rule:
         return fits(FormulaSlot(len(self.steps) - 1), given)
 
 
-def _expands(shape: Sequence[int], other: Sequence[int]) -> bool:
-    return len(shape) == len(other) and all(one in (1, size) for one, size in zip(shape, other, strict=True))
-
-
 def _learned(given: Given) -> bool:
     """Return True for a tensor that a parameter, or a module, makes."""
-    if given.name is not None:
-        return isinstance(given.tensor, nn.Parameter)
-    function, *rest, _ = given.recipe or ("", None)
+    if given.recipe is None:
+        return isinstance(given.tensor, nn.Parameter) or given.tensor.requires_grad
+    function, *rest, _ = given.recipe
     return isinstance(function, nn.Module) or any(isinstance(v, Given) and _learned(v) for v in values_in(rest))
 
 
