@@ -19,7 +19,7 @@ CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 PHONE = 360  # pixels
 # What they start has tests of its own (tests/law, tests/crash, tests/test_printed_plans.py): these run at night, and
 # for `make docs`.
-AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "swin", "vit")
+AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "swin", "time-series", "vit")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),

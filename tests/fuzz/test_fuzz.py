@@ -19,7 +19,7 @@ def test_planted_faults_and_random_cases() -> None:
 
     In a process of its own: the harness forks, which a process with threads must not.
     """
-    cases = 600 if NIGHTLY else 18
+    cases = 600 if NIGHTLY else 12
     command = [sys.executable, "-m", "tests.fuzz", "--plants", "--cases", str(cases), "--seed", "0"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=850, cwd=ROOT, env=clean_environment(), check=False

@@ -186,7 +186,7 @@ ROWS: dict[str, Row] = {
     "read, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), factors=ENCODER), (3,)),
     "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2,)),
     "exchange, valid": Row(Steps(larger("pixel", "bilinear", "valid"), exchange(), batch=3, **loss("both")), (3, 4)),
-    "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4, 6), True),
+    "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4,), True),
     "exchange, every layer": Row(Steps(Case(EveryLayer(), (8, 4)), exchange()), (2, 9)),
     "exchange, foreign layers": Row(Steps(Case(ForeignLayers(), (4, 4)), exchange()), (4,)),
     "exchange, segnet": Row(Steps(short(segnet("none")), exchange(), **loss("smoothed")), (3,)),
@@ -220,12 +220,16 @@ ROWS: dict[str, Row] = {
     "layer, gated fused": Row(Steps(short(gated("pixel", True)), layer(fusion=2), **loss("edges")), (2,)),
     # Stages.
     **{
-        f"stages, {schedule}": Row(Steps(small(), staged(2, schedule), update="adamw"), (2, 4), True)
-        for schedule in ("1f1b", "gpipe", "folded")
+        f"stages, {schedule}": Row(Steps(small(), staged(2, schedule), update="adamw"), ranks, True)
+        for schedule, ranks in (("1f1b", (2, 4)), ("gpipe", (2,)), ("folded", (2,)))
     },
     **{
-        f"three stages, {schedule}": Row(Steps(small(), staged(3, schedule), ((0, 1),) * 2, **more), (3, 6), True)
-        for schedule, more in (("1f1b", loss("both")), ("gpipe", {}), ("folded", loss("tversky")))
+        f"three stages, {schedule}": Row(Steps(small(), staged(3, schedule), ((0, 1),) * 2, **more), ranks, True)
+        for schedule, more, ranks in (
+            ("1f1b", loss("both"), (3, 6)),
+            ("gpipe", {}, (3,)),
+            ("folded", loss("tversky"), (3,)),
+        )
     },
     **{
         f"four stages, {schedule}, {recompute}": Row(
