@@ -1,14 +1,30 @@
-"""Kinds of paths, and files that are replaced whole."""
+"""Kinds of paths, files that are replaced whole, claims of outputs and of a run's folder, and limits of open files."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tiledseg.system.files import irregular_kind, replacing
+from tests.comm.launching import Done, clean_environment, run_job
+from tests.crash.runs import Material
+from tests.raster.test_writer import Info
+from tests.small_files import tree, write_raster
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.errors import OutputError
+from tiledseg.execution.progress import StepProgress
+from tiledseg.raster.map_writer import lay_out, publish
+from tiledseg.system.files import irregular_kind, replacing, temporary
+from tiledseg.system.run_lock import NAME, check_free, check_unclaimed, claimed, hold
+from tiledseg.tile import main as tile
 
 
 def test_regular_and_absent_files_are_of_no_irregular_kind(tmp_path: Path) -> None:
@@ -45,3 +61,121 @@ def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(tmp_p
         part.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
+
+
+def test_a_second_map_is_refused_and_the_first_is_whole(tmp_path: Path) -> None:
+    """It replaced the first's unfinished file, whose inode number the new one could get."""
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    with claimed(layout.temporary, layout.path):
+        for _ in range(2):
+            with pytest.raises(OutputError, match=r"a\.tif: another job is writing it too"):
+                lay_out(tmp_path / "a.tif", Info(99, 99), 1, "uint8")
+        assert os.stat(layout.temporary).st_ino == layout.inode
+        publish(layout)
+    assert os.listdir(tmp_path) == ["a.tif"]
+    lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+
+
+def test_a_claim_ends_with_its_block_and_is_lost_with_its_file(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_text("one")
+    with claimed(part, "a"), pytest.raises(OutputError, match="another job"):
+        check_unclaimed(part, "a")
+    check_unclaimed(part, "a")
+    check_unclaimed(tmp_path / "absent", "a")
+    assert os.listdir(tmp_path) == ["part"]
+
+
+def test_two_stores_at_one_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is refused while the first is cut; the first is not published over a store that came meanwhile."""
+    for seed, name in enumerate(("one", "two")):
+        pixels_CHW = np.random.default_rng(seed).integers(0, 255, (3, 64, 64)).astype(np.uint8)
+        write_raster(tmp_path / f"{name}.tif", pixels_CHW)
+    store = tmp_path / "t.h5"
+    words = ["--grid", "2", "--levels", "1", "--output", str(store)]
+    one, two = (["--images", str(tmp_path / f"{name}.tif"), *words] for name in ("one", "two"))
+    part = temporary(store)
+    part.touch()
+    with claimed(part, store):
+        assert tile(one) == 2
+        assert "another job is writing it too" in capsys.readouterr().err
+    assert not store.exists()
+    assert tile(one) == 0
+    assert not part.exists()
+    other = store.read_bytes()
+    store.unlink()
+    progress = StepProgress.advance
+    monkeypatch.setattr(StepProgress, "advance", lambda *words: (progress(*words), store.write_bytes(other)))
+    assert tile(two) == 2
+    assert "another job is writing it too" in capsys.readouterr().err
+    assert store.read_bytes() == other
+
+
+HOLDER = "import sys, time, pathlib; from tiledseg.system.run_lock import hold\n"
+HOLDER += "with hold(pathlib.Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+
+
+def test_the_second_is_refused_by_name_and_writes_nothing(tmp_path: Path) -> None:
+    with hold(tmp_path / "run") as warning:
+        assert warning is None
+        before = tree(tmp_path)
+        for attempt in (lambda: check_free(tmp_path / "run"), hold(tmp_path / "run").__enter__):
+            with pytest.raises(OutputError) as caught:
+                attempt()
+            for word in (f"process {os.getpid()} on ", " since 20", "another run.output", str(tmp_path / "run")):
+                assert word in str(caught.value)
+        assert tree(tmp_path) == before
+    assert list((tmp_path / "run").iterdir()) == []
+    check_free(tmp_path / "run")
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(OutputError, match=f"in use by process {process.pid} on "):
+            check_free(folder)
+        process.send_signal(signal.SIGKILL)
+    assert (folder / NAME).exists(), "the file stays, and locks nothing"
+    check_free(folder)
+    with hold(folder):
+        assert str(os.getpid()) in (folder / NAME).read_text()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with hold(tmp_path) as warning:
+        assert warning is not None
+        assert "has no locks" in warning
+
+
+LIMITED = (
+    "import os, resource, sys; soft, hard = int(sys.argv[1]), int(sys.argv[2]); "
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); "
+    "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[3:]])"
+)
+
+
+def limited(soft: int, hard: int, *command: str) -> Done:
+    return run_job([sys.executable, "-c", LIMITED, str(soft), str(hard), *command], seconds=100)
+
+
+def test_too_few_are_refused_and_a_low_limit_is_raised(tmp_path: Path) -> None:
+    """With 8 or 12, a run ended with words about one of its images, its folder and a checkpoint written."""
+    material, folder = Material.make(tmp_path), tmp_path / "run"
+    train = ["tiledseg.train", *material.train_command(folder)[1:]]
+    done = limited(12, 12, *train)
+    assert (done.code, done.err) == (
+        2,
+        "error: no more than 12 files may be open here, 64 are needed; raise it (ulimit -n)\n",
+    )
+    assert not folder.exists()
+    assert limited(12, 64, *train).code == 0
+    assert find_checkpoint(folder).saved.step == 12
