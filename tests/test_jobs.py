@@ -35,7 +35,7 @@ SCRIPTS = {
     "lsf/summit.lsf": 6,
 }
 SUMMIT = JOBS / "lsf/summit.lsf"
-EPOCHS = ["--train.epochs", "120", "--train.checkpoint_every", "1000"]
+EPOCHS = ["--train.epochs", "200", "--train.checkpoint_every", "1000"]
 TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
 
 
