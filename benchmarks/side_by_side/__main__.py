@@ -33,13 +33,15 @@ from tiledseg.errors import CommunicationError
 HERE = Path(__file__).parent
 COSTS = ("chain of convolutions", "U-Net")
 PARTS = ("layers", "networks", "cost", "maps", "pipelines")
+AT_ONCE = 8  # items of a process, after which results are written
 Results = dict[str, Any]
 
 
 def run(module: str, *words: str, limit: float) -> Done:
-    """Run a program of this folder with the peers' packages on its path; its end is as good as an error."""
+    """Run a program of this folder, with the packages of the peer that its first word names on its path. An end by its
+    limit is as good as an error."""
     try:
-        return run_process(python(f"benchmarks.side_by_side.{module}", *words), limit, environment())
+        return run_process(python(f"benchmarks.side_by_side.{module}", *words), limit, environment(words[0]))
     except CommunicationError as error:
         return Done(1, "", str(error))
 
@@ -75,7 +77,10 @@ def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Re
                 counts = {str(ranks): spatial("cost", peer, ranks, items) for ranks in (2, 4)}
                 found[peer] = {**counts, "lines": lines_of(peer)}
             else:
-                found[peer] = found.get(peer, {}) | spatial("capability", peer, 2, items)
+                for first in range(0, len(items), AT_ONCE):
+                    some = spatial("capability", peer, 2, items[first : first + AT_ONCE])
+                    found[peer] = found.get(peer, {}) | some
+                    yield found
             yield found
     elif part == "pipelines":
         for peer in pipelines.PIPELINES:
@@ -125,7 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         results[f"{part}: measured"] = f"{time.strftime('%Y-%m-%d')}, {took} s, load {os.getloadavg()[0]:.1f}"
         print(f"{part}: {took} s", file=sys.stderr)
     if not options.page:
-        results["versions"] = {name: peer.version for name, peer in PEERS.items()}
+        known, asked = results.get("versions", {}), (set(PEERS) if options.peers is None else set(options.peers))
+        results["versions"] = known | {name: peer.version for name, peer in PEERS.items() if name in asked}
         results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
         write(file, results)
     for name, text in page.pages(results).items():

@@ -15,7 +15,7 @@ from torch.nn import functional
 from benchmarks.side_by_side.spatial import BATCH, Block, Step, weights
 
 np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
-OF_PIXELS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Identity, nn.modules.dropout._DropoutNd)
+MIXING = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.MultiheadAttention)  # of torch's activations
 
 
 class Spread(nn.Module):
@@ -72,28 +72,32 @@ def twin(partition: Any, layer: nn.Module) -> nn.Module | None:
         case nn.Upsample():
             mode = {"nearest": "nearest", "bilinear": "linear"}[layer.mode]
             corners = bool(layer.align_corners)
-            return theirs.DistributedUpsample(
-                partition, scale_factor=layer.scale_factor, mode=mode, align_corners=corners
-            )
-        case _ if isinstance(layer, OF_PIXELS):
-            return layer
+            scale = layer.scale_factor
+            return theirs.DistributedUpsample(partition, scale_factor=scale, mode=mode, align_corners=corners)
+        case nn.ModuleList() | nn.Sequential() | nn.Identity() | nn.modules.dropout._DropoutNd():
+            return None
+        case _ if type(layer).__module__ == nn.ReLU.__module__ and not isinstance(layer, MIXING):
+            return layer  # of single pixels
         case _ if not list(layer.children()):
-            raise NotImplementedError(
-                f"DistDL has no {type(layer).__name__}" + ("" if not isinstance(layer, nn.Conv2d) else " of this kind")
-            )
+            kind = " of this kind" if isinstance(layer, nn.Conv2d) else ""
+            raise NotImplementedError(f"DistDL has no {type(layer).__name__}{kind}")
     return None
 
 
-def replace(partition: Any, module: nn.Module) -> nn.Module:
-    """Replace layers by DistDL's, in depth. Raises NotImplementedError where it has none."""
+def replace(partition: Any, module: nn.Module, known: dict[int, nn.Module]) -> nn.Module:
+    """Replace layers by DistDL's, in depth, each once: some networks hold a layer in two places. Raises
+    NotImplementedError where it has none."""
+    if id(module) in known:
+        return known[id(module)]
     made = twin(partition, module)
-    if made is not None and made is not module:  # its exchange writes into its input, which autograd may have saved
+    if made is None:
+        made = module
+        for name, child in [*module._modules.items()]:  # named_children leaves out a second name
+            setattr(module, name, child and replace(partition, child, known))
+    elif made is not module:  # its exchange writes into its input, which autograd may have saved
         made.register_forward_pre_hook(lambda _, given: (given[0].clone(),))
-    if made is not None:
-        return made
-    for name, child in module.named_children():
-        setattr(module, name, replace(partition, child))
-    return module
+    known[id(module)] = known[id(made)] = made
+    return made
 
 
 def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step:
@@ -101,7 +105,7 @@ def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step
     torch.set_default_dtype(next(module.parameters()).dtype)  # its empty weights are of the default type
     world = MPI.COMM_WORLD
     partition = import_module("distdl.backends.mpi.partition").MPIPartition(world)
-    network = replace(partition.create_cartesian_topology_partition([1, 1, *mesh]), module)
+    network = replace(partition.create_cartesian_topology_partition([1, 1, *mesh]), module, {})
     place = divmod(world.rank, mesh[1])
 
     def at(size: torch.Size) -> tuple[slice, ...]:

@@ -12,6 +12,10 @@ from benchmarks.side_by_side.spatial import OURS, STEPS
 from benchmarks.spread import Spread, markdown
 
 Results = dict[str, Any]
+OURS_OF_WRONG = {
+    "a block of the output is": "a block is said to be the whole, or has another size",
+    "no gradient ": "gradients are lost without a word",
+}
 EXACT, CLEAR = 1e-10, 0.97  # in float64; a ratio below is a difference, not noise
 KEPT = "gradients are summed in float64 (decision 0003); stays"
 WHY = {
@@ -36,6 +40,9 @@ def state(found: Results | None) -> str:
         if word in found:
             words = " ".join(str(found[word]).replace("|", "/").split())
             words = words.removeprefix("the module cannot be computed exactly on tiles: (1) ")
+            for mine, wrong in OURS_OF_WRONG.items():
+                if words.startswith(mine):
+                    return f"**wrong**: {wrong}"
             return f"{word}: {words[:70]}{'...' if len(words) > 70 else ''}"
     far = max(found[key] for key in ("y", "dx", "dW"))
     worst = ", ".join(f"{key} {found[key]:.0e}" for key in ("y", "dx", "dW") if not found[key] <= EXACT)
@@ -107,7 +114,8 @@ def better(results: Results) -> Iterator[tuple[str, str, str, str]]:
 def pages(results: Results) -> dict[str, str]:
     """Return the pages by name."""
     times = [f"{key.partition(':')[0]} {value}" for key, value in results.items() if key.endswith(": measured")]
-    worse = list(better(results)) or [("nothing measured", "", "", "")]
+    absent = [part for part in ("layers", "networks", "cost", "maps", "pipelines") if part not in results]
+    worse = list(better(results)) + [(f"{part}: not measured yet", "", "", "") for part in absent]
     counts = [(peer, *(_count(results, part, peer) for part in ("layers", "networks"))) for peer in STEPS]
     versions = [
         (peer.name, results.get("versions", {}).get(name) or "not here", peer.where, peer.absent or peer.changed)

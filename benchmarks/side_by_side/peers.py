@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "peers"
 SOURCES = ROOT / "build" / "peers-sources" / "distdl"
+BROUGHT = ("nvidia-physicsnemo", "torchgpipe", "distdl")  # by pip or a person; the others are there
 DISTDL = "https://github.com/distdl/distdl"
 
 
@@ -33,16 +34,18 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """Return the version of its package, or the commit of its sources; '' where it is not there."""
-        environment()
+        """Return the version of its package, '' where it is not there."""
+        environment(self.name)
         if self.package == "distdl":
-            return "0.5.0-dev, commit a641638" if (SOURCES / "src").exists() else ""
+            return "0.5.0-dev" if (SOURCES / "src").exists() else ""
         found = list(metadata.distributions(name=self.package, path=[str(FOLDER), *sys.path]))
         return found[0].version if found else ""
 
 
 OF_CUDA = "its layers call `torch.cuda` and make their messages on a GPU; none is here"
-NO_TORCHVISION = "imports torchvision, of which no build for this torch could be installed here"
+NO_TORCHVISION = (
+    "imports torchvision, whose wheels are for CUDA: `operator torchvision::nms does not exist` beside this torch"
+)
 TURNED_OFF = "activations in place were put out of place"
 PEERS = {
     each.name: each
@@ -64,7 +67,7 @@ PEERS = {
         Peer(
             "DistDL",
             "distdl",
-            f"{DISTDL} (the index has no such package)",
+            f"`git clone {DISTDL} build/peers-sources/distdl`, at a641638",
             "an alias that NumPy 1.24 removed (`np.int`); each layer takes a copy of its input, which it overwrites; a "
             "transposed convolution of kernel = stride is torch's, its weights spread by Broadcast; runs over MPI",
         ),
@@ -76,7 +79,7 @@ PEERS = {
             "Streaming CNN",
             "streamingcnn",
             "https://github.com/DIAGNijmegen/StreamingCNN",
-            absent="imports `torch._six`, which torch 2 removed, and puts its statistics on a GPU",
+            absent="imports `torch._six`, which torch 2 lacks, and puts its statistics on a GPU",
         ),
         Peer("torchgeo", "torchgeo", "PyPI", absent=NO_TORCHVISION),
         Peer("terratorch", "terratorch", "PyPI", absent=NO_TORCHVISION),
@@ -86,19 +89,20 @@ PEERS = {
 
 
 @cache
-def environment() -> dict[str, str]:
-    """Install the packages of peers, unless they are there, and build their sources; a package that cannot be had is
-    left out. Return the variables by which a process finds them."""
+def environment(name: str) -> dict[str, str]:
+    """Install the packages of peers where this one needs any and they are not there, and build their sources; a package
+    that cannot be had is left out. Return the variables by which a process finds them."""
     wanted, done = Path(__file__).with_name("peers.txt"), FOLDER / "peers.txt"
-    if not done.exists() or done.read_text() != wanted.read_text():
+    brought = name in PEERS and PEERS[name].package in BROUGHT
+    if brought and not (done.exists() and done.read_text() == wanted.read_text()):
         for line in wanted.read_text().splitlines():
             if not line.startswith("#"):
                 _quietly("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), line)
         FOLDER.mkdir(parents=True, exist_ok=True)
         done.write_text(wanted.read_text())
-    if SOURCES.exists() and not list(SOURCES.glob("src/distdl/functional/interpolate/_cpp*")):
+    if brought and SOURCES.exists() and not list(SOURCES.glob("src/distdl/functional/interpolate/_cpp*")):
         _quietly("setup.py", "build_ext", "--inplace", folder=SOURCES)
-    folders = [str(ROOT), str(FOLDER), str(SOURCES / "src"), os.environ.get("PYTHONPATH", "")]
+    folders = [str(ROOT), *([str(FOLDER), str(SOURCES / "src")] if brought else []), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "OMP_NUM_THREADS": "1"}
 
 

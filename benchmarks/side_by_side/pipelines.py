@@ -8,6 +8,7 @@ prints a line of JSON: the largest difference of loss and gradients, seconds of 
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import tempfile
@@ -52,8 +53,6 @@ class Work:
 
 
 def tiledseg_pipeline(work: Work) -> tuple[Step, Any]:
-    import copy
-
     import tiledseg
 
     pipeline = tiledseg.Pipeline(copy.deepcopy(work.network), stages=2)
@@ -66,8 +65,6 @@ def tiledseg_pipeline(work: Work) -> tuple[Step, Any]:
 
 
 def torch_pipeline(work: Work) -> tuple[Step, Any]:
-    import copy
-
     from torch.distributed import pipelining
 
     rank, cut = distributed.get_rank(), {"join.0": pipelining.SplitPoint.BEGINNING}

@@ -35,7 +35,7 @@ from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
 
-LIMIT, PAIRS, COST_SIZE = 60.0, 5, (512, 512)
+LIMIT, PAIRS, COST_SIZE = 240.0, 5, (512, 512)
 OURS = "tiledseg"
 
 
