@@ -14,6 +14,7 @@ import pytest
 from tiledseg.plan import main
 
 TWO, SMALL = "--size 1000 --grid 2", "--size 2000 --levels 4 --base-channels 16"
+SCALING = "--size 600 --scaling 1:2 --machine summit"
 SEARCH = "--search --size 900 --levels 3 --base-channels 8 --gpus 4 --images 6 --images-per-step 2 --machine summit"
 GOLDEN = "--size 10000 --grid 8 --levels 5 --convs-per-level 2 --kernel 3 --format json"
 
@@ -211,6 +212,10 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (f"{SMALL} --grid 4 --show modes --format json", ["--show is modes, but only the plan's table has sections"]),
         (f"{SMALL} --grid 4 --show modes --emit slurm", ["--show is modes"]),
         ("--search --size 900 --gpus 4", ["--search ranks by predicted time, but no machine is known; give --machine"]),
+        ("--size 600 --csv a.csv", ["--csv is a.csv, but --scaling is not given"]),
+        (f"{SCALING} --gpus 4", ["--gpus is 4, but --scaling has GPUs of its own"]),
+        (f"{SCALING} --mesh 2", ["--mesh is 2, but --scaling finds settings"]),
+        (f"{SCALING} --plot a.png --csv a.png", ["a.png"]),
         (f"{SEARCH} --mesh 2", ["--mesh is 2, but --search finds settings; leave one of them out"]),
         (f"{SEARCH} --plot a.png", ["--plot is a.png, but --search finds settings"]),
         (f"{SEARCH} --stride 2", ["--search is given, but networks of --stride 2"]),

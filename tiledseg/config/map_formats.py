@@ -47,19 +47,13 @@ class BlockBytes(NamedTuple):
     overviews: int
 
 
-def overview_shapes(height: int, width: int) -> list[tuple[int, int]]:
-    """Return the shapes of a raster's overviews: each halves the one before, and the last one fits a block."""
-    shapes = []
-    while max(height, width) > BLOCK:
-        height, width = -(-height // 2), -(-width // 2)
-        shapes.append((height, width))
-    return shapes
-
-
 def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
     """Return the bytes of a raster's blocks. `pixel`: bytes of a pixel with all bands."""
-    overviews = sum(_blocks(*shape) for shape in overview_shapes(height, width))
-    return BlockBytes(_blocks(height, width) * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
+    plain, overviews = _blocks(height, width), 0
+    while max(height, width) > BLOCK:  # each overview halves the one before, and the last one fits a block
+        height, width = -(-height // 2), -(-width // 2)
+        overviews += _blocks(height, width)
+    return BlockBytes(plain * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
 
 
 def _blocks(height: int, width: int) -> int:

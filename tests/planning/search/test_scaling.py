@@ -80,17 +80,3 @@ def test_table_json_csv_and_figure_have_the_same_points(tmp_path: Path, capsys: 
     assert list(times.lines[0].get_ydata()) == [point["step_seconds"] for point in points[:3]]
     assert list(shares.lines[1].get_ydata()) == [point["efficiency"] for point in points[3:]]
     assert shares.get_ylim()[1] > max(point["efficiency"] for point in points)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--size 600 --csv a.csv", "--csv is a.csv, but --scaling is not given"),
-        ("--size 600 --scaling 1:2 --machine summit --gpus 4", "--gpus is 4, but --scaling has GPUs of its own"),
-        ("--size 600 --scaling 1:2 --machine summit --mesh 2", "--mesh is 2, but --scaling finds settings"),
-        ("--size 600 --scaling 1:2 --machine summit --plot a.png --csv a.png", "a.png"),
-    ],
-)
-def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 2
-    assert words in capsys.readouterr().err

@@ -93,13 +93,13 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> dict
         "better_precision": better_precision(question),
         "candidates": result.candidates,
         "discarded": result.discarded,
-        "best": [_row(question, each) for each in result.best],
-        "other": None if result.other is None else _row(question, result.other),
+        "best": [row_of(question, each) for each in result.best],
+        "other": None if result.other is None else row_of(question, result.other),
         "reason": result.reason,
     }
 
 
-def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
+def row_of(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     candidate, plan = priced.candidate, priced.plan
     return {
         "settings": candidate.in_words,
@@ -123,14 +123,6 @@ def memory_keys(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     if priced.plan.offloaded is None:
         return {}
     return {"offload": "auto"} | ({"store": "host"} if question.figures.has_devices else {})
-
-
-def job_part(question: RunQuestion, priced: Priced) -> dict[str, Any]:
-    """Return the figures of settings as those of a plan's summary."""
-    row, again = _row(question, priced), priced.plan.rebuilt
-    figures = {key: row[key] for key in ("memory", "milliseconds", "epoch_seconds")} | {"fits": True}
-    figures |= {"recomputed": len(again.items) if again else 0, "recompute_percent": 100 * again.extra if again else 0}
-    return basis_part(question, priced.ranks) | figures
 
 
 def search_table(part: dict[str, Any]) -> str:

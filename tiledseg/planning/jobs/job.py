@@ -138,7 +138,8 @@ def planned_job(
 
 def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
-    from tiledseg.planning.answer.search import job_part, memory_keys
+    from tiledseg.planning.answer.modes import basis_part
+    from tiledseg.planning.answer.search import memory_keys, row_of
 
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
@@ -149,7 +150,10 @@ def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    part = job_part(question, priced)
+    row, again = row_of(question, priced), priced.plan.rebuilt
+    part = basis_part(question, priced.ranks) | {key: row[key] for key in ("memory", "milliseconds", "epoch_seconds")}
+    part |= {"fits": True, "recomputed": len(again.items) if again else 0}
+    part |= {"recompute_percent": 100 * again.extra if again else 0}
     return _job(question, priced.ranks, site.gpus, question.ranks, minutes, _flags(keys), words, part, may_idle)
 
 

@@ -59,7 +59,12 @@ def gradients_by_node(
         waiting = {tensor: bytes_of[tensor] for tensor in graph.results}
         scattered.update(() if given else graph.results)
         results = [costs[tensor - 1] for tensor in graph.results]
-        start = sum(waiting.values()) if given else loss_peak(results, bytes_per_value)
+        start = sum(waiting.values())
+        if not given:  # gradients of the outputs, the first one twice in the loss's width, and those of another loss
+            (channels, height, width), loss = results[0].shape, results[0].loss
+            start = height * width * (2 * channels * wide - INDEX_BYTES)  # the labels are freed
+            start += sum(result.output_bytes for result in results[1:])
+            start = max(0, start + math.ceil((loss.peak - loss.kept) * height * width))
     else:
         for tensor in graph.leaving(first, stop):
             if wants[tensor]:
@@ -119,16 +124,6 @@ def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
     further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
     further += math.ceil(results[0].loss.kept * height * width)
     return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
-
-
-def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """Return the bytes on top of what the loss keeps while its gradients are made, once the labels are freed. They are
-    the outputs' gradients and a copy of the first one's, in the loss's width, and those of another loss."""
-    channels, height, width = results[0].shape
-    loss = results[0].loss
-    made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)
-    made += sum(result.output_bytes for result in results[1:])
-    return max(0, made + math.ceil((loss.peak - loss.kept) * height * width))
 
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
