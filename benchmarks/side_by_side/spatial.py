@@ -323,7 +323,8 @@ def outcome(peer: str, kind: str, ranks: int, name: str) -> dict[str, Any]:
     found = [json.loads(line[1:]) for line in lines if line.startswith("={")]
     if found and not any(codes):
         return found[0]
-    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning)\b", line)]
+    traced = said[0].rpartition("Traceback (most recent call last):")[2] or said[-1].rpartition("Traceback")[2]
+    raised = [line for line in traced.splitlines() if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
     if not raised:
         return {"error": f"no end within {LIMIT:.0f} s" if -9 in codes else f"ended with {codes}"}
     kind_of, _, words = raised[0].partition(": ")
