@@ -7,11 +7,12 @@ import errno
 import re
 import resource
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,6 +49,23 @@ class AllocationMeter(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.bytes -= self.living.pop(key)
+
+
+def kept_for(run: Callable[[], torch.Tensor], own: Iterable[torch.Tensor]) -> tuple[torch.Tensor, int, int]:
+    """Return a result, the bytes that autograd keeps for its backward pass besides `own`, and its multiply-adds."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()  # holds the tensors: none has the memory of another
+    steady = {tensor.untyped_storage()._cdata for tensor in own}
+    bytes_kept = sum(size for storage, size in kept.items() if storage not in steady)
+    return result, bytes_kept, counter.get_total_flops() // 2
 
 
 def is_exhausted(error: BaseException | None) -> bool:

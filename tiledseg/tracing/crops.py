@@ -11,13 +11,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, product
 from queue import SimpleQueue
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from tiledseg.comm.doing import tick
@@ -25,7 +24,7 @@ from tiledseg.errors import ConfigError, first_line
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.declared import Crop, CropGrid, Crops
-from tiledseg.memory.allocations import is_exhausted
+from tiledseg.memory.allocations import is_exhausted, kept_for
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
 from tiledseg.models.network import GraphNetwork
@@ -89,24 +88,9 @@ def crops_network(
 
 def _step_cost(module: nn.Module, x_BCHW: torch.Tensor) -> tuple[int, int]:
     """Return the bytes that autograd keeps of a crop besides weights, and the multiply-adds of a pixel."""
-    from torch.utils.flop_counter import FlopCounterMode  # slow to import
-
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    counter = FlopCounterMode(display=False)
-    training = in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad()
-    with ExitStack() as stack:
-        for each in (*training, counter, saved_tensors_hooks(pack, lambda tensor: tensor)):
-            stack.enter_context(each)
-        scores_BKHW = scores_of(module, x_BCHW)  # holds the tensors: none has the memory of another
-    own = {each.untyped_storage().data_ptr() for each in _tensors(module)}
-    bytes_kept = sum(size for place, size in kept.items() if place not in own)
-    per_pixel = counter.get_total_flops() // (2 * scores_BKHW[0, 0].numel())
-    return bytes_kept * SINGLE_BYTES // x_BCHW.element_size(), per_pixel
+    with in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad():
+        scores_BKHW, kept, work = kept_for(lambda: scores_of(module, x_BCHW), _tensors(module))
+    return kept * SINGLE_BYTES // x_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

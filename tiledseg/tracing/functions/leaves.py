@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import first_line
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned, WholeLeaf
+from tiledseg.memory.allocations import kept_for
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import DeclaredModule, ReturnedModule
@@ -116,22 +116,9 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
 def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
     """Return the module's output, and for each of its pixels the multiply-adds, and the values kept besides the
     input."""
-    own = {tensor.untyped_storage()._cdata for tensor in (x_BCHW, *twin.parameters(), *twin.buffers())}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes() // x_BCHW.element_size()
-        return tensor
-
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-    ):
-        y_BCHW = twin(x_BCHW)
+    y_BCHW, kept, work = kept_for(lambda: twin(x_BCHW), (x_BCHW, *twin.parameters(), *twin.buffers()))
     pixels = y_BCHW[0, 0].numel()
-    values = sum(size for storage, size in kept.items() if storage not in own)
-    return y_BCHW, (max(1, counter.get_total_flops() // 2 // pixels), -(-values // pixels))
+    return y_BCHW, (max(1, work // pixels), -(-kept // x_BCHW.element_size() // pixels))
 
 
 def _seen_beyond(
