@@ -26,8 +26,8 @@ WHY = {
     "lines to write": "the loop cuts its block itself; stays",
     "capability": "not taken yet (`docs/reference/foreign-networks.md`)",
     "seconds of a map": "a first call compares the traced graph with the module (`verify`), and tiles overlap by the "
-    "exact halo; the first matters less on larger scenes, the second stays",
-    "memory of a map": "a tile, the next one and their halos are in memory; smaller tiles (`grid`) take less",
+    "exact halo; the first is once a map, whatever its size, the second stays",
+    "memory of a map": "large tiles, and the comparison of the traced graph with the module; a finer `grid` takes less",
     "speed-up of a pipeline": "the balance goes by multiply-adds; `balance` takes another",
 }
 
@@ -114,8 +114,8 @@ def better(results: Results) -> Iterator[tuple[str, str, str, str]]:
 def pages(results: Results) -> dict[str, str]:
     """Return the pages by name."""
     times = [f"{key.partition(':')[0]} {value}" for key, value in results.items() if key.endswith(": measured")]
-    absent = [part for part in ("layers", "networks", "cost", "maps", "pipelines") if part not in results]
-    worse = list(better(results)) + [(f"{part}: not measured yet", "", "", "") for part in absent]
+    absent = [part for part in ("layers", "networks", "cost", "maps", "pipelines") if len(results.get(part, {})) < 2]
+    worse = list(better(results)) + [(f"{part}: not measured beside others yet", "", "", "") for part in absent]
     counts = [(peer, *(_count(results, part, peer) for part in ("layers", "networks"))) for peer in STEPS]
     versions = [
         (peer.name, results.get("versions", {}).get(name) or "not here", peer.where, peer.absent or peer.changed)
@@ -167,7 +167,7 @@ all ranks, which others at work disturb less. MiB: growth of the larger rank in 
     found = {way: each for way, each in results.get("maps", {}).items() if isinstance(each, dict)}
     head = ("way", "seconds", "processor seconds", "over ours", "MiB", "pixels unlike the whole image's")
     yield f"""## Maps of one scene, one thread
-Processor seconds over ours, by turns. MiB above those before the map.
+Processor seconds over ours, by turns. MiB above those before the map. Single unlike pixels are rounding of float32.
 {markdown(head, [(way, *_map(each)) for way, each in found.items()])}"""
     rows = [(peer, *_pipe(each)) for peer, each in results.get("pipelines", {}).items()]
     yield f"""## Pipelines of 2 stages
