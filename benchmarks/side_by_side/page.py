@@ -193,7 +193,7 @@ def _map(each: Results) -> Sequence[object]:
     if "seconds" not in each:
         return ("", "", "", "", state(each))
     wrong = "" if each["wrong"] is None else f"{each['wrong']:,} of {each['pixels']:,}"
-    return each["seconds"], each["cpu"], Spread.of(each.get("ratio", [1])), round(each["MiB"]), wrong
+    return f"{each['seconds']:.1f}", f"{each['cpu']:.1f}", Spread.of(each.get("ratio", [1])), round(each["MiB"]), wrong
 
 
 def _pipe(each: Results) -> Sequence[object]:
