@@ -43,8 +43,7 @@ class Pretrainable(Network, Protocol):
     """A network whose encoder is a published one, for which files of weights exist."""
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """Return the name in the file of each of the encoder's nodes, from the input on. `normed`: True if the file's
-        network has batch norms."""
+        """Return the file's name of each of the encoder's nodes. `normed`: its network has batch norms."""
 
 
 PADDINGS = ("same", "valid")
@@ -150,8 +149,7 @@ class ForeignNetwork:
         crops: CropGrid | None = None,
         times: int | None = None,
     ) -> ForeignNetwork:
-        """Make a network. Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps
-        of these."""
+        """Make a network. Raises ConfigError for arguments that are no numbers, text, truths, lists or maps."""
         try:
             text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
             odd = _odd_key(arguments)

@@ -82,8 +82,7 @@ def crop_grid(model: ModelConfig) -> CropGrid | None:
 
 
 def described(network: Network) -> dict[str, Any]:
-    """Return the network for JSON: its fields that are given, and its kind unless that is the first. Raises TypeError
-    for another class."""
+    """Return the network for JSON: its fields, and its kind unless that is the first. TypeError for others."""
     kind = next((word for word, each in SAVED.items() if type(network) is each), None)
     if kind is None:
         raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")

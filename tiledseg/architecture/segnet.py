@@ -27,8 +27,7 @@ WIDEST = 8  # times the first level's channels
 
 @dataclass(frozen=True)
 class SegNet:
-    """A SegNet's options: `levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their
-    mirror."""
+    """A SegNet's options: `levels` of VGG-16's encoder, the first of `base_channels`, and their mirror."""
 
     levels: int = 5
     base_channels: int = 64
@@ -67,8 +66,7 @@ class SegNet:
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """Return VGG-16's names, which are numbers: a convolution, its norm where the file has norms, an activation; a
-        pooling."""
+        """Return VGG-16's names: numbers of a convolution, its norm if there are some, an activation; a pooling."""
         names, number = {}, 0
         for level in range(self.levels):
             for i in range(CONVOLUTIONS[level]):

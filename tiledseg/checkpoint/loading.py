@@ -71,8 +71,7 @@ def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> 
 
 
 def load_average(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the average of the weights by name, tensor by tensor; nothing if the run takes none. Collective: go through
-    it to its end."""
+    """Yield the average of the weights by name, or nothing. Collective: go through it to its end."""
     if checkpoint.averages:
         yield from _tensors(checkpoint.path / AVERAGE, mesh, lambda heads: None)
 

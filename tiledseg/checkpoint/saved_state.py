@@ -118,8 +118,7 @@ class SavedState:
 
 
 def parse_state(state: Any) -> SavedState:
-    """Return the state of a checkpoint's manifest. Raises an error of Python's for what does not fit, and ConfigError
-    for a network that cannot be."""
+    """Return the state of a manifest. Raises an error of Python's, or ConfigError, for what does not fit."""
     words, state = (
         dict(state["network"]),
         {key: value for key, value in state.items() if key != "marks"},

@@ -56,8 +56,7 @@ def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
 
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
-    """Return what the ranks must share: versions of libraries, and how memory is handled. MPI itself is not started
-    where nothing else has."""
+    """Return what the ranks must share: versions of libraries, and the use of freed memory. Starts no MPI."""
     ask_mpi = ask_mpi or "mpi4py.MPI" in sys.modules
     versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": "none", "python": platform.python_version()}
     versions["mpi"] = "none" if ask_mpi else "not used"

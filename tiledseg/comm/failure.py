@@ -64,8 +64,7 @@ def traced(wanted: bool) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error in one line: its message, with the class in front where the message was not written for
-    users."""
+    """Return the error in one line: its message, behind its class where it was not written for users."""
     message = " ".join(str(error).split())
     if len(message) > _LONGEST:  # what is wrong and the remedy stand at its ends
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"

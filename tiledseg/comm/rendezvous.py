@@ -27,8 +27,7 @@ _FIRST_PORT, _PORTS = 15000, 15000
 
 
 def arrival_timeout(size: int) -> timedelta:
-    """Return how long ranks wait for each other at the start: Python's start on 1000 nodes from one file system is
-    slow."""
+    """Return how long ranks wait for each other at the start: Python starts slowly on 1000 nodes."""
     return timedelta(minutes=30 if size > MANY_RANKS else 5)
 
 

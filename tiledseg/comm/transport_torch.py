@@ -186,8 +186,7 @@ class TorchCommunicator(Communicator):
         return next((TorchCommunicator(own) for own in made if own is not None), None)
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
-        """Post to NCCL one batch, which it starts as a whole, so that the order of its sends and receives cannot
-        matter; to Gloo the others."""
+        """Post one batch to NCCL, where the order of its sends and receives cannot matter; to Gloo the others."""
         ranks, batch, works = self._groups.ranks, list[dist.P2POp](), list[Any]()
         kinds = ((dist.irecv, receives, self._received), (dist.isend, sends, self._sent))
         for move, messages, _ in kinds:

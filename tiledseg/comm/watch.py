@@ -244,8 +244,7 @@ class Watch:
         return line
 
     def _observe(self, rank: int, report: Report | None, seconds: float) -> SeenReport:
-        """Return a rank's report, `seconds` after the one before, and for how long it has stayed the same; None where
-        nothing could be read."""
+        """Return a rank's report (None: not read), `seconds` after the last, and how long it has been the same."""
         unknown = SeenReport(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
         before = self._seen.get(rank, unknown)
         same = report is None or (rank in self._seen and before.report.beat == report.beat)

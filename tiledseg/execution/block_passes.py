@@ -45,8 +45,7 @@ class BlockWork(NamedTuple):
 
 
 class BlockTile(NamedTuple):
-    """A micro-batch in blocks: a tile, or a rank's part of an image. `output`: begins where the whole output does in
-    the raster."""
+    """A micro-batch in blocks: a tile, or a rank's part. `output`: begins where the whole output does in the raster."""
 
     network: BlockNetwork
     program: BlockProgram

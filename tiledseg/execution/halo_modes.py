@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The unit that a rank loads: a tile of an image, or its block of the image, as it lies on the disk or as a draw
-    changes it."""
+    """The unit that a rank loads: a tile of an image, or its block, as it lies there or as a draw changes it."""
 
     image: int
     tile: Tile
@@ -99,8 +98,7 @@ class ReadMode:
     compiled: CompiledNetwork | None = None  # runs the passes that have gradients
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        """Return this rank's parts of a step, the same for all calls with the same step. No communication. The stages
-        of a pipeline share their parts."""
+        """Return this rank's parts of a step, the same at each call; stages share theirs. No communication."""
         dealt = self.dealt(step)
         if self.axes is None:
             return dealt[self.mesh.rank]
@@ -135,8 +133,7 @@ class ReadMode:
         yield network_input(sample, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
-        """Run nodes `first` to `stop` on a micro-batch, as `GraphNetwork.run_nodes`. Collective over the ranks of its
-        image and stage in mode `layer`."""
+        """Run nodes `first` to `stop` on a micro-batch. In mode `layer` collective over ranks of image and stage."""
         places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
         with autocast(self.precision, self.mesh.device):
             if self.compiled is not None and torch.is_grad_enabled():

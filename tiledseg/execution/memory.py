@@ -38,16 +38,12 @@ def ranks_sharing(mesh: Mesh, device: torch.device) -> int:
 
 
 def free_memory(mesh: Mesh, device: torch.device) -> int:
-    """Return the bytes that this rank may fill on a device besides what it holds: its part of what is free now.
-
-    No message.
-    """
+    """Return the bytes that this rank may fill on a device: its part of what is free now. No message."""
     return int(_free_memory(device) * _SHARE / mesh.launch.local_size)
 
 
 def _free_memory(device: torch.device) -> int:
-    """Return the bytes that tensors may take of what nobody holds now: of the GPU, or of the host, where pieces count
-    too."""
+    """Return the bytes that tensors may take of what nobody holds now, of the GPU or of the host."""
     if is_gpu(device):
         return free_bytes(device)
     free = available_bytes()
@@ -83,8 +79,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the largest memory this rank has held: GPU memory allocated since `reset_peak`, or the process's resident
-    set. Bytes."""
+    """Return the bytes that this rank has held at most: of its GPU since `reset_peak`, or its resident set."""
     if is_gpu(device):
         return api(device).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -69,15 +69,11 @@ class Passes(ABC):
 
     @abstractmethod
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        """Return how often `train` takes the samples of `parts`: twice where it has to go forward once more, to look
-        first."""
+        """Return how often `train` takes the samples of `parts`: twice where it has to look first by itself."""
 
     @abstractmethod
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """Yield the network's output on every micro-batch of `parts`, in order, where it is made.
-
-        Call without gradients.
-        """
+        """Yield the network's output on every micro-batch of `parts`, in order, where it is made. Without gradients."""
 
     def pieces(self, parts: Sequence[Part]) -> int:
         """Count the pieces that `outputs` gives on this rank."""
@@ -154,8 +150,7 @@ class SerialPasses(Passes):
             yield held
 
     def _run(self, loaded: list[_Loaded], key: Key | None = None) -> list[tuple[Piece, Sample]]:
-        """Compute the outputs on micro-batches of one shape as one batch; `loaded` is used up. With a `key` they are
-        trained on."""
+        """Compute outputs on micro-batches of one shape as a batch; `loaded` is used up. `key`: they are trained on."""
         samples, micro_batches = [sample for sample, _, _ in loaded], [micro_batch for _, micro_batch, _ in loaded]
         tensors = {0: batched([x_BCHW for _, _, x_BCHW in loaded])}
         loaded.clear()
@@ -257,10 +252,7 @@ class StepPasses(SerialPasses):
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
-    """Yield the samples of a rank's `parts` in order, `depth` of them loaded ahead, and sent to the device.
-
-    None where it has to load none.
-    """
+    """Yield the samples of a rank's `parts` in order, `depth` loaded ahead and sent; none where it loads none."""
     pixels = passes.loads_pixels
     send = sender(passes.mode.device) if passes.sends else lambda sample: sample
     wanted = parts if passes.loads else ()

@@ -199,8 +199,7 @@ class Graph:
         return tuple(sorted({tensor for tensor in origins if tensor <= first}))
 
     def fold(self, value: Value, step: Callable[[int, list[Value]], Value]) -> list[Value]:
-        """Return a value for each tensor: `value` for the input, else `step` of a node's number and its inputs'
-        values."""
+        """Return a value for each tensor: `value` for the input, `step` of node and inputs' values for others."""
         values = [value]
         for k, sources in enumerate(self.sources):
             values.append(step(k, [values[source] for source in sources]))

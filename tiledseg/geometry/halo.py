@@ -122,8 +122,7 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
 
 
 def _lost(graph: Graph) -> int:
-    """Count the pixels a side that the network takes off, both ends together. GeometryError where rows and columns
-    lose different numbers."""
+    """Count the pixels a side that the network takes off. GeometryError where rows and columns lose other numbers."""
     lost = set()
     for each in _dims(graph):
         stride = total_stride(each)

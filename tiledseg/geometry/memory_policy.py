@@ -177,8 +177,7 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
 
 
 def named_policy(graph: Graph, bands: int, word: str) -> MemoryPolicy:
-    """Return the policy that a configuration names: `compact` or `all`; `none` keeps everything, and so does `auto`,
-    which leaves it to the plan."""
+    """Return the policy that a configuration names; `none`, and `auto`, which waits for the plan, keep all."""
     if word in ("auto", "none"):
         return keep_all(graph)
     return {"compact": compaction, "all": recomputation}[word](graph, bands)

@@ -20,8 +20,7 @@ from tiledseg.geometry.layers.resampling import Enlarging, Upsample
 
 @lru_cache(maxsize=64)
 def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
-    """Return the channels of each tensor, the input first. Raises GeometryError, naming the node, where some do not
-    fit."""
+    """Return the channels of each tensor, the input first. Raises GeometryError, with the node, if some do not fit."""
 
     def step(k: int, inputs: list[int]) -> int:
         try:
@@ -107,8 +106,7 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 
 @lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
-    """Return the coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling
-    and the same windows."""
+    """Return the coarsest grid of the network, in input pixels: tiles that start on it see the same windows."""
     dims = graph, graph.along_columns
     steps = [
         (layer.window_grid, scales(each)[s[0]])

@@ -35,8 +35,7 @@ from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
 class ModuleSite(NamedTuple):
-    """The place of a module: its node's name, its layer (along columns too), the channels of each input. `overwrites`:
-    it may write over its input."""
+    """The place of a module: node's name, layer (along columns too), inputs' channels; if it `overwrites` its input."""
 
     name: str
     layer: Any

@@ -88,7 +88,6 @@ def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
 
 
 def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
-    """Set the keys of the next draw of every dropout of `network`: one for a whole batch, or one an image; none for
-    torch's generator."""
+    """Set the keys of every dropout's next draw: one a batch, or one an image; none for torch's generator."""
     for module in dropouts(network):
         module.keys = keys[:1] if len(set(keys)) == 1 else keys

@@ -134,8 +134,7 @@ class GraphNetwork(nn.Module):
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of
-        somebody's module by its names."""
+        """Yield the parameters in order by node and name, encoder0.conv0.weight; of somebody's module by its names."""
         nodes = {f"layers.{node.name.replace('.', '-')}": node.name for node in self.graph.nodes}
         for name, parameter in self.named_parameters():
             parts = name.split(".", 2)
@@ -243,8 +242,7 @@ class PooledBranchModule(BlockModule):
         return self._branch(whole_place(x_BCHW, (self.rows.factor, self.cols.factor)), None, x_BCHW)
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
-        so it cannot deadlock."""
+        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
         return self._branch(place, None if place.is_whole else ranks, x_BCHW)
 
     def _branch(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:

@@ -87,8 +87,7 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
 
 
 def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
-    """Merge the statistics of `channels` sets of the parts of all ranks. Collective; a rank may have none, one has a
-    pixel."""
+    """Merge the statistics of `channels` sets of all ranks' parts. Collective; a rank may have none."""
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
     return over_ranks(joined(parts) if parts else Statistics(*nothing), ranks)
 
@@ -145,8 +144,7 @@ def merge(counts: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) ->
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias of each tensor, where mean and variance are those of their
-    `owned` parts together."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias of each tensor, by moments of their `owned` parts together."""
 
     @staticmethod
     def forward(

@@ -160,8 +160,7 @@ class Rebuilding:
         return made
 
     def _step(self, k: int, inputs: list[torch.Tensor]) -> RebuildStep | None:
-        """Return the node as a step that may run once more, if anybody may want that. It is made before the node runs,
-        which may write over its inputs."""
+        """Return the node as a step that may run once more, if one may want that; before it writes over its inputs."""
         if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
             return None
         places: list[HomeView | KeptTensor] = []
@@ -180,8 +179,7 @@ class Rebuilding:
     def _own_tensors(
         self, k: int, inputs: list[torch.Tensor], made: torch.Tensor, step: RebuildStep | None, writes: bool
     ) -> dict[int, tuple[Home | None, Hooks | None]]:
-        """Return for the memory of each of the node's own tensors its home, if it is rebuilt, and the hooks that keep
-        it."""
+        """Return for the memory of each of the node's own tensors its home, if it is rebuilt, and the hooks for it."""
         sources = zip(inputs, self._graph.sources[k], strict=True)
         own = {storage_key(x): (self._homes.get(source), self._hooks(source)) for x, source in sources}
         key = storage_key(made)

@@ -261,8 +261,7 @@ def _urgent_first(
     order: list[list[ChunkPass]] = [[] for _ in own]
 
     def ready_at(number: int) -> float:
-        """Return the time at which the pass's next micro-batch can start; infinity where that is not known, or its
-        chunk holds as many as it may."""
+        """Return when the pass's next micro-batch can start; infinity where that is unknown, or its chunk is full."""
         m = len(ends[number])
         if m == micro_batches or (number and len(ends[number - 1]) <= m):
             return math.inf

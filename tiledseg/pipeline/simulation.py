@@ -132,8 +132,7 @@ def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
 
 
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
-    """Return all turns in an order in which every receive follows its send, and the turn at which each rank is
-    stuck."""
+    """Return all turns in an order in which each receive follows its send, and where each rank is stuck."""
     position = [0] * len(program)
     coming: set[tuple[int, MessageEnd]] = set()
     order: list[Placed] = []

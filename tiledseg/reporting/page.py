@@ -156,8 +156,7 @@ _INK, _PAPER = (40, 40, 40), (255, 255, 255)
 
 
 def as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Show the first three bands, or grey of the first; each is stretched from its 2nd to its 98th percentile unless
-    uint8."""
+    """Show three bands, or grey of the first, stretched from their 2nd to 98th percentile unless uint8."""
     bands_CHW = pixels_CHW[:3] if len(pixels_CHW) >= 3 else pixels_CHW[[0, 0, 0]]
     if bands_CHW.dtype != np.uint8 and valid_HW.any():
         values = bands_CHW[:, valid_HW].astype(np.float64)
@@ -193,8 +192,7 @@ def can_draw() -> bool:
 def draw_panel(
     rows: Sequence[Sequence[NDArray[np.uint8]]], titles: Sequence[str], legend: Sequence[tuple[str, Colour]]
 ) -> NDArray[np.uint8]:
-    """Draw `rows` of pictures, each row's of one size, under the `titles` of the columns; below them the classes by
-    name and colour."""
+    """Draw `rows` of pictures, each row's of one size, under `titles`; below them the classes with colours."""
     from PIL import Image, ImageDraw, ImageFont  # here: an extra
 
     widths = [max(row[column].shape[1] for row in rows) for column in range(len(titles))]

@@ -181,8 +181,7 @@ class BlockNetwork:
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
 
     def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
-        """Cut the part of each rank of an input, which ranks share along rows and columns, into `blocks` (rows, cols),
-        or fewer where it is too small."""
+        """Cut each rank's part of an input, shared along rows and columns, into `blocks` (rows, cols), or fewer."""
         dims = zip((self.graph, self.along_columns), shared, blocks, strict=True)
         rows, cols = (block_partition(graph, ranks, parts) for graph, ranks, parts in dims)
         return rows, cols

@@ -146,8 +146,7 @@ class BlockPass:
 
 
 class ImagePass:
-    """This rank's blocks of one image. `compute` and `differentiate` take a segment, by its index, and a block; nothing
-    here communicates."""
+    """This rank's blocks of one image. Segments are given by their index; nothing here communicates."""
 
     def __init__(self, owner: BlockPass, image: Image) -> None:
         self.program, self._begin = image.program, image.begin

@@ -76,8 +76,7 @@ class ImageStatistics:
     def with_gradient(
         self, tensor: int, block: int, x_BCHW: torch.Tensor, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return a block's gradient, with what goes to it through the statistics that nodes take of its tensor, by the
-        sums of all blocks."""
+        """Return a block's gradient, with what goes to it through its tensor's statistics, by sums of all blocks."""
         for k in self.nodes(tensor):
             if k in self.backward:
                 layer = self._network.layers[k]

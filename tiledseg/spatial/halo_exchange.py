@@ -113,8 +113,7 @@ def start_back(gradient_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes,
 
 
 def _post(axes: Axes, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, sends: Patches, receives: Patches) -> Flight:
-    """Post strips of the patches `sends` of x, and strips for the patches `receives` of what is made; they lie channels
-    last in memory."""
+    """Post strips of the patches `sends` of x, and those for the patches `receives` of what is made, channels last."""
 
     def message(peer: GridPosition, strip_BHWC: torch.Tensor) -> Message:
         return Message(axes.rank_at(*peer), as_bytes(strip_BHWC))
@@ -175,8 +174,7 @@ class OverlapJob:
         return Box(self.place.row.given, self.place.col.given)
 
     def own(self) -> tuple[Box, Box]:
-        """Return the inputs before the exchange, and the outputs that need these alone: none where every output needs
-        a halo."""
+        """Return the inputs before the exchange, and the outputs that need these alone, if there are any."""
         dims = list(zip(self.exchange.window, self.layers, (self.place.row, self.place.col), strict=True))
         inputs = (at.read if size is None else at.owned for size, _, at in dims)
         outputs = (at.given if size is None else _within(layer, at.given, at.owned) for size, layer, at in dims)

@@ -160,10 +160,7 @@ class SpatialNetwork:
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
-        """Return the partitions of the input with edges moved to where blocks fit all layers.
-
-        See `layer_windows.settle`.
-        """
+        """Return the partitions of the input with edges moved to where blocks fit all layers."""
         return settle(self._converted.rows, rows), settle(self._converted.cols, cols)
 
     def output(self, rows: Partition, cols: Partition) -> Box:

@@ -170,8 +170,7 @@ class SpatialConvolution(SpatialLayer):
         return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
     def can_overlap(self, place: BlockPlace) -> bool:
-        """Return True if `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut,
-        and knows no times."""
+        """Return True if `overlapped` serves: it knows no times, nor uneven padding along a dim that is not cut."""
         uneven = (place.row.whole and self._row.extra) or (place.col.whole and self._col.extra)
         return not uneven and not isinstance(self._module, TimesConvolution)
 
@@ -292,8 +291,7 @@ class SpatialNorm(SpatialLayer):
         return moment_gradient(x_BCHW, sums, found, self.module.eps, sharing_of(self.module, x_BCHW))
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
-        """Return the dtype of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on
-        a CPU."""
+        """Return the dtype of torch's norm: autocast makes a group norm float32 on a GPU, bfloat16 on a CPU."""
         device = x_BCHW.device
         if not isinstance(self.module, nn.GroupNorm) or not torch.is_autocast_enabled(device.type):
             return x_BCHW.dtype

@@ -67,8 +67,7 @@ def flush() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End the process with `code`, without the interpreter's own shutdown: it would try full buffers again, and exit
-    with 120."""
+    """End the process with `code`, without the interpreter's shutdown, which would try full buffers again."""
     flush()
     os._exit(code)
 

@@ -117,8 +117,7 @@ _SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
 
 
 def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
-    """Return the bytes of a pixel that the loss needs beyond the network's usual one, which has no weights of classes;
-    negative for less."""
+    """Return the bytes of a pixel that the loss needs beyond the network's usual one; negative for less."""
     usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
     if objective == usual:
         return USUAL_LOSS

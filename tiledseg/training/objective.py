@@ -101,16 +101,14 @@ class Objective:
         return " + ".join(term.in_words for term in self.terms)
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
-        """Return (sum of losses, sum of weights) of a `single` objective, else the sums of the first term, of the
-        second, ...: see `Term`."""
+        """Return (sum of losses, sum of weights) of a `single` objective, else the sums of each term: see `Term`."""
         each = [term.sums(outputs_BKHW, inner(target_BHW, self.margin - term.margin)) for term in self.terms]
         if self.single and len(each) > 1:
             return torch.stack([torch.stack([sums[0] for sums in each]).sum(), each[0][1]])
         return each[0] if len(each) == 1 else torch.cat(each)
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
-        """Return the loss of a step from its sums over all tiles; None if no pixel counts. A term whose pixels do not
-        count adds nothing."""
+        """Return the loss of a step from its sums over all tiles; None if no pixel counts. Terms without any add 0."""
         if self.single:
             return self.terms[0].value(totals)
         parts = totals.split([term.size for term in self.terms])

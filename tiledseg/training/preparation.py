@@ -296,8 +296,7 @@ def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
 
 
 def _store(config: Config, ranks: int, device: torch.device | None) -> Store | None:
-    """Measure the store where the plan chooses what lies there, or predicts the time of blocks. Raises ConfigError if
-    it is no folder."""
+    """Measure the store where the plan needs its rates. Raises ConfigError if it is no folder."""
     memory = config.memory
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):

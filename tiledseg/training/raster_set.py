@@ -74,8 +74,7 @@ class RasterSet:
         return MaskedReader(reader, masks, areas) if masks else reader
 
     def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
-        """Return each image's tiles in which pixels may count; None if all may. Raises ConfigError for an image without
-        any."""
+        """Return each image's tiles in which pixels may count; None: all. ConfigError for an image without any."""
         if not self.area and not self.parts:
             return None
         kept = []

@@ -221,8 +221,7 @@ class _Walker:
         return network
 
     def open(self, mesh: Mesh, runs: bool = True) -> tuple[ParallelRun, Passes]:
-        """Open a rank's axes and passes, as a run does. In stages a rank that `runs` has a network of its own, as the
-        layers of the others are let go."""
+        """Open a rank's axes and passes, as a run does. In stages a rank that `runs` has a network of its own."""
         plan = self._preparation.plan
         network = self._network() if plan.pipeline and runs else self._whole
         run = ParallelRun.open(plan.spread, network, mesh, self._precision, plan.pipeline)

@@ -68,8 +68,7 @@ class Beginning:
 
 
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
-    """Compare a run with the checkpoint that it goes on from. Raises CheckpointError, in one line with both values, if
-    it would be another run."""
+    """Compare a run with the checkpoint that it goes on from. Raises CheckpointError if it would be another run."""
     sources = sources_of(preparation.training)
     if checkpoint is None:
         return Beginning(None, sources)
@@ -117,8 +116,7 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
-    """Return the facts that the order of the steps depends on: a run resumes in the middle of an epoch only with the
-    same ones."""
+    """Return the facts that the order of the steps depends on: the same ones within an epoch."""
     per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
     windows, content = preparation.question.windows, preparation.by_content
     return {

@@ -66,8 +66,7 @@ def write_validation(
     dtype: str,
     normalization: Normalization,
 ) -> NDArray[np.uint8] | None:
-    """Write the files of one validation of `images`, of pixels of `dtype`; return its panel if one was drawn. Raises
-    WriteError."""
+    """Write the files of one validation of `images`, of `dtype`; return its panel if one was drawn."""
     place, panel = folder / VALIDATION, None
     with writing(place):
         place.mkdir(exist_ok=True)

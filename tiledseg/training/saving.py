@@ -44,8 +44,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Saver:
-    """A writer of the checkpoints of one run into `folder`, of which it keeps `keep` and the best. Every rank has one;
-    the root's writes."""
+    """A writer of a run's checkpoints into `folder`, of which it keeps `keep` and the best; the root's writes."""
 
     def __init__(self, folder: Path, keep: int, axes: Axes) -> None:
         self._folder, self._keep, self._axes = folder, keep, axes
@@ -87,8 +86,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint has its name, and raise the error that has stopped it, once. It makes progress
-        as long as its files grow."""
+        """Wait until the last checkpoint has its name, as long as its files grow; raise what has stopped it, once."""
         if self._is_busy(0.0):
             with doing("writing a checkpoint"):
                 written = -1

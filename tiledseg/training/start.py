@@ -191,8 +191,7 @@ def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | Non
 
 
 def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, over: bool) -> None:
-    """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it; a
-    run that is `over` keeps its own."""
+    """Free the run's locked folder of what a crash has left, and write the configuration, unless a run is `over`."""
     checkpoint = beginning.checkpoint
     now = newest_step(folder / CHECKPOINTS)
     if now != newest:  # between the look at the folder and its lock

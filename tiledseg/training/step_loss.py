@@ -82,16 +82,14 @@ class StepLoss:
         return torch.stack([(own * slopes).sum() for own in sums] or [self._totals[0] * 0]).sum()
 
     def own(self, further: torch.Tensor) -> tuple[float, float, float]:
-        """Return this rank's sums of losses and of weights (0 for ratios), and `further`, a float64 of the same device
-        that is read with them."""
+        """Return this rank's sums of losses and of weights (0 for ratios), and `further`, which is read with them."""
         if self.looks_first:
             return 0.0, 0.0, float(further)
         loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
         return loss, weight, read
 
     def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
-        """Return the step's loss, None if no pixel counted, and the factor of its gradients, from `own` summed over the
-        ranks."""
+        """Return the step's loss, None if no pixel counted, and the factor of its gradients, from the ranks' sums."""
         if self.looks_first:
             return self._value, 1 / self._scale
         return (loss / weight, 1 / weight / self._scale) if weight else (None, 1.0)

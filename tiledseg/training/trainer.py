@@ -148,8 +148,7 @@ class Trainer:
         return network
 
     def run(self, end: float | None = None) -> int:
-        """Train to the end, to a wall-time signal, or until the job's `end` (Unix seconds) is near; return the exit
-        code, 0 or 75. Collective."""
+        """Train to the end, a wall-time signal, or the job's `end` (Unix seconds); return 0 or 75. Collective."""
         begun = time.perf_counter()
         with deferring(), contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)

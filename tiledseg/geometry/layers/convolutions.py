@@ -54,8 +54,7 @@ class _Weighted(Layer):
 
 @dataclass(frozen=True)
 class OverTimes:
-    """The times whose channels stand one after the other in a tensor: of the input, of the output, and those that an
-    output sees."""
+    """The times whose channels follow one another: of the input, of the output, and those that an output sees."""
 
     read: int = 1
     made: int = 1

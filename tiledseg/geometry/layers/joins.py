@@ -157,8 +157,7 @@ class ImageProducts(Join):
 
 @dataclass(frozen=True)
 class ImageMax(Layer):
-    """The maximum of each channel over the whole image, in every pixel. Its gradient goes to the first of equal ones,
-    or with `even` to all of them."""
+    """The maximum of each channel over the image. Its gradient goes to the first of equal ones, or `even` to all."""
 
     even: bool = False
 

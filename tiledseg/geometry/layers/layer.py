@@ -47,13 +47,11 @@ class Layer:
         return out
 
     def within(self, read: Interval, size: int) -> Interval:
-        """Return the part of an input of `size` positions that it takes to read `read`, which may reach beyond its
-        ends."""
+        """Return the part of an input of `size` positions that it takes to read `read`, maybe beyond the ends."""
         return read.clip(Interval(0, size))
 
     def output_size(self, size: int, *others: int) -> int:
-        """Return the number of outputs for inputs of these sizes. Raises GeometryError where the sizes do not fit each
-        other."""
+        """Return the number of outputs for inputs of these sizes. Raises GeometryError where these do not fit."""
         return size
 
     def output_edge(self, edge: int, *others: int) -> int:
@@ -129,8 +127,7 @@ class Layer:
 
     @property
     def statistics(self) -> str | None:
-        """The pixels of its statistics: `image`, those of each image; `batch`, those of all images; None for at most a
-        pixel's channels."""
+        """The pixels of its statistics: `image`, of each image; `batch`, of all; None: at most a pixel's channels."""
         return None
 
     @property
@@ -154,14 +151,12 @@ class Layer:
         return False
 
     def in_words(self, module: str | None) -> str:
-        """Return what takes statistics, in words: `module` of a foreign network, or (None) a key of the
-        configuration."""
+        """Return what takes statistics, in words: `module` of a foreign network, or (None) a configuration's key."""
         return f"{module or 'the network'} takes statistics"
 
     @property
     def sees_all(self) -> bool:
-        """True if each output takes a product with every position of the inputs but the first, over the whole image:
-        these pass by from rank to rank."""
+        """True if each output takes a product with all positions of the later inputs, which pass from rank to rank."""
         return False
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
@@ -187,8 +182,7 @@ class Layer:
 
     @property
     def gradient(self) -> str:
-        """The kind of its inputs' gradients: `new` tensors; `same`, the output's itself; `parts`, views of it; `none`,
-        as of a layer that gives integers."""
+        """The kind of its inputs' gradients: `new` tensors; `same`, the output's; `parts`, views of it; or `none`."""
         return "new"
 
     @property
@@ -202,8 +196,7 @@ class Layer:
         return True
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes kept besides inputs and output, for an output of `shape`; `width`: of a value (see
-        `widths`)."""
+        """Return the bytes kept besides inputs and output, for an output of `shape`; `width`: of a value."""
         return 0
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
@@ -219,8 +212,7 @@ class Layer:
         return 0
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """Count the values that a kernel copies to multiply matrices in place of windows, for `work` multiply-adds to
-        an output of `shape`."""
+        """Count the values that a kernel copies to multiply matrices, for `work` multiply-adds, an output `shape`."""
         return 0
 
     def input_width(self, at_hand: int, width: int) -> int:

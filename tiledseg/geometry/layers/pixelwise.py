@@ -175,8 +175,7 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout of whole channels of a sample with `probability`, the same channels over the whole image; `of_images`: of
-    all channels at once."""
+    """Dropout of whole channels with `probability`, the same over the whole image; `of_images`: of all at once."""
 
     probability: float = 0.0
     of_images: bool = False

@@ -164,8 +164,7 @@ class Decomposition:
         return Tile(row * self.cols.parts + col, (row, col), core, self.owned(row, col), output)
 
     def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
-        """Return the sizes (context, core) of each block's tiles, along rows and along columns: a block's tiles are the
-        products of both."""
+        """Return the sizes (context, core) of each block's tiles, along rows and along columns."""
         rows, cols = (
             [tuple((span.context.size, span.core.size) for span in self.spans(dim, i)) for i in range(self.shape[dim])]
             for dim in (0, 1)

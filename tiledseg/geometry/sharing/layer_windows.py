@@ -95,8 +95,7 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
 
 
 def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
-    """Return the partition of each tensor, for an input that is cut by `partition`. Raises GeometryError as
-    `layer_windows`."""
+    """Return the partition of each tensor, for an input so cut. Raises GeometryError as `layer_windows`."""
     return graph.fold(partition, lambda k, inputs: partition_through(graph.nodes[k], inputs))
 
 
@@ -116,8 +115,7 @@ def segment_windows(
 
 
 def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor: int) -> Partition:
-    """Return the partition of a tensor that leaves a segment: that of the first one where it is as large, so that both
-    cover the same."""
+    """Return the partition of a tensor that leaves a segment: the first one's where it is as large."""
     first = partitions[segment.leaving[0]]
     return first if partitions[tensor].size == first.size else partitions[tensor]
 
@@ -217,8 +215,7 @@ def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ..
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
-    """Return the nodes before which halos travel and could travel before an activation, with the nodes that they pass,
-    first to last."""
+    """Return nodes whose halos could travel before an activation, with the nodes that they pass, first to last."""
     earlier = {}
     for k, _ in exchanges:
         passed = [k]
@@ -274,8 +271,7 @@ class LayerBlocks(Decomposition):
     output_cols: Partition
 
     def block(self, row: int, col: int) -> Tile:
-        """Return the block at (row, col): it reads its part of the input, and owns the pixels that its outputs
-        cover."""
+        """Return the block at (row, col): it reads its part of the input, and owns what its outputs cover."""
         output = Box(self.output_rows.owned(row), self.output_cols.owned(col))
         output = output.shift(self.output.row.start, self.output.col.start)
         core = output.clip(Box.of_shape(self.tiling.raster))

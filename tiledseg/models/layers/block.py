@@ -137,8 +137,7 @@ class BlockModule(nn.Module):
 
     @classmethod
     def speaks_for_blocks(cls) -> bool:
-        """Return True if `on_block` belongs to this class's own `forward`: a subclass with its own may compute
-        anything."""
+        """Return True if `on_block` belongs to this class's own `forward`: subclasses may compute anything."""
         provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
         return {"forward", "on_block"} <= vars(provider).keys()
 

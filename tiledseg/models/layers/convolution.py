@@ -59,8 +59,7 @@ def convolve_transposed(
 
 
 class _Transposed(torch.autograd.Function):
-    """oneDNN's transposed convolution of one group. Its gradients are those of the convolution that it is the adjoint
-    of."""
+    """oneDNN's transposed convolution of one group, with the gradients of the convolution it is the adjoint of."""
 
     @staticmethod
     def forward(

@@ -122,8 +122,7 @@ class WholeImageMax(BlockModule):
         return result
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
-        so it cannot deadlock."""
+        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
         if place.is_whole:
             return self.forward(x_BCHW)
         start = place.row.owned.start, place.col.owned.start
@@ -180,8 +179,7 @@ class _Max(torch.autograd.Function):
 def _chosen(
     values: torch.Tensor, last: torch.Tensor, ranks: Ranks | None, even: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest values of all ranks, and of the ranks that have them the count (`even`) or the least place.
-    Float64 holds both without loss."""
+    """Return the largest values of all ranks, and of those that have them the count (`even`) or the least place."""
     if ranks is None or ranks.size == 1:
         return values, last.double()
     slots = torch.zeros(ranks.size, 2, *values.shape, dtype=torch.float64, device=values.device)

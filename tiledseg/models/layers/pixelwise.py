@@ -84,8 +84,7 @@ def tensors_of(module: nn.Module) -> list[torch.Tensor]:
 
 
 class OnePixel(BlockModule):
-    """A module of single pixels, or of a kernel that sees one, for a tensor whose pixels are all the same: computed
-    once."""
+    """A module that sees one pixel, for a tensor whose pixels are all the same: computed once."""
 
     def __init__(self, module: nn.Module, description: Layer) -> None:
         super().__init__(description)

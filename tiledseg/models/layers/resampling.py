@@ -40,8 +40,7 @@ class UpsampleModule(nn.Upsample):
 
 
 def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
-    """Upsample by whole factors (row, col): nearest, or bilinear or bicubic with align_corners=False, of a tensor or
-    of a block of one."""
+    """Upsample a tensor or a block by whole factors (row, col): nearest, bilinear or bicubic, not align_corners."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
         made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)
@@ -246,8 +245,7 @@ class Reflected(torch.autograd.Function):
 
 
 def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
-    """Return the parts of `size` padded positions, and which of those within each one is to be added to: the positions
-    within, and each end, in reverse."""
+    """Return the parts of `size` padded positions, and what within to add each to: the inner ones, and both ends."""
     last = size - before - after - 1
     ends = (slice(0, before), slice(1, before + 1)), (slice(size - after, size), slice(last - after, last))
     return [(slice(before, size - after), slice(None)), *ends]
