@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.joins import sees_image
+from tiledseg.geometry.layers.joins import WholeImage
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import Enlarging, Upsample
@@ -186,7 +186,7 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
 
 
 @dataclass(frozen=True)
-class PooledBranch(Enlarging):
+class PooledBranch(WholeImage, Enlarging):
     """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
     resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
 
@@ -200,11 +200,7 @@ class PooledBranch(Enlarging):
     aligned: bool
     factor: int = 1
 
-    statistics = "image"
-    can_rebuild = False  # a sum over all ranks
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "means of parts of an image")
+    takes = "means of parts of an image"
 
     def output_channels(self, channels: int, *others: int) -> int:
         return tensor_channels(self.inner, channels)[self.inner.results[0]]

@@ -91,9 +91,6 @@ class Convolution(SlidingWindow, _Weighted):
     def output_size(self, size: int, *others: int) -> int:
         return (size + 2 * self.padding + self.extra - self.sliding[2] - 1) // self.stride + 1
 
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
-
     def parameters(self, channels: int) -> int:
         return (self.multiply_adds(channels) + self.out_channels * self.bias) // self.times.made
 
@@ -171,9 +168,6 @@ class TransposedConvolution(_Weighted):
     @property
     def is_padded(self) -> bool:
         return self.padding > 0
-
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
 
     def parameters(self, channels: int) -> int:
         return self._weights(channels) + self.out_channels * self.bias // self.times.made

@@ -45,9 +45,6 @@ class Leaf(Layer):
             raise GeometryError(f"its windows of {self.size} do not fill {size} positions; give a multiple")
         return size
 
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
-
     def parameters(self, channels: int) -> int:
         return self.weights
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import ClassVar
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -94,24 +95,27 @@ def equal_channels(*channels: int) -> int:
     return channels[0]
 
 
-def sees_image(module: str | None, what: str) -> str:
-    """Return what a layer takes of the whole image, in words."""
-    return f"{'the network' if module is None else repr(module)} takes {what}"
+@dataclass(frozen=True)
+class WholeImage(Layer):
+    """A layer of which every pixel takes something of the whole image: `takes`, in words."""
+
+    takes: ClassVar[str]
+    statistics = "image"
+    can_rebuild = False  # a sum over all ranks, or their keys and values
+
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes {self.takes}"
 
 
 @dataclass(frozen=True)
-class ImageMean(Layer):
+class ImageMean(WholeImage):
     """The mean of each channel over the whole image, or with `total` the sum, in every pixel."""
 
     total: bool = False
 
-    statistics = "image"
-    can_rebuild = False  # a sum over all ranks
+    takes = "the mean of an image"
     protects_output = True
     is_flat = True
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "the mean of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count sums; backward those of gradients."""
@@ -125,28 +129,21 @@ class ImageMean(Layer):
 
 
 @dataclass(frozen=True)
-class ImageProducts(Join):
+class ImageProducts(WholeImage, Join):
     """The sum over the image of each pixel's outer product of two tensors, in `heads` parts of their channels, in every
     pixel: what linear attention, and attention between channels, share."""
 
     heads: int = 1
     out_channels: int = 1
 
-    statistics = "image"
-    can_rebuild = False  # a sum over all ranks
+    takes = "a sum of products over an image"
     protects_output = True
     is_flat = True
     kept_inputs = (0, 1)
     is_cheap = False
 
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
-
     def multiply_adds(self, channels: int) -> int:
         return self.out_channels
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "a sum of products over an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         return self.out_channels, self.out_channels
@@ -156,18 +153,14 @@ class ImageProducts(Join):
 
 
 @dataclass(frozen=True)
-class ImageMax(Layer):
+class ImageMax(WholeImage):
     """The maximum of each channel over the image. Its gradient goes to the first of equal ones, or `even` to all."""
 
     even: bool = False
 
-    statistics = "image"
-    can_rebuild = False  # a sum over all ranks
+    takes = "the maximum of an image"
     protects_output = True
     is_flat = True
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "the maximum of an image")
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count maxima, and their places or numbers, in a slot of each rank; backward sums."""
@@ -182,7 +175,7 @@ WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory, ove
 
 
 @dataclass(frozen=True)
-class ImageAttention(Layer):
+class ImageAttention(WholeImage):
     """softmax(`factor` x queries x keys) x values, in `heads` parts of the channels. Its inputs are queries, keys and
     values.
 
@@ -196,9 +189,8 @@ class ImageAttention(Layer):
     passing: bool = False
 
     arity = 3
-    statistics = "image"
+    takes = "attention over an image"
     sees_all = True
-    can_rebuild = False  # keys and values of all ranks
     protects_output = True
     keeps_output = True
     kept_inputs = (0, 1, 2)
@@ -224,9 +216,6 @@ class ImageAttention(Layer):
 
     def output_channels(self, channels: int, *others: int) -> int:
         return others[-1]
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "attention over an image")
 
     def kept_besides(self, shape: Shape, width: int) -> int:
         return (

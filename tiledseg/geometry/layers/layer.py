@@ -112,8 +112,9 @@ class Layer:
     # Channels.
 
     def output_channels(self, channels: int, *others: int) -> int:
-        """Return the channels of its output for inputs of these channels."""
-        return channels
+        """Return the channels of its output for inputs of these channels: its `out_channels`, if it has that field."""
+        made: int = getattr(self, "out_channels", channels)
+        return made
 
     def parameters(self, channels: int) -> int:
         """Count its weights."""

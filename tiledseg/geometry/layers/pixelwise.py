@@ -87,9 +87,6 @@ class Pixelwise(Layer):
     def arity(self) -> int:
         return len(self.before)
 
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
-
     def parameters(self, channels: int) -> int:
         return sum(math.prod(shape) for shape in self.weights)
 
@@ -145,9 +142,6 @@ class OfOnePixel(Layer):
     protects_output = True
     is_flat = True
     kept_inputs = (0,)
-
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
 
     def parameters(self, channels: int) -> int:
         return self.weights
