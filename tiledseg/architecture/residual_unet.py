@@ -12,7 +12,6 @@ has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.architecture.network import check_groups, check_options, unit
@@ -21,7 +20,6 @@ from tiledseg.config.checks import one_of
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import Upsample
 
 STEPS = 5
@@ -66,16 +64,13 @@ class ResidualUNet:
         """Return the nodes, encoder to head."""
         nodes = list(self.resnet.nodes())
         for step in reversed(range(STEPS)):
-            nodes += self._up(step)
+            name, channels = f"decoder{step}", self.channels(step)
+            is_transposed = self.upsampling == "transposed"
+            nodes.append(
+                Node(f"{name}.up", TransposedConvolution(channels) if is_transposed else Upsample(self.upsampling))
+            )
+            if step:
+                nodes.append(Node(f"{name}.join", Concatenate(), (self.resnet.output(step - 1), f"{name}.up")))
+            for i in range(2):
+                nodes += unit(name, i, Convolution(channels, 3, padding=1, bias=self.resnet.has_bias), self.norm)
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
-
-    def _up(self, step: int) -> Iterator[Node]:
-        name, channels = f"decoder{step}", self.channels(step)
-        yield Node(f"{name}.up", self._upsample(channels))
-        if step:
-            yield Node(f"{name}.join", Concatenate(), (self.resnet.output(step - 1), f"{name}.up"))
-        for i in range(2):
-            yield from unit(name, i, Convolution(channels, 3, padding=1, bias=self.resnet.has_bias), self.norm)
-
-    def _upsample(self, channels: int) -> Layer:
-        return TransposedConvolution(channels) if self.upsampling == "transposed" else Upsample(self.upsampling)

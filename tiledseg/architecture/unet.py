@@ -14,7 +14,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
@@ -61,7 +60,9 @@ class UNet:
             nodes += [Node(f"encoder{level}.stash", Mark()), Node(f"encoder{level}.pool", MaxPool())]
         nodes += self._units("bottom", bottom)
         for level in reversed(range(bottom)):
-            up = Node(f"decoder{level}.up", self._upsample(level))
+            is_transposed = self.upsampling == "transposed"
+            layer = TransposedConvolution(self.channels(level)) if is_transposed else Upsample(self.upsampling)
+            up = Node(f"decoder{level}.up", layer)
             skipped = f"encoder{level}.stash", up.name
             nodes += [up, Node(f"decoder{level}.pop", Concatenate((self._crop(level), 0)), skipped)]
             nodes += self._units(f"decoder{level}", level)
@@ -80,11 +81,6 @@ class UNet:
                 Node(f"{prefix}.act{i}", Activation()),
             ]
         return units
-
-    def _upsample(self, level: int) -> Layer:
-        if self.upsampling == "transposed":
-            return TransposedConvolution(self.channels(level))
-        return Upsample(self.upsampling)
 
     def _crop(self, level: int) -> int:
         """Return the pixels of `level` a side that the levels below take off: 0 where convolutions are padded."""

@@ -119,9 +119,9 @@ def save_checkpoint(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        _point(folder, _LATEST, final.name)
+        write_whole(folder / _LATEST, final.name + "\n")
         if best == step:
-            _point(folder, BEST, final.name)
+            write_whole(folder / BEST, final.name + "\n")
         flush(folder)
         for old in _checkpoints(folder)[:-keep]:
             if _step_of(old) != best:
@@ -236,7 +236,7 @@ def drop_later(folder: Path, step: int) -> None:
     """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
     kept = [path for path in _checkpoints(folder) if _step_of(path) <= step]
     if kept:
-        _point(folder, _LATEST, kept[-1].name)
+        write_whole(folder / _LATEST, kept[-1].name + "\n")
     for path in _checkpoints(folder)[len(kept) :]:
         _remove(path)
 
@@ -244,7 +244,7 @@ def drop_later(folder: Path, step: int) -> None:
 def point_best(folder: Path, step: int | None) -> None:
     """Let the file `best` name the checkpoint of `step`, or none: after a crash, or where the best one begins anew."""
     if step is not None:
-        _point(folder, BEST, name_of(step))
+        write_whole(folder / BEST, name_of(step) + "\n")
     else:
         (folder / BEST).unlink(missing_ok=True)
 
@@ -270,8 +270,3 @@ def _remove(path: Path) -> None:
         delete(going)
         os.replace(path, going)
         delete(going)
-
-
-def _point(folder: Path, pointer: str, name: str) -> None:
-    """Let the file `latest` or `best` name a checkpoint."""
-    write_whole(folder / pointer, name + "\n")

@@ -102,12 +102,20 @@ class ParallelRun:
         `spread`: theirs, where it is another than the run's; then their tiles are dealt out, and computed by the
         network as it is.
         """
-        mode = self._mode(tuple(tilings), batch, spread or self.spread)
+        how = spread or self.spread
+        common = self.network, self.mesh, tuple(tilings), self.precision
+        mode: ReadMode
+        if not how.shares_images:
+            mode = ReadMode(*common, self.axes if self.pipeline else None, batch, self.compiled)
+        elif self.spatial is None:
+            mode = ExchangeMode(*common, self.axes, batch, self.compiled)
+        else:
+            mode = LayerMode(self.spatial, *common, batch)
         if self.work is not None:
             from tiledseg.execution.block_passes import BlockPasses
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
-            return BlockPasses(mode, self.work, (spread or self.spread).together)
+            return BlockPasses(mode, self.work, how.together)
         if self.pipeline is None:
             if isinstance(mode, LayerMode) and self.spread.together:
                 return StepPasses(mode)
@@ -122,11 +130,3 @@ class ParallelRun:
         if self.work is not None:
             self.work.shelf.close()
         self.axes.close()
-
-    def _mode(self, tilings: tuple[Tiling, ...], batch: int, spread: Spread) -> ReadMode:
-        if not spread.shares_images:
-            axes = self.axes if self.pipeline else None
-            return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch, self.compiled)
-        if self.spatial is None:
-            return ExchangeMode(self.network, self.mesh, tilings, self.precision, self.axes, batch, self.compiled)
-        return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)

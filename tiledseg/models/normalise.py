@@ -80,7 +80,21 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
 
     Collective over `ranks`, where given.
     """
-    means_GP, variances_GP = map(sharing.gathered, block_moments(x_BCHW))
+    if x_BCHW.device.type != "cpu":  # torch's kernel there accumulates in float32 by Welford's rule, as its norms do
+        variance, mean = torch.var_mean(at_least_single(x_BCHW), dim=(2, 3), correction=0)
+        moments = mean.double(), variance.double()  # of each sample and channel over its pixels: shape (B, C)
+    else:
+        counts, means, variances = [], [], []
+        for (rows_BCHW,) in _pieces(x_BCHW):
+            pixels = rows_BCHW.shape[2] * rows_BCHW.shape[3]
+            mean = rows_BCHW.sum((2, 3), keepdim=True) / pixels
+            counts.append(float(pixels))
+            means.append(mean)
+            variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / pixels)
+            del rows_BCHW  # before others are made
+        weights = torch.tensor(counts, dtype=torch.float64)[:, None, None]
+        moments = merge(weights, torch.stack(means)[..., 0, 0], torch.stack(variances))
+    means_GP, variances_GP = map(sharing.gathered, moments)
     count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
     own = Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
     return own if ranks is None else over_ranks(own, ranks)
@@ -116,24 +130,6 @@ def summed(sums: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
     if ranks is not None and ranks.size > 1:
         ranks.all_reduce_sum(sums).wait()
     return sums
-
-
-def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and biased variance of each sample and channel over its pixels, shape (B, C), float64."""
-    if x_BCHW.device.type != "cpu":  # torch's kernel there accumulates in float32 by Welford's rule, as its norms do
-        variance, mean = torch.var_mean(at_least_single(x_BCHW), dim=(2, 3), correction=0)
-        return mean.double(), variance.double()
-    counts, means, variances = [], [], []
-    for (rows_BCHW,) in _pieces(x_BCHW):
-        count = rows_BCHW.shape[2] * rows_BCHW.shape[3]
-        mean = rows_BCHW.sum((2, 3), keepdim=True) / count
-        counts.append(float(count))
-        means.append(mean)
-        variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / count)
-        del rows_BCHW  # before others are made
-    return merge(
-        torch.tensor(counts, dtype=torch.float64)[:, None, None], torch.stack(means)[..., 0, 0], torch.stack(variances)
-    )
 
 
 def merge(counts: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

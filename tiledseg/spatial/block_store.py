@@ -202,21 +202,19 @@ class BlockGradients(_StoredBlocks):
         """Send the gradients of strips to the ranks that own them. Collective over the ranks of the image."""
         traffic = self._program.traffic.get(tensor)
         if traffic is not None:
-            own = {peer: [self._leave(tensor, each) for each in strips] for peer, strips in traffic.receives.items()}
+            own: dict[int, list[torch.Tensor]] = {}
+            for peer, strips in traffic.receives.items():
+                for strip in strips:  # the sum of the gradients of another rank's strip, which are forgotten
+                    total_BCHW = empty_like(self._values.like(tensor), strip.box.shape).zero_()
+                    parts = self._strips.pop((tensor, strip.block), [])
+                    for box, strip_BCHW in parts:
+                        if box == strip.box:
+                            total_BCHW.add_(strip_BCHW)
+                    if others := [each for each in parts if each[0] != strip.box]:
+                        self._strips[tensor, strip.block] = others
+                    own.setdefault(peer, []).append(total_BCHW)
             for strip, g_BCHW in self._swapped(axes, own, traffic.sends, self._values.like(tensor)):
                 self._strips.setdefault((tensor, strip.block), []).append((strip.box, g_BCHW))
-
-    def _leave(self, tensor: int, strip: Strip) -> torch.Tensor:
-        """Return the sum of the gradients of another rank's strip, and forget them."""
-        total_BCHW = empty_like(self._values.like(tensor), strip.box.shape).zero_()
-        parts = self._strips.pop((tensor, strip.block), [])
-        for box, strip_BCHW in parts:
-            if box == strip.box:
-                total_BCHW.add_(strip_BCHW)
-        others = [each for each in parts if each[0] != strip.box]
-        if others:
-            self._strips[tensor, strip.block] = others
-        return total_BCHW
 
     def _pop(self, key: Key) -> torch.Tensor | None:
         if key not in self._kept:

@@ -67,7 +67,15 @@ def check_outputs(
     for output in outputs:
         _check_place(output)
         for name in output.names:
-            _check_name(output, name)
+            length, kind = len(os.fsencode(name.name)), irregular_kind(name)
+            if length > _NAME_BYTES:
+                words = f"has a name of {length} bytes; give one of {_NAME_BYTES} at most"
+                raise OutputError(f"{_subject(output, name)} {words}")
+            if kind is not None:
+                raise OutputError(f"{_subject(output, name)} is {kind}; give a file name")
+            if os.path.islink(name) and not os.path.exists(name):
+                words = f"is a link to {os.readlink(name)}, which is not there; remove it"
+                raise OutputError(f"{_subject(output, name)} {words}")
             for identity in _identities(name):
                 if identity in sources:
                     raise OutputError(
@@ -132,17 +140,6 @@ def _check_run(output: Output, own: str | Path | None) -> None:
         other = own is None or folder != Path(os.path.realpath(own))
         if name in taken and other and (folder / CONFIG).exists() and (folder / METRICS).exists():
             raise OutputError(f"cannot write {output.key} {output.path}: it is of the run {folder}; choose another")
-
-
-def _check_name(output: Output, name: Path) -> None:
-    length = len(os.fsencode(name.name))
-    if length > _NAME_BYTES:
-        raise OutputError(f"{_subject(output, name)} has a name of {length} bytes; give one of {_NAME_BYTES} at most")
-    kind = irregular_kind(name)
-    if kind is not None:
-        raise OutputError(f"{_subject(output, name)} is {kind}; give a file name")
-    if os.path.islink(name) and not os.path.exists(name):
-        raise OutputError(f"{_subject(output, name)} is a link to {os.readlink(name)}, which is not there; remove it")
 
 
 def _check_room(outputs: Sequence[Output]) -> None:

@@ -76,7 +76,11 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     if refusal := why_uncompiled(preparation):
         raise ConfigError(refusal)
     spread, memory = preparation.plan.spread, preparation.plan.memory
-    meshes, doings = _meshes(ranks, per_node)
+    meshes, doings = [], {rank: Doings() for rank in range(ranks)}
+    for rank, done in doings.items():
+        on_node = min(per_node, ranks - rank + rank % per_node)  # the last node may have fewer
+        launch = Launch(rank, ranks, rank % per_node, on_node, "rehearsal")
+        meshes.append(Mesh(launch, RehearsedCommunicator(rank, ranks, done), _META, "rehearsal", "here"))
     shares = _walk(preparation, meshes)
     groups = 1 + max(len(done.groups) for done in doings.values())
     peers = max(len(done.sent.keys() | done.received.keys()) for done in doings.values())
@@ -162,17 +166,6 @@ def _walk_replicas(shape: MeshShape, meshes: Sequence[Mesh], walker: _Walker) ->
         if not dealt and type(passes.mode) is ReadMode:
             dealt = passes.mode.dealt(walker.first)
     return shares
-
-
-def _meshes(ranks: int, per_node: int) -> tuple[list[Mesh], dict[int, Doings]]:
-    """Return each rank's mesh, and the record of its messages."""
-    doings = {rank: Doings() for rank in range(ranks)}
-    meshes = []
-    for rank, done in doings.items():
-        on_node = min(per_node, ranks - rank + rank % per_node)  # the last node may have fewer
-        launch = Launch(rank, ranks, rank % per_node, on_node, "rehearsal")
-        meshes.append(Mesh(launch, RehearsedCommunicator(rank, ranks, done), _META, "rehearsal", "here"))
-    return meshes, doings
 
 
 class _NoValues:
