@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.joins import sees_image
+from tiledseg.geometry.layers.joins import WholeImage
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.units import SINGLE_BYTES
 
@@ -99,18 +99,14 @@ class DeclaredLeaf(Leaf):
 
 
 @dataclass(frozen=True)
-class WholeLeaf(Leaf):
+class WholeLeaf(WholeImage, Leaf):
     """A module that sees the whole image. Over ranks each has the whole image of its input, and computes it all."""
 
     stride = 1
     reach = 0
     moved = 0
-    statistics = "image"
+    takes = "a whole image, as is declared"
     sees_all = True
-    can_rebuild = False  # blocks of all ranks
-
-    def in_words(self, module: str | None) -> str:
-        return sees_image(module, "a whole image, as is declared")
 
 
 @dataclass(frozen=True)
