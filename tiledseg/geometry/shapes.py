@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.joins import WholeImage
+from tiledseg.geometry.layers.joins import ImageLayer
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import Enlarging, Upsample
@@ -186,7 +186,7 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
 
 
 @dataclass(frozen=True)
-class PooledBranch(WholeImage, Enlarging):
+class PooledBranch(ImageLayer, Enlarging):
     """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
     resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.joins import WholeImage
+from tiledseg.geometry.layers.joins import ImageLayer
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.units import SINGLE_BYTES
 
@@ -99,7 +99,7 @@ class DeclaredLeaf(Leaf):
 
 
 @dataclass(frozen=True)
-class WholeLeaf(WholeImage, Leaf):
+class WholeLeaf(ImageLayer, Leaf):
     """A module that sees the whole image. Over ranks each has the whole image of its input, and computes it all."""
 
     stride = 1

@@ -96,7 +96,7 @@ def equal_channels(*channels: int) -> int:
 
 
 @dataclass(frozen=True)
-class WholeImage(Layer):
+class ImageLayer(Layer):
     """A layer of which every pixel takes something of the whole image: `takes`, in words."""
 
     takes: ClassVar[str]
@@ -108,7 +108,7 @@ class WholeImage(Layer):
 
 
 @dataclass(frozen=True)
-class ImageMean(WholeImage):
+class ImageMean(ImageLayer):
     """The mean of each channel over the whole image, or with `total` the sum, in every pixel."""
 
     total: bool = False
@@ -129,7 +129,7 @@ class ImageMean(WholeImage):
 
 
 @dataclass(frozen=True)
-class ImageProducts(WholeImage, Join):
+class ImageProducts(ImageLayer, Join):
     """The sum over the image of each pixel's outer product of two tensors, in `heads` parts of their channels, in every
     pixel: what linear attention, and attention between channels, share."""
 
@@ -153,7 +153,7 @@ class ImageProducts(WholeImage, Join):
 
 
 @dataclass(frozen=True)
-class ImageMax(WholeImage):
+class ImageMax(ImageLayer):
     """The maximum of each channel over the image. Its gradient goes to the first of equal ones, or `even` to all."""
 
     even: bool = False
@@ -175,7 +175,7 @@ WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory, ove
 
 
 @dataclass(frozen=True)
-class ImageAttention(WholeImage):
+class ImageAttention(ImageLayer):
     """softmax(`factor` x queries x keys) x values, in `heads` parts of the channels. Its inputs are queries, keys and
     values.
 
