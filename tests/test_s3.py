@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from tests.small_files import write_raster, write_yaml
 from tests.tls import OPENSSL, VARIABLES, Certificates, make_certificates
 from tiledseg.errors import RasterError, install
 from tiledseg.evaluate import main as evaluate
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Box, Interval
 from tiledseg.predict import main as predict
 from tiledseg.raster import remote
 from tiledseg.raster.finding import expand_sources, pair_sources
+from tiledseg.raster.lists import Composing
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import RemoteName
 from tiledseg.system.outputs import files_below
@@ -135,6 +137,19 @@ def test_stores_in_a_bucket_are_read_and_written(
             remote.put(RemoteName(BUCKET, f"stores/{file.relative_to(tmp_path)}"), file)
         url = f"{HOME}/stores/{local.name}:/reflectance"
         with open_raster(url) as reader:
+            assert np.array_equal(reader.read(Box.of_shape(reader.info.shape))[0], pixels_CHW)
+    file = write(tmp_path, "nc4", pixels_CHW)
+    remote.put(RemoteName(BUCKET, "stores/scene.nc"), Path(file.partition(":/")[0]))
+    with open_raster(f"{HOME}/stores/scene.nc:/reflectance") as reader, open_raster(file) as here:
+        for box in (Box.of_shape(here.info.shape), Box(Interval(-3, 20), Interval(10, 50))):
+            assert np.array_equal(reader.read(box)[0], here.read(box)[0])
+    assets = {"image": {"href": f"{HOME}/images/held-out.tif"}, "store": {"href": url}}
+    item = {"type": "Feature", "stac_version": "1.0.0", "id": "a", "properties": {}, "assets": assets}
+    (tmp_path / "items.json").write_text(json.dumps(item))
+    for asset in assets:
+        one = Composing((asset,))
+        (image,) = expand_sources([str(tmp_path / "items.json")], "data.images", references=True, composing=one)
+        with open_raster(image) as reader:
             assert np.array_equal(reader.read(Box.of_shape(reader.info.shape))[0], pixels_CHW)
     run, target = str(material.root / "run"), f"{HOME}/stores/maps/map.zarr"
     command = ["--checkpoint", run, "--image", url, "--output", target, "--format", "zarr"]

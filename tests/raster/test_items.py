@@ -95,6 +95,36 @@ def test_a_mask_of_the_one_image_of_a_run_is_no_other_image_s() -> None:
         Composing(values=(1.0,)).like(Composing(), ["b.tif"])
 
 
+def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
+    """`{time}` names a mask for each raster of a series; a mask without a field is that of the one mosaic."""
+    touch("s2/a_04.tif", "s2/a_06.tif", "clouds/a-04.tif", "clouds/a-06.tif", "clouds.tif", "m/1.tif", "m/2.tif")
+    series = Composing(valid="clouds/{stem}-{time}.tif", values=(4.0,), times=("04", "06"))
+    (path,) = expand_sources(["s2/*_{04,06}.tif"], KEYS[0], composing=series)
+    image = parse_composed(path)
+    assert image is not None
+    assert image.kind == TIMES
+    parts = tuple(
+        Composed(f"s2/a_{t}.tif", VALID, (f"s2/a_{t}.tif", f"clouds/a-{t}.tif"), None, (4.0,)) for t in series.times
+    )
+    assert image.parts == parts
+    with pytest.raises(RasterError, match=r"data.valid is clouds/.*, but s2/a_04.tif has no \{time\}"):
+        expand_sources(["s2/a_04.tif"], KEYS[0], composing=series)
+    (path,) = expand_sources(["m"], KEYS[0], composing=Composing(mosaic=True, valid="clouds.tif"))
+    pieces = Composed("m", MOSAIC, ("m/1.tif", "m/2.tif"))
+    assert parse_composed(path) == Composed("m", VALID, (pieces, "clouds.tif"))
+    with pytest.raises(RasterError, match=r"data.valid is clouds.tif for 2 images"):
+        expand_sources(["m", "s2"], KEYS[0], composing=Composing(mosaic=True, valid="clouds.tif"))
+
+
+def test_an_id_leads_to_no_other_folder() -> None:
+    touch("secret/a.tif", "set/gt/b.tif")
+    path = write("items.json", item("a", id="../secret/a"))
+    with pytest.raises(
+        RasterError, match=r"items.json#../secret/a is named ../secret/a, which leads to another folder"
+    ):
+        pair_sources([path], ["set/{stem}.tif"], KEYS, composing=ASSETS)
+
+
 def changed(asset: Any) -> dict[str, Any]:
     one = item("a")
     one["assets"]["red"] = asset

@@ -73,6 +73,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "corners": lambda: resized(scale_factor=(1, 2, 2), mode="trilinear", align_corners=True),
     "padded": lambda: Layered(lambda x: functional.pad(x, (1, 2, 0, 1, 2, 0), value=0.5)),
     "reversed": lambda: Layered(lambda x: torch.cat([x.flip(2)[:, :, :2], x[:, :, 1:]], 2)),
+    "less the mean of all times": lambda: Layered(lambda x: x - x.mean(2, keepdim=True)),
+    "by the mean of all channels": lambda: Layered(lambda x: x.mean(1, keepdim=True) * x),
+    "every second time": lambda: Layered(lambda x: x[:, ::3, ::2] - x[:, ::3, 1:]),
+    "padded channels": lambda: Layered(lambda x: functional.pad(x, (0, 0, 0, 0, 0, 0, 1, 2), value=2.0)),
     "a series of one channel": lambda: Layered(same, nn.Conv3d(4, 1, 3, padding=1), nn.Conv3d(1, 2, (3, 1, 1))),
 }
 
@@ -92,7 +96,11 @@ def test_a_function_of_time_series(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (lambda: Layered(same, nn.Dropout3d(0.5)), "drops values other than whole channels"),
+        (lambda: Layered(same, nn.Dropout3d(0.5)), "drops a channel of all times at once; use Dropout,"),
+        (
+            lambda: resized(scale_factor=(1, 1.5, 1.5), mode="trilinear"),
+            "only whole factors fall on the edges of tiles",
+        ),
         (lambda: Layered(same, nn.Conv3d(4, 4, 3, padding=1, padding_mode="circular")), "with the image's other end"),
         (lambda: folded(nn.PixelShuffle(2), True), "moves channels of several times at once"),
         (lambda: Layered(lambda x: x.softmax(3)), "works along pixels"),
@@ -107,3 +115,23 @@ def test_what_no_tile_keeps_is_refused(module: Callable[[], nn.Module], words: s
 def test_bands_of_no_whole_number_of_times_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.series is 3, but an image has 10 bands, no multiple of it"):
         ForeignNetwork.of("a:b", {}, 10, 2, None, 3)
+
+
+def test_float32_bits_of_a_pixel_do_not_depend_on_the_tile() -> None:
+    """Convolutions of each time take the steady kernel of `convolve`: torch's own adds otherwise in small tiles."""
+    torch.manual_seed(0)
+    layers = (
+        nn.Conv3d(4, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv3d(6, 6, (1, 3, 3), padding=(0, 1, 1)),
+        nn.MaxPool3d((1, 2, 2)),
+    )
+    module = Layered(same, *layers, nn.ConvTranspose3d(6, 3, (1, 2, 2), (1, 2, 2)))
+    network = trace(TimeSeries(module, TIMES), TIMES * BANDS).eval()
+    x_BCHW = torch.randn(1, TIMES * BANDS, 96, 128).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        whole = network(x_BCHW)
+        for size in (4, 8, 16, 40):
+            part = x_BCHW[:, :, 12 : 20 + size, 28 : 40 + size].contiguous(memory_format=torch.channels_last)
+            tile = network(part)[:, :, 4 : 4 + size, 4 : 4 + size]
+            assert torch.equal(tile, whole[:, :, 16 : 16 + size, 32 : 32 + size])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from tiledseg.config.checks import TIME, shown
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
 from tiledseg.raster.array_open import stored_tiles
@@ -64,7 +65,7 @@ def expand_sources(
     a path that occurs twice, and where a bucket is not to be listed.
     """
     found = find_sources(patterns, key, parts, references, composing)
-    return found.joined(_masked(found, key, composing), composing)
+    return _masked(found, key, composing)
 
 
 class Sources(NamedTuple):
@@ -111,22 +112,34 @@ def find_sources(
 
 
 def _masked(found: Sources, key: str, composing: Composing) -> tuple[str, ...]:
-    """Return the paths of the images, each with what says which of its pixels are valid."""
+    """Return the paths of the images, mosaics among them, each with what says which of its pixels are valid."""
     sources, valid = found.every, composing.valid
     paths = tuple(source.path for source in sources)
     if valid is None or (composing.valid_asset is not None and any(has_kind(path, BANDS) for path in paths)):
-        return paths
+        return found.joined(paths, composing)
     if isinstance(valid, int):
-        return tuple(_masked_by_band(path, valid, composing.values) for path in paths)
+        return found.joined([_masked_by_band(path, valid, composing.values) for path in paths], composing)
     pattern = os.path.join(valid, "{stem}.*") if os.path.isdir(valid) else valid
-    if not _FIELD.search(pattern) and (len(sources) > 1 or sources[0].place):
-        raise RasterError(
-            f"data.valid is {valid} for {len(paths)} images of {key}; give a pattern, as clouds/{{stem}}.tif"
-        )
     keys, is_there = (key, "data.valid"), _presence(pattern, "data.valid")
-    masks = (_named_labels(source, pattern, keys, is_there) for source in sources)
-    pairs = zip(paths, masks, strict=True)
-    return tuple(str(Composed.of(label_of(path), VALID, (path, mask), None, composing.values)) for path, mask in pairs)
+
+    def masked(path: str, source: RasterSource, time: str = "") -> str:
+        """Return an image with its mask; where masks are of a time, with one for each of its times."""
+        image = parse_composed(path)
+        if TIME in pattern and composing.times and not time and image is not None and image.kind == TIMES:
+            each = zip(image.parts, composing.times, strict=True)
+            return str(Composed.of(image.label, TIMES, [masked(str(part), source, time) for part, time in each]))
+        named = pattern.replace(TIME, time) if time else pattern
+        mask = _named_labels(source, named, keys, is_there)
+        return str(Composed.of(label_of(path), VALID, (path, mask), None, composing.values))
+
+    if _FIELD.search(pattern):
+        return found.joined([masked(source.path, source) for source in sources], composing)
+    images = found.joined(paths, composing)
+    if len(images) > 1 or (sources[0].place and not composing.mosaic):
+        raise RasterError(
+            f"data.valid is {valid} for {len(images)} images of {key}; give a pattern, as clouds/{{stem}}.tif"
+        )
+    return (masked(images[0], sources[0]),)
 
 
 def _masked_by_band(path: str, number: int, values: tuple[float, ...]) -> str:
@@ -162,7 +175,7 @@ def pair_sources(
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
     found = find_sources(images, keys[0], parts, references, composing)
-    image_paths = found.joined(_masked(found, keys[0], composing), composing)
+    image_paths = _masked(found, keys[0], composing)
     pattern = labels[0] if len(labels) == 1 else ""
     if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], pattern)):
         pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
@@ -210,6 +223,8 @@ def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_
     what = "masks" if keys[1] == "data.valid" else "labels"
     fields = {"stem": stem_of(file), "parent": os.path.basename(os.path.dirname(label_of(file)))}
     fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
+    if fields["stem"] != os.path.basename(fields["stem"]) or fields["stem"] in (".", ".."):
+        raise RasterError(f"{image} is named {shown(fields['stem'])}, which leads to another folder; mend its id")
     for field in _FIELD.findall(pattern):
         if field not in fields:
             names = ", ".join(f"{{{name}}}" for name in fields)

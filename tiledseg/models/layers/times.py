@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.geometry.layers.convolutions import OverTimes
-from tiledseg.models.layers.convolution import ChosenConvolution, Pair
+from tiledseg.models.layers.convolution import ChosenConvolution, Pair, convolve, convolve_transposed
 
 
 class TimeSeries(nn.Module):
@@ -56,7 +56,7 @@ class TimesConvolution(ChosenConvolution):
         step, ahead, gap = self.along
         if weight.dim() == 4 or (weight.shape[2], step, ahead) in ((1, 1, 0), (1, 1, "same")):
             each = weight if weight.dim() == 4 else weight.squeeze(2)
-            return _at_each(volume, lambda x: functional.conv2d(x, each, bias, stride, padding, dilation, groups))
+            return _at_each(volume, lambda x: convolve(x, each, bias, stride, padding, dilation, groups))
         x = volume.transpose(1, 2)
         if isinstance(ahead, str) and not isinstance(padding, str):  # of a block, whose rows and columns have theirs
             total = gap * (weight.shape[2] - 1) if ahead == "same" else 0
@@ -92,7 +92,7 @@ class TimesTransposed(nn.ConvTranspose2d):
         volume = x_BCHW.unflatten(1, (self.times.read, -1))
         if weight.dim() == 4:
             how = weight, bias, stride, padding, output_padding, groups, dilation
-            return _at_each(volume, lambda x: functional.conv_transpose2d(x, *how))
+            return _at_each(volume, lambda x: convolve_transposed(x, *how))
         own: Any = stride, padding, output_padding
         one: Any = [(first, *each) for first, each in zip(self.along, (*own, dilation), strict=True)]
         y = functional.conv_transpose3d(volume.transpose(1, 2), weight, bias, one[0], one[1], one[2], groups, one[3])

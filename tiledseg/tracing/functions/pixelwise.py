@@ -162,9 +162,9 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
     layouts = [value.layout for value in inputs]
     full = [layout for layout in layouts if not layout.one_pixel] or layouts
     most = max(full, key=lambda layout: sum(map(bool, layout.dims)))
-    # Dims are the same in both, or one of them has a single channel there; pixels of one pixel may be missing.
+    # Dims are the same in both, or of channels, one of one maybe; pixels of one pixel may be missing.
     pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in full]
-    alike = all(a == b or (not a and is_channels(b)) for each in pairs for a, b in each)
+    alike = all(a == b or (is_channels(b) and (not a or is_channels(a))) for each in pairs for a, b in each)
     pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in layouts]
     fits = all(is_channels(a) == is_channels(b) or not (a and b) for each in pairs for a, b in each)
     other = not alike or not fits or len({len(layout.dims) for layout in layouts}) > 1

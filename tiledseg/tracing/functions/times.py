@@ -167,7 +167,7 @@ def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | N
         return (), {**given, **one}
     if name == "pad":
         pads, mode, fill = step.argument(1, "pad"), step.argument(2, "mode", "constant"), step.argument(3, "value")
-        return ((0, 0, 0, 0, *pads[4:]), mode, fill) if any(pads[4:6]) else None, {}
+        return ((0, 0, 0, 0, *pads[4:]), mode, fill) if any(pads[4:]) else None, {}
     if factor == 1:
         return None, {}
     if name == "interpolate":
