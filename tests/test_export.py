@@ -163,7 +163,7 @@ class Resized(nn.Module):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("corners", "'up.interpolate' resizes with align"),
+        ("corners", "'up.interpolate' depends on the place"),
         ("norm", "'norm' takes its st"),
         ("mean", "'gate.mean' takes its st"),
     ],

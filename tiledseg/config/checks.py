@@ -4,6 +4,7 @@ of values, as type hints name them, of YAML's values and of the arguments of a P
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import math
 import os
@@ -16,7 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiledseg.errors import ConfigError
 
@@ -274,21 +275,33 @@ def in_words(kind: Any) -> str:
     return _WORDS[kind]
 
 
+class _AnyKind(type):
+    def __getattr__(cls, name: str) -> Any:
+        return cls
+
+
+class _Anything(metaclass=_AnyKind):
+    """A stand-in for names that are imported for type checkers alone."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return _Anything
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that an argument of a wrong kind is a ConfigError in one line, before anything is done."""
     signature = inspect.signature(function)
     title = function.__qualname__.removesuffix(".__init__")
 
     @cache
-    def kind_of(name: str) -> Any:
-        with suppress(NameError, TypeError):  # of names that type checkers alone import; of self
-            return eval(signature.parameters[name].annotation, vars(sys.modules[function.__module__]))
-        return Any
+    def kinds() -> dict[str, Any]:
+        return get_type_hints(function, {}, _Names(vars(builtins) | vars(sys.modules[function.__module__])))
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if not _fits(value, kind_of(name)):
+            if not _fits(value, kinds().get(name, Any)):
                 wanted = re.sub(r"Sequence\[([^\[\]]+)\]", r"a list of \1", signature.parameters[name].annotation)
                 wanted, kind = {"int": "a whole number"}.get(wanted, wanted), type(value).__name__
                 raise ConfigError(f"{name} is {shown(value)}; give {wanted}, not {kind} (tiledseg.{title})")
@@ -302,8 +315,8 @@ def _fits(value: Any, kind: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         return any(_fits(value, each) for each in inner)
-    if kind in (Any, None, type(None)):
-        return kind is Any or value is None
+    if kind in (Any, _Anything, type(None)):
+        return kind is not type(None) or value is None
     if isinstance(value, bool):
         return kind is bool
     if origin is tuple:

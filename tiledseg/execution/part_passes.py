@@ -237,6 +237,7 @@ class StepPasses(SerialPasses):
                 outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
                 made = (one.piece(*each) for one, each in zip(micro_batches, outputs, strict=True))
                 pieces += zip(made, own, strict=True)
+                del outputs, made  # they hold the last tensors, which would live through the backward pass
             total = loss(pieces)
             del pieces
             if batches:

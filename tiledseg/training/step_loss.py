@@ -96,18 +96,22 @@ class StepLoss:
 
     def sums(self, piece: Piece, sample: Sample) -> torch.Tensor:
         """Return the sums of the objective over a piece."""
+        target_BHW = self._target(piece, sample)[None]
+        outputs_BKHW = piece.logits_BKHW, *piece.others
+        return self.objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
+
+    def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
+        """Return the classes of a piece, on the device, with the objective's margin: -1 beyond the raster."""
         labels_HW, margin, around = labels(sample, self._mesh.device), self.objective.margin, sample.around
         if around is None:
-            target_HW = labels_HW[piece.in_part.slices]
-        else:  # with the objective's margin: -1 beyond the raster
-            box = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
-            there = box.clip(around) if margin else box
-            target_HW = labels_HW[there.relative_to(around).slices]
-            if margin:
-                inside_HW, target_HW = target_HW, labels_HW.new_full(box.shape, -1, dtype=torch.int16)
-                target_HW[there.relative_to(box).slices] = inside_HW
-        outputs_BKHW = piece.logits_BKHW, *piece.others
-        return self.objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_HW[None])
+            return labels_HW[piece.in_part.slices]
+        box = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
+        if not margin:
+            return labels_HW[box.relative_to(around).slices]
+        there = box.clip(around)
+        target_HW = labels_HW.new_full(box.shape, -1, dtype=torch.int16)
+        target_HW[there.relative_to(box).slices] = labels_HW[there.relative_to(around).slices]
+        return target_HW
 
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "it has been looked at"
