@@ -105,3 +105,15 @@ def test_a_lie_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match=why) as refusal:
         tiledseg.trace(Last(Lying(function)).double(), bands=3)
     assert "parts.0" in str(refusal.value)
+
+
+class Smaller(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, ::2, ::2]
+
+
+def test_a_whole_image_of_fewer_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "_DECLARED", dict(declared._DECLARED))
+    tiledseg.declare(Smaller, tiledseg.WholeImage())
+    with pytest.raises(ConfigError, match="gives 16 x 12 pixels of 32 x 24, not 32 x 24"):
+        tiledseg.trace(nn.Sequential(nn.Conv2d(3, 4, 1), Smaller()), bands=3)

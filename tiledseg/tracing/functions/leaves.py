@@ -93,6 +93,10 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 set_dropout_key(twin, DropoutKey(0, 0, number))
                 before = torch.random.get_rng_state()
                 y_BCHW, costs = _measured(twin, x_BCHW)
+                given = [layer.output_size(n) for layer, n in zip((module.rows, module.cols), side, strict=True)]
+                if given != list(y_BCHW.shape[2:]):
+                    made = f"{y_BCHW.shape[2]} x {y_BCHW.shape[3]}"
+                    return f"{mode}gives {made} pixels of {side[0]} x {side[1]}, not {given[0]} x {given[1]}", costs
                 if not torch.equal(before, torch.random.get_rng_state()):
                     return f"{mode}drops at random; set the rate of its dropout to 0", costs
                 fault = None if whole else _seen_beyond(twin, x_BCHW, y_BCHW, places)
