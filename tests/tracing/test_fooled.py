@@ -100,6 +100,10 @@ def _counts(calls: Callable[[Any], int]) -> Function:
     return lambda self, x: x * (2 if calls(self) > 60 else 1)
 
 
+def _images(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(x), 1, *x.shape[2:], dtype=x.dtype)
+
+
 def _longer(calls: Any) -> int:
     calls.append(1)
     return len(calls)
@@ -200,6 +204,8 @@ KINDS: dict[str, dict[str, Function]] = {
         "a weight": lambda self, x: x * (self.w * len(x)),
         "four": lambda self, x: x * 2 if len(x) == 4 else x,
         "many": lambda self, x: x * (self.w * (1 + len(x) // 8)),
+        "places": lambda self, x: x * torch.full((1, 1, *x.shape[2:]), len(x), dtype=x.dtype).clamp(min=3),
+        "images that are summed": lambda self, x: x * _images(x).sum(0, keepdim=True).clamp(min=3),
         "hardly": lambda self, x: x + 1e-14 * x.shape[0],
         "a view": lambda self, x: x.view(x.shape[0] * 2, -1, *x.shape[2:]).view(x.shape[0], -1, *x.shape[2:]) * self.w,
     },

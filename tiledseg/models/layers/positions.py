@@ -42,14 +42,14 @@ class Program(nn.Module):
         self.ended = [[slot for slot, use in last.items() if use == at] for at in range(len(steps))]
 
     @torch.no_grad()
-    def forward(self, size: Size, device: torch.device) -> torch.Tensor:
+    def forward(self, size: Size, device: torch.device, batch: int = 1) -> torch.Tensor:
         made, weights = list[Any](), self.given.tensors()
         self.largest = self.peak = 0
 
         def filled(value: Any) -> Any:
             match value:
                 case SizeNumber():
-                    return value.of(size)
+                    return value.of(size, batch)
                 case FormulaSlot():
                     return (weights if value.is_weight else made)[value.index]
                 case Cut():

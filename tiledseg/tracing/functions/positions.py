@@ -24,6 +24,7 @@ from tiledseg.tracing.functions.pixelwise import is_channels, shared
 from tiledseg.tracing.lowering import Handler, Lowering, RefusalError, Step, Value, refuse
 
 Path = tuple[Any, ...]  # the number of a call, then indices into its arguments, and into those of constants' recipes
+MANY = 8  # images, for which positions are those of one
 ANCHOR = "computes a tensor of the image's size by other than plain functions of torch; write it by such alone"
 
 
@@ -46,6 +47,7 @@ class Rule:
         self.sizes, self.batches = sizes, batches
         self.steps, self.given = list[Formula](), list[Given]()
         self._places: dict[int, FormulaSlot] = {}
+        self._takes_batch = False
         self._slots(*pair)
 
     def _slots(self, one: Any, other: Any) -> Any:
@@ -67,6 +69,7 @@ class Rule:
         runs = list(zip((one, other), self.sizes, self.batches, strict=True))
         found = next((k for k in kinds if numbers and all(k.of(size, b) == n for n, size, b in runs)), None)
         refuse(found is None, ANCHOR)
+        self._takes_batch |= found is not None and found.kind == "B"
         return found
 
     def _tensor(self, one: Given, other: Given) -> FormulaSlot:
@@ -90,7 +93,10 @@ class Rule:
         values = list[float]()
         for size, given in zip(self.sizes, pair, strict=True):
             try:
-                y = made(size, device).expand(given.tensor.shape)
+                many = made(size, device, MANY) if self._takes_batch and not values else None
+                y = made(size, device)
+                refuse(many is not None and not torch.equal(y.expand_as(many), many), ANCHOR)
+                y = y.expand(given.tensor.shape)
             except Exception as error:  # of a function that is called in another way than it was recorded
                 raise RefusalError(ANCHOR) from error
             refuse(y.dtype != given.tensor.dtype or not torch.equal(y, given.tensor), ANCHOR)
