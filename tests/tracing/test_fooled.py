@@ -100,8 +100,17 @@ def _counts(calls: Callable[[Any], int]) -> Function:
     return lambda self, x: x * (2 if calls(self) > 60 else 1)
 
 
+def _places(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[3], dtype=x.dtype)
+
+
 def _images(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(len(x), 1, *x.shape[2:], dtype=x.dtype)
+
+
+def _doubled(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Write over a tensor in large images alone."""
+    return tensor.mul_(2) if size > 600 else tensor
 
 
 def _longer(calls: Any) -> int:
@@ -197,6 +206,14 @@ KINDS: dict[str, dict[str, Function]] = {
         "a number from a large size on": lambda self, x: x * max(1.0, x.shape[3] / 1000),
         "a small size": lambda self, x: x * 2 if x.shape[2] < 40 else x,
         "a tall image": lambda self, x: x * self.w if x.shape[2] > x.shape[3] else x,
+        "a branch by places": lambda self, x: x if _places(x).max() < 600 else x * 2,
+        "a number of places": lambda self, x: x * max(_places(x)[-1].item(), 600.0),
+        "truths of places": lambda self, x: x if (_places(x) < 600).all() else x * 2,
+        "a tensor's number": lambda self, x: x if int(torch.tensor(x.shape[3])) < 600 else x * 2,
+        "places written over": lambda self, x: x * _doubled(_places(x), x.shape[3]),
+        "a weight written over": lambda self, x: x * _doubled(self.w * 1, x.shape[3]),
+        "a constant written over": lambda self, x: x * _doubled(torch.ones(4, 1, 1, dtype=x.dtype), x.shape[3]),
+        "places by a function": lambda self, x: x * _places(x).apply_(lambda place: min(place, 600.0)),
     },
     "a number of the batch": {
         "divided": lambda self, x: x / x.shape[0],

@@ -37,7 +37,7 @@ from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, 
 WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
-untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__"""
+untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
 # Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
@@ -53,7 +53,8 @@ class PairsError(ConfigError):
 class Kernels(TorchDispatchMode):
     """The storages that depend on the input, those made since it is entered, and tensors written since last asked.
 
-    Of tensors without values (fakes) it notes the size alone; a number read of them is 1.
+    Of tensors without values (fakes) it notes the size alone; a number read of them is 1, if it is not
+    known.
     """
 
     def __init__(self, x_BCHW: torch.Tensor, widest: float) -> None:
@@ -72,7 +73,7 @@ class Kernels(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             taken = tensors_of((args, kwargs))
             reads = func is torch.ops.aten._local_scalar_dense.default
-            if reads and isinstance(args[0], FakeTensor):
+            if reads and isinstance(args[0], FakeTensor) and args[0].constant is None:
                 return torch.ones((), dtype=args[0].dtype).item()
             before = {address(tensor) for tensor in taken}
             self.older |= {start for start in before if start and start not in self._kept}
@@ -83,7 +84,7 @@ class Kernels(TorchDispatchMode):
             for place, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     written = tensors_of(args[place] if place < len(args) else kwargs.get(argument.name))
-                    self.written += [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
+                    self.written += written
                     for tensor in written if depends else ():
                         self._meet(tensor, True)
             for tensor in tensors_of(result):
@@ -233,6 +234,8 @@ class Recorder(TorchFunctionMode):
         depends, from_weights = len(constants) < len(values), any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
+            if name in READS_VALUES and not depends:
+                self.record.reads.append((calling_line(), placed, named))
         else:
             self.kernels.reads = self.kernels.draws = False  # what a unit does by itself is not its caller's
         if module and (module.training != self._modes[module] or (module.training and not self._in_training)):
