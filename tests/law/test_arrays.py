@@ -20,7 +20,6 @@ from tiledseg import tile
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.composed import label_of
 from tiledseg.raster.finding import find_sources
 from tiledseg.raster.zarr_writer import check_zarr
 
@@ -130,7 +129,7 @@ def test_what_tile_has_cut_into_zarr_trains_and_maps_as_its_rasters(
     assert set(chunks.values()) == {1}
     assert len(chunks) == 3 * 6
     assert min(len(part) for part in parts) > 0
-    assert [label_of(one.path) for one in find_sources([str(store)], "data.images").every] == [f"{store}#0"]
+    assert [one.path for one in find_sources([str(store)], "data.images").every] == [f"{store}:/0/images"]
     found = []
     for name, data in (("whole", (image, labels)), ("cut", (str(store), []))):
         run = train(folder, name, *data, val_images=[data[0]], val_labels=[labels])

@@ -15,17 +15,17 @@ from tiledseg.errors import RasterError, install
 from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import dims_of, nodata_of
 from tiledseg.raster.array_reader import ArrayReader
-from tiledseg.raster.composed import VALID, Composed
+from tiledseg.raster.composed import VALID, Composed, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.mirrored_reader import reading
+from tiledseg.raster.mirrored_reader import RasterReader, reading
 from tiledseg.raster.remote import advice, check_obstore, is_remote, object_store, said
 from tiledseg.system.files import irregular_kind
 
 _CLASSIC, _AHEAD = b"CDF", 1 << 20
 
 
-def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> ArrayReader:
-    """Return the reader of a variable of a store."""
+def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:
+    """Return the reader of a variable of a store; where `tiledseg tile` has cut it, with its mask."""
     remote = is_remote(name.store)
     if not remote and not os.path.exists(name.store):
         raise RasterError(f"{name.store} does not exist; give the path or URL of a Zarr store or netCDF file")
@@ -57,10 +57,15 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
             number = fill is not None and np.dtype(type(fill)).kind in "iuf"
             store.lacks = number and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
         about = ("Zarr" if store else "netCDF", () if remote else (name.store,), dataset.close)
-        return ArrayReader(path, array, bands, nodata, *about, *([store.forget] if store else []))
+        reader = ArrayReader(path, array, bands, nodata, *about, *([store.forget] if store else []))
+        masked = TILES in array.attrs and f"{array.name}_valid" in dataset.variables
     except BaseException:
         dataset.close()
         raise
+    if not masked:
+        return reader
+    image, mask = Composed(path, VALID, (path, f"{path}_valid")), ArrayName(name.store, f"{name.variable}_valid")
+    return open_composed(image, bands, lambda at, *_: reader if at == path else open_named(at, mask, None, None))
 
 
 def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: str) -> Any:
@@ -70,6 +75,8 @@ def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: st
     named = ", ".join(prefix + each for each in images[:8]) or "none has x and y"
     if variable and variable not in dataset.variables:
         raise RasterError(f"{name.store} has no variable {variable}; give one of: {named}")
+    if not variable and TILES in dataset.attrs:
+        raise RasterError(f"{name.store} is a tile store; name one of its rasters, such as {name.store}:/0/labels")
     if not variable and len(images) != 1:
         raise RasterError(f"{name.store} has {len(images)} variables with x and y; name one: {named}")
     return dataset[variable or images[0]]
@@ -91,13 +98,9 @@ def stored_tiles(place: str) -> list[tuple[str, str | None]]:
     if not isinstance(words, dict):
         return []
 
-    def name(number: int, kind: str, masked: bool) -> str:
-        pixels = f"{place}:/{number}/{kind}"
-        return str(Composed.of(f"{place}#{number}", VALID, (pixels, f"{pixels}_valid"))) if masked else pixels
-
     with reading(f"open {place}", "cut it again with tiledseg tile"):
-        images = [name(at, "images", bool(masked)) for at, masked in enumerate(words["images"])]
-        labels: list[str | None] = [name(at, "labels", bool(masked)) for at, masked in enumerate(words["labels"])]
+        images = [f"{place}:/{at}/images" for at in range(len(words["images"]))]
+        labels: list[str | None] = [f"{place}:/{at}/labels" for at in range(len(words["labels"]))]
         return list(zip(images, labels or [None] * len(images), strict=True))
 
 

@@ -18,19 +18,12 @@ from typing import NamedTuple
 
 from tiledseg.config.checks import TIME, shown
 from tiledseg.errors import ConfigError, RasterError
-from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
+from tiledseg.raster.array_names import ArrayName, file_of, is_zarr, parse_array_name
 from tiledseg.raster.array_open import stored_tiles
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_kind, label_of, parse_composed
 from tiledseg.raster.joined import joined, joined_paths, stem_of
 from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
-from tiledseg.raster.remote import (
-    is_bucket_folder,
-    is_named,
-    is_remote,
-    is_vector,
-    list_folder,
-    parse_s3,
-)
+from tiledseg.raster.remote import is_bucket_folder, is_named, is_remote, is_vector, list_folder, parse_s3
 from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.files import irregular_kind
 
@@ -119,7 +112,7 @@ def _masked(found: Sources, key: str, composing: Composing) -> tuple[str, ...]:
         return found.joined(paths, composing)
     if isinstance(valid, int):
         return found.joined([_masked_by_band(path, valid, composing.values) for path in paths], composing)
-    pattern = os.path.join(valid, "{stem}.*") if os.path.isdir(valid) else valid
+    pattern = os.path.join(valid, "{stem}.*") if os.path.isdir(valid) and not is_zarr(valid) else valid
     keys, is_there = (key, "data.valid"), _presence(pattern, "data.valid")
 
     def masked(path: str, source: RasterSource, time: str = "") -> str:
@@ -177,7 +170,8 @@ def pair_sources(
     found = find_sources(images, keys[0], parts, references, composing)
     image_paths = _masked(found, keys[0], composing)
     pattern = labels[0] if len(labels) == 1 else ""
-    if len(images) == 1 and all(os.path.isdir(path) or is_bucket_folder(path) for path in (images[0], pattern)):
+    folders = [(os.path.isdir(path) and not is_zarr(path)) or is_bucket_folder(path) for path in (images[0], pattern)]
+    if len(images) == 1 and all(folders):
         pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
     if _FIELD.search(pattern) and not os.path.exists(pattern):
         is_there = _presence(pattern, keys[1])
@@ -286,13 +280,14 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
 
 def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
     """Return the variable of each store that a name, or a glob of stores of this machine, means."""
-    if not glob.has_magic(array.store) or os.path.exists(array.store):
-        tiles = [] if array.variable or not existing(pattern, key) else stored_tiles(array.store)
-        return [RasterSource(image, labels) for image, labels in tiles] or [RasterSource(existing(pattern, key))]
-    if is_remote(array.store):
-        raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
-    stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)
-    return [store._replace(path=str(array._replace(store=store.path))) for store in stores]
+    if glob.has_magic(array.store) and not os.path.exists(array.store):
+        if is_remote(array.store):
+            raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
+        stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)
+        own = [(one.wildcards, array._replace(store=one.path)) for one in stores]
+        return [each._replace(wildcards=texts) for texts, one in own for each in _arrays(str(one), one, key)]
+    tiles = [] if array.variable or not existing(pattern, key) else stored_tiles(array.store)
+    return [RasterSource(image, labels) for image, labels in tiles] or [RasterSource(existing(pattern, key))]
 
 
 def _joined(runs: Sequence[list[RasterSource]], patterns: Sequence[str], key: str) -> list[RasterSource]:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.raster.array_names import file_of, parse_array_name
+from tiledseg.raster.array_names import file_of, is_zarr, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
 from tiledseg.raster.joined import joined_paths
 from tiledseg.raster.labels.classes import csv_rows
@@ -83,7 +83,8 @@ class Composing(NamedTuple):
         valid, values = self.valid, self.values
         if valid is None and (items or run.valid_asset is None):
             valid, values = run.valid, values or run.values
-            if isinstance(valid, str) and run.valid_asset is None and not ("{" in valid or os.path.isdir(valid)):
+            one = isinstance(valid, str) and "{" not in valid and (is_zarr(valid) or not os.path.isdir(valid))
+            if one and run.valid_asset is None:
                 raise ConfigError(f"the run has data.valid {valid}, of one image; give --valid anew, or --valid {_ALL}")
         valid = None if valid == _ALL else valid
         if self.values and valid is None:
