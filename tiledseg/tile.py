@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from tiledseg.raster.zarr_writer import check_zarr
 
             check_zarr("--output", options.output)
+        elif options.output.rstrip("/").lower().endswith(".zarr"):
+            raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
 
         def cut(mesh: Mesh) -> None:
             inputs = [options.config] if options.config else []

@@ -119,6 +119,8 @@ def each_image(
     composing = request.composing.like(run or Composing(), images)
     images = with_times(images, composing.times, "--image")
     check_order((*images, f"{{{','.join(composing.times)}}}"), run.times if run else ())
+    if run and composing.assets != run.assets and sorted(composing.assets) == sorted(run.assets):
+        raise ConfigError(f"--assets is {[*composing.assets]}, the run has {[*run.assets]}; give them in its order")
     paths = expand_sources(images, "--image", EVERY, request.references, composing)
     check_assets(request.composing.assets, paths, "--assets")
     folders = set()

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from tiledseg.errors import ConfigError
 from tiledseg.raster.array_names import parse_array_name
-from tiledseg.raster.composed import BANDS, TIMES, Composed, label_of, parse_composed
+from tiledseg.raster.composed import BANDS, TIMES, Composed, has_kind, label_of, parse_composed
 
 _NAME = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
@@ -58,7 +58,7 @@ def stem_of(path: str) -> str:
     composed, array = parse_composed(path), parse_array_name(path)
     if array is not None:
         return array.stem
-    if composed is None or (composed.kind == TIMES and isinstance(composed.parts[0], str)):
+    if composed is None or (composed.kind == TIMES and not has_kind(path, BANDS)):
         return os.path.splitext(file_name(path))[0]
     of_items = composed.kind in (BANDS, TIMES)
     return composed.label.rpartition("#")[2] if of_items else stem_of(str(composed.parts[0]))

@@ -155,11 +155,13 @@ def _of_times(path: str, entries: Sequence[RasterSource], times: Sequence[str]) 
             what = "datetime" if entry.tile else "grid:code and bbox: it is no STAC item"
             raise RasterError(f"{entry.place} has no {what}, and data.times is given; mend it, or leave it out")
         tile = tiles.setdefault(entry.tile, {})
-        for time in filter(entry.time.startswith, times):
+        own = [time for time in times if entry.time.startswith(time)]
+        if len(own) > 1:
+            raise RasterError(f"{entry.place} is of data.times {own[0]} and {own[1]}; give times of different items")
+        for time in own:
             if time in tile:
-                raise RasterError(
-                    f"{entry.place} and {tile[time].place} are both of data.times {time}; give longer ones"
-                )
+                remedy = "remove one" if tile[time].time == entry.time else "give longer ones"
+                raise RasterError(f"{entry.place} and {tile[time].place} are both of data.times {time}; {remedy}")
             tile[time] = entry
     for name, tile in tiles.items():
         missing = next((time for time in times if time not in tile), None)

@@ -39,7 +39,7 @@ def check_zarr(key: str, path: str | Path) -> None:
         import zarr  # noqa: F401
     except ImportError:
         raise ConfigError(f"--format zarr needs zarr: {install('zarr')}") from None
-    if Path(path).exists():
+    if str(path) and Path(path).exists():
         raise OutputError(f"{key} {path} is there; remove it, or choose another output")
     check_ending(key, str(path), ".zarr")
 
