@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tiledseg
-from benchmarks.foreign_networks import NETWORKS
+from benchmarks.foreign_networks.networks import NETWORKS
 
 BANDS, WIDTH, SIZE = 3, 4, (64, 96)
 

@@ -29,7 +29,7 @@ import torch
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.foreign_networks import NETWORKS
+from benchmarks.foreign_networks.networks import NETWORKS
 from benchmarks.launching import mpirun, run_process
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,23 @@ def mapped(run: Path, image: Any, path: Path, **how: Any) -> NDArray:
     return found.values
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, method: str, counts: Callable[[str], bool]) -> Counter[str]:
+    """Count how often a store's method is called for each key that `counts`."""
+    plain, calls = getattr(LocalStore, method), Counter[str]()
+
+    async def counting(store: Any, key: str, *more: Any) -> Any:
+        calls.update([key] if counts(key) else [])
+        return await plain(store, key, *more)
+
+    monkeypatch.setattr(LocalStore, method, counting)
+    return calls
+
+
 def test_losses_and_maps_are_those_of_the_geotiff(
     forms: tuple[Path, dict[str, Any]], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh, (folder, sources) = meshes["gloo"], forms
-    get, reads = LocalStore.get, Counter[str]()
-
-    async def counted(store: Any, key: str, *more: Any) -> Any:
-        reads.update([key] if key.startswith("reflectance/") and key[-1].isdigit() else [])
-        return await get(store, key, *more)
-
-    monkeypatch.setattr(LocalStore, "get", counted)
+    reads = counted(monkeypatch, "get", lambda key: key.startswith("reflectance/") and key[-1].isdigit())
     expected = None
     for form, (image, labels) in sources.items():
         run = train(folder, form, image, labels)
@@ -112,13 +119,7 @@ def test_what_tile_has_cut_into_zarr_trains_and_maps_as_its_rasters(
 ) -> None:
     """Masks, names of classes and the place are kept, and ranks write chunks of their own."""
     mesh, (folder, sources) = meshes["gloo"], forms
-    put, written = LocalStore.set, Counter[str]()
-
-    async def counted(store: Any, key: str, *more: Any) -> None:
-        written.update([key] if key[-1].isdigit() and "/c/" in key and key.startswith("0/") else [])
-        await put(store, key, *more)
-
-    monkeypatch.setattr(LocalStore, "set", counted)
+    written = counted(monkeypatch, "set", lambda key: key[-1].isdigit() and "/c/" in key and key.startswith("0/"))
     image, labels = sources["tif"]
     store = folder / "tiles.zarr"
     words = ["--images", image, "--labels", labels, "--grid", "3", "2", "--format", "zarr", "--output", str(store)]

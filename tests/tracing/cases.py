@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.foreign_networks import MANY
-from benchmarks.foreign_networks import NETWORKS as PACKAGED
-from benchmarks.foreign_networks import Foreign as Source
+from benchmarks.foreign_networks.networks import MANY
+from benchmarks.foreign_networks.networks import NETWORKS as PACKAGED
+from benchmarks.foreign_networks.networks import Foreign as Source
 from tests.law.cases import Case
 from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
@@ -58,7 +58,7 @@ def traced(name: str) -> GraphNetwork:
     try:
         return NETWORKS[name].network()
     except ImportError as error:
-        pytest.skip(f"{NETWORKS[name].package} is not installed ({error}); see benchmarks/foreign_networks.py")
+        pytest.skip(f"{NETWORKS[name].package} is not installed ({error}); see benchmarks/foreign-networks.md")
 
 
 @dataclass(frozen=True)

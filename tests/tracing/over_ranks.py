@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.foreign_networks import REAL, Foreign
+from benchmarks.foreign_networks.networks import REAL, Foreign
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from tests.law.cases import IGNORED, as_batch, difference, gradients
 from tests.law.steps import Steps, gathered, train

@@ -12,7 +12,7 @@ import os
 import pytest
 import torch
 
-from benchmarks.foreign_networks import REAL
+from benchmarks.foreign_networks.networks import REAL
 from tests.conftest import NIGHTLY
 from tests.law.cases import difference, relative, tiled_logits
 from tests.law.steps import Steps, by_one_rank, check, train

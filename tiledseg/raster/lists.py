@@ -24,7 +24,6 @@ from tiledseg.raster.array_names import file_of, is_zarr, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
 from tiledseg.raster.joined import joined_paths
 from tiledseg.raster.labels.classes import csv_rows
-from tiledseg.raster.labels.polygons import check_begin, parse_features, read_list
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named
 from tiledseg.system.console import counted
@@ -189,6 +188,8 @@ def is_present(path: str) -> bool:
 def _read_list(path: str, composing: Composing | None = None) -> list[RasterSource]:
     """Return all entries, in the order of the file; without `composing` items have no paths. Raises RasterError, naming
     the line, for one that cannot be."""
+    from tiledseg.raster.labels.polygons import parse_features, read_list
+
     ending = os.path.splitext(path)[1].lower()
     rows: Iterable[tuple[str, Any]]
     if ending == ".txt":
@@ -286,8 +287,11 @@ def _table(path: str) -> list[dict[str, Any]]:
     """Return the rows of a tile index."""
     if importlib.util.find_spec("pyogrio") is None:
         raise ConfigError(f"{path} is a table of rasters, which needs pyogrio: {install('vector')}")
-    check_begin(path)
     import pyogrio.raw
+
+    from tiledseg.raster.labels.polygons import check_begin
+
+    check_begin(path)
 
     with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"):
         columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]

@@ -7,7 +7,7 @@ one rank, whole. The store has a temporary name until it is whole.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rasterio.windows import Window
 
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError, OutputError, install
-from tiledseg.geometry.box import Box, Interval
+from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import OWN, TILES
 from tiledseg.raster.array_place import flags
 from tiledseg.raster.info import is_placed
@@ -104,7 +104,8 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         group = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         array: Any = group[CLASSES if CLASSES in group else SHARES]
-        every = [(band, box) for band in range(dataset.count) for box in _boxes(dataset.shape, (BLOCK, BLOCK))]
+        boxes = list(Box.of_shape(dataset.shape).blocks(BLOCK, BLOCK))
+        every = [(band, box) for band in range(dataset.count) for box in boxes]
         for band, box in every[rank::size]:
             part, window = box.slices, Window.from_slices(*box.slices)
             array[part if array.ndim == 2 else (band, *part)] = dataset.read(band + 1, window=window)
@@ -151,7 +152,7 @@ def write_tiles(
         root = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         for name, info, tiling in plan.rasters():
             group: Any = root[str(name.number)]
-            boxes = list(_boxes(info.shape, tuple(min(side, _SIDE) for side in tiling.core_max)))
+            boxes = list(Box.of_shape(info.shape).blocks(*(min(side, _SIDE) for side in tiling.core_max)))
             own = boxes[(rank - turn) % size :: size]
             turn += len(boxes)
             with (label if name.labels else image)(name.number) as reader:
@@ -161,10 +162,3 @@ def write_tiles(
                     if info.has_mask:
                         group[f"{name.kind}_valid"][box.slices] = valid_HW
                     beat()
-
-
-def _boxes(shape: Sequence[int], sides: Sequence[int]) -> Iterator[Box]:
-    rows, cols = (
-        [Interval(at, min(at + side, n)) for at in range(0, n, side)] for n, side in zip(shape, sides, strict=True)
-    )
-    return (Box(row, col) for row in rows for col in cols)

@@ -230,8 +230,6 @@ class SpatialNetwork:
 
     def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
         if (rows, cols) not in self._programs:
-            at = self._position()
-            own = Box(rows.owned(at[0]), cols.owned(at[1]))
             shape, sources = self.axes.shape, self._converted.rows.sources
             if (rows.parts, cols.parts) != (shape.rows, shape.cols):
                 raise GeometryError(
@@ -243,6 +241,8 @@ class SpatialNetwork:
                 layer_windows(self._converted.rows, rows, self.fusion, early),
                 layer_windows(self._converted.cols, cols, self.fusion, early),
             )
+            at = self._position()  # last: a cut is refused on ranks outside the mesh too
+            own = Box(rows.owned(at[0]), cols.owned(at[1]))
             self._programs[rows, cols] = compile_actions(*windows, sources, at, {0: own}, range(len(sources)))
         return self._programs[rows, cols]
 

@@ -23,14 +23,6 @@ from tiledseg.errors import OutputError
 from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.statistics import Normalization
-from tiledseg.reporting.page import (
-    as_picture,
-    can_draw,
-    class_picture,
-    draw_panel,
-    error_picture,
-    write_panel,
-)
 from tiledseg.system import run_lock
 from tiledseg.system.files import irregular_kind, write_whole, writing
 from tiledseg.system.outputs import (
@@ -67,6 +59,8 @@ def write_validation(
     normalization: Normalization,
 ) -> NDArray[np.uint8] | None:
     """Write the files of one validation of `images`, of `dtype`; return its panel if one was drawn."""
+    from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, error_picture, write_panel
+
     place, panel = folder / VALIDATION, None
     with writing(place):
         place.mkdir(exist_ok=True)

@@ -16,7 +16,6 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store
 from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, check_countable
-from tiledseg.planning.walk.segment_memory import BlockedStep
 
 MOST_TRIED = 64  # blocks a side
 MOST_WORSE = 4  # shapes in a row that need more than one before, after which no better one is looked for
@@ -121,6 +120,8 @@ def blocks_of(
 ) -> BlockPlan:
     """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
     fits, else the one that needs least. With many small blocks halos need more memory again."""
+    from tiledseg.planning.walk.segment_memory import BlockedStep
+
     own = context if shared is None else tuple(max(block.size for block in cut.blocks) for cut in shared)
     best, worse, longer = None, 0, max(own) / min(own)
     sides = [(side, max(1, math.ceil(side / longer))) for side in range(1, MOST_TRIED + 1)]  # about as long as wide

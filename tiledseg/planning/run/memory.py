@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
@@ -12,12 +13,14 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Spread, of_steps
-from tiledseg.planning.walk.choice import MemoryChoice, block_choices, step_choices
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import LEAST, STAYING
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.mode_cost import Task
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk, training_memory
+
+if TYPE_CHECKING:
+    from tiledseg.planning.walk.choice import MemoryChoice
 
 MIB = 2**20
 _TRIES = 4  # choices for the largest step, each with less room, where another step needs more
@@ -94,6 +97,8 @@ def plan_rebuilt(
                 f"{needed}; leave recompute out, or use a finer tiling.grid"
             )
         return None
+    from tiledseg.planning.walk.choice import block_choices, step_choices
+
     graph, bands, value = task.graph, task.bands, task.value_bytes
     if spread.shares_layers:  # the steps of each kind of rank on the largest image
         every = block_choices(task, spread.fusion, spread.overlap, question.store)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, ConfigError
@@ -29,12 +30,14 @@ from tiledseg.pipeline.schedule import (
 )
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
-from tiledseg.planning.walk.choice import MemoryChoice, StepChoices
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk
+
+if TYPE_CHECKING:
+    from tiledseg.planning.walk.choice import MemoryChoice
 
 _SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message
@@ -215,38 +218,36 @@ def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
 def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> MemoryChoice | None:
     """Return one choice for all stages of a balance, each rank of at most `budget` bytes; None where a stage has none.
     The chunks of a rank share its budget in proportion to what they need. A chunk's fixed bytes include the inputs of
-    micro-batches that are recomputed whole."""
+    micro-batches that are recomputed whole. A tensor has the word of the chunk that makes it, and is kept where it
+    crosses chunks. The extra time is that of the stage with the most."""
+    from tiledseg.planning.walk.choice import MemoryChoice, StepChoices
+
     runs, needed, memory = cuts(balance), case.rank_bytes(balance), case.memory()
     held = most_in_flight(case.schedule, case.stages, case.micro_batches)
     chosen, totals = list[MemoryChoice](), [0] * case.stages
-    for chunk, run in enumerate(runs):
-        rank, own = case.ranks[chunk], case.prices.memory(*run)
+    graph = case.prices.graph
+    tensors, inside = [KEEP] * len(graph.names), [KEEP] * len(graph)
+    for chunk, (first, stop) in enumerate(runs):
+        rank, own = case.ranks[chunk], case.prices.memory(first, stop)
         complete, inputs = kept_of(case.schedule, held[chunk], case.modes[rank])
         fixed = own.weights + own.gradients + own.optimizer + inputs * own.inputs
-        step = StepChoices(case.prices.walk(*run), fixed, max(1, complete))
+        step = StepChoices(case.prices.walk(first, stop), fixed, max(1, complete))
         fits = needed[rank] <= budget
-        choice = step.choose(step.kept if fits else memory(*run, chunk) * budget // needed[rank])
+        choice = step.choose(step.kept if fits else memory(first, stop, chunk) * budget // needed[rank])
         if choice is None:
             return None
         chosen.append(choice)
         totals[rank] += choice.peak
-    return None if max(totals) > budget else replace(_joined(case, runs, chosen), kept=max(needed), peak=max(totals))
-
-
-def _joined(case: PipelineCase, runs: Sequence[tuple[int, int]], chosen: Sequence[MemoryChoice]) -> MemoryChoice:
-    """Join the chunks' choices: a tensor has the word of the chunk that makes it, and is kept where it crosses chunks.
-    The extra time is that of the stage with the most."""
-    graph = case.prices.graph
-    tensors, inside = [KEEP] * len(graph.names), [KEEP] * len(graph)
-    for (first, stop), each in zip(runs, chosen, strict=True):
-        inside[first:stop] = each.policy.inside[first:stop]
-        tensors[first + 1 : stop + 1] = each.policy.tensors[first + 1 : stop + 1]
+        inside[first:stop] = choice.policy.inside[first:stop]
+        tensors[first + 1 : stop + 1] = choice.policy.tensors[first + 1 : stop + 1]
+    if max(totals) > budget:
+        return None
     place = homes(graph)
     chunk_of = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
     crossing = {place[k + 1] for k in range(len(graph)) if chunk_of[k] != chunk_of[max(0, place[k + 1] - 1)]}
     policy = MemoryPolicy(tuple(KEEP if home in crossing else tensors[home] for home in place), tuple(inside))
     items = tuple(pair for each in chosen for pair in each.items)
-    return MemoryChoice(policy, 0, 0, items, max(each.extra for each in chosen))
+    return MemoryChoice(policy, max(needed), max(totals), items, max(each.extra for each in chosen))
 
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed

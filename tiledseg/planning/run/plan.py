@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
@@ -32,10 +33,12 @@ from tiledseg.planning.run.spread import (
     norm_fault,
     of_steps,
 )
-from tiledseg.planning.walk.choice import MemoryChoice
 from tiledseg.planning.walk.cost_model import Prices, StepTime
 from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
+
+if TYPE_CHECKING:
+    from tiledseg.planning.walk.choice import MemoryChoice
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,8 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 fault = fault or _parts_that_differ(twin, [rows, cols], x_BCHW, y_BCHW, other_BCHW)
                 if fault:
                     return mode + fault, costs
-                if (
-                    number == 0 and not whole
-                ):  # a high and a wide image, as long as the work of a pixel allows, and their middles
+                if number == 0 and not whole:
+                    # A high and a wide image, as long as the work of a pixel allows, and their middles.
                     work = costs[0] + 64 * channels
                     high = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * cols))), rows)
                     wide = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * rows))), cols)
